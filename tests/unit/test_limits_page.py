@@ -16,7 +16,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.policy import Policy
 from truenext.setting import settings_of
 from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.shapes import FRAMES
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,7 @@ DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 
 PUT_TOGETHER = {
     *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
+    *("CAUSE_BYTES_MAX", "HEADERS_MAX", "HEADER_BYTES_MAX", "MESSAGE_HEADERS_MAX", "MESSAGE_HEADER_BYTES_MAX"),
     *("QUESTION_SEQUENCES_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
 }
 """What is said stands nowhere as a whole; the last tests here ask for it."""
@@ -162,6 +163,35 @@ def asked_for_too_long_a_delay() -> None:
     ask(connected(Version.V1_2), "NACK", "id:1@s", f"truenext-delay:{limits.DELAY_MS_MAX + 1}")
 
 
+def said_too_much_of_a_cause() -> None:
+    ask(connected(Version.V1_2), "NACK", "id:1@s", "truenext-cause:" + "x" * (limits.CAUSE_BYTES_MAX + 1))
+
+
+def sent_too_many_headers() -> None:
+    of_one_frame(Decoder(FRAMES), b"SEND\n" + b"a:b\n" * (limits.HEADERS_MAX + 1))
+
+
+def sent_too_large_headers() -> None:
+    of_one_frame(Decoder(FRAMES), b"SEND\na:" + b"x" * limits.HEADER_BYTES_MAX)
+
+
+def took_too_many_headers() -> None:
+    of_one_frame(of_a_client(), b"MESSAGE\n" + b"a:b\n" * (limits.MESSAGE_HEADERS_MAX + 1))
+
+
+def took_too_large_headers() -> None:
+    of_one_frame(of_a_client(), b"MESSAGE\na:" + b"x" * limits.MESSAGE_HEADER_BYTES_MAX)
+
+
+def of_a_client() -> Decoder[Frame]:
+    return Decoder(FRAMES, 10, limits.MESSAGE_HEADER_BYTES_MAX, limits.MESSAGE_HEADERS_MAX)
+
+
+def of_one_frame(decoder: Decoder[Frame], head: bytes) -> None:
+    decoder.version = Version.V1_2
+    decoder.receive(head + b"\n\0")
+
+
 def asked_for_too_long_a_life() -> None:
     ask(connected(Version.V1_2), "SEND", "destination:/queue/q", f"truenext-ttl:{limits.TTL_MS_MAX + 1}")
 
@@ -195,6 +225,11 @@ def took_too_large_an_answer() -> None:
         ("ANSWER_BYTES_MAX", took_too_large_an_answer),
         ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
         ("DELAY_MS_MAX", asked_for_too_long_a_delay),
+        ("CAUSE_BYTES_MAX", said_too_much_of_a_cause),
+        ("HEADERS_MAX", sent_too_many_headers),
+        ("HEADER_BYTES_MAX", sent_too_large_headers),
+        ("MESSAGE_HEADERS_MAX", took_too_many_headers),
+        ("MESSAGE_HEADER_BYTES_MAX", took_too_large_headers),
         ("TTL_MS_MAX", asked_for_too_long_a_life),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
         ("WINDOW_MAX", asked_for_too_large_a_window),

@@ -25,7 +25,7 @@ from truenext.engine.state.pages import PageRead, Read
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HISTORY_FILE_BYTES
+from truenext.limits import HISTORY_FILE_BYTES, SUBSCRIPTIONS_MAX
 from truenext.message import Message
 from truenext.schedule import Schedule
 from truenext.selector import selector
@@ -435,14 +435,103 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
     run = Passing(room_for=4)
     run.engine.begin(run.session, Begin("t"))
     run.publish("in transaction", transaction="t")
-    run.publish("temporary", transaction="t")
-    for number in range(4):
+    run.publish("also", transaction="t")
+    for number in range(2):
         run.publish(f"q{number}")
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("one more", transaction="t")
     run.engine.commit(run.session, Commit("t"))
     run.settle()
     assert queue_of(run, "in transaction").waiting() == 1
+
+
+def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyond_the_limit() -> None:
+    run = Passing(room_for=4)
+    names = ["one", "two", "three"]
+    for name in names:
+        run.engine.begin(run.session, Begin(name))
+        run.publish(name, transaction=name)
+        run.publish(name, transaction=name)
+    run.publish("the last")
+    for transaction in (*names, None):
+        with pytest.raises(RemoteProtocolError, match="no room"):
+            run.publish("one more", transaction=transaction)
+    for name in names:
+        run.engine.commit(run.session, Commit(name))
+    run.settle()
+    assert [queue_of(run, name).waiting() for name in names] == [2, 2, 2]
+    assert run.engine.memory.queues <= run.engine.memory.queues_limit
+
+
+@pytest.mark.parametrize("end", ["abort", "lost", "commit"])
+def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> None:
+    run = Passing(room_for=2)
+    before = run.engine.memory.queues
+    other = run.engine.connect("other")
+    run.engine.begin(other, Begin("t"))
+    for name in ("a", "b", "a"):
+        run.engine.send(other, Send(parse(f"/queue/{name}", "other"), Message(4, True, 0, b"", b""), "t"))
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("q0")
+    if end == "commit":
+        run.engine.commit(other, Commit("t"))
+        assert {queue_of(run, name).waiting() for name in "ab"} == {1, 2}
+        return
+    if end == "abort":
+        run.engine.abort(other, Abort("t"))
+    else:
+        run.engine.disconnect(other, is_clean=False)
+    assert run.engine.memory.queues == before
+    run.publish("q0")
+
+
+def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() -> None:
+    run = Passing(room_for=2)
+    before = run.engine.memory.queues
+    run.engine.begin(run.session, Begin("t"))
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("a,/queue/b,/queue/c", transaction="t")
+    assert run.engine.memory.queues == before
+    run.publish("a,/queue/b", transaction="t")
+    run.engine.commit(run.session, Commit("t"))
+    assert queue_of(run, "a").waiting() == queue_of(run, "b").waiting() == 1
+
+
+def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
+    run = Passing()
+    run.follow("a")
+    run.engine.begin(run.session, Begin("t"))
+    run.publish("a", transaction="t")
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    run.pass_time(200)
+    assert queue_of(run, "a").waiting() == 0
+    run.engine.abort(run.session, Abort("t"))
+    run.pass_time(200)
+    assert "a" not in {queue.name for queue in run.engine.queues()}
+
+
+def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
+    run = Passing(room_for=3)
+    run.engine.begin(run.session, Begin("t"))
+    later = Send(parse("/queue/a", "s"), Message(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000))
+    run.engine.send(run.session, later)
+    run.publish("b")
+    with pytest.raises(RemoteProtocolError, match="no room"):
+        run.publish("c")
+    run.engine.commit(run.session, Commit("t"))
+    assert run.engine.memory.queues <= run.engine.memory.queues_limit
+
+
+def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their_connection() -> None:
+    run = Passing()
+    run.engine.begin(run.session, Begin("t"))
+    for number in range(SUBSCRIPTIONS_MAX):
+        send = Send(parse(f"/temp-queue/{number}", "s"), Message(4, False, 0, b"", b""), "t")
+        run.engine.send(run.session, send)
+    with pytest.raises(RemoteProtocolError, match="temporary queues of one connection"):
+        run.engine.send(run.session, Send(parse("/temp-queue/x", "s"), Message(4, False, 0, b"", b""), "t"))
+    run.engine.commit(run.session, Commit("t"))
+    assert len(run.session.temporary_queues) == SUBSCRIPTIONS_MAX
 
 
 def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_queue() -> None:

@@ -1,0 +1,25 @@
+"""Stages: services of many steps, each in one transaction. Source: docs/stages.md"""
+
+from truenext.stage.core.beginning import BeginOptions
+from truenext.stage.core.definitions import Endpoint, Topic
+from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Refuse
+from truenext.stage.core.flow import Flow
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.dependencies.depends import Depends
+from truenext.stage.interceptors.interceptor import Interceptor
+from truenext.stage.service import Service
+
+__all__ = [
+    "BeginOptions",
+    "DefinitionError",
+    "Depends",
+    "Endpoint",
+    "Flow",
+    "FlowError",
+    "Initiation",
+    "Interceptor",
+    "NotDecoded",
+    "Refuse",
+    "Service",
+    "Topic",
+]

@@ -1,0 +1,96 @@
+"""How all that was said is sent in one transaction of the broker: what part of it is known when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
+from truenext.stage.interceptors.interceptor import Send
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from truenext.client.core.sends import SendOptions
+    from truenext.client.tasks.connection import Session
+    from truenext.stage.core.said import Outgoing
+    from truenext.stage.interceptors.chain import Chain
+    from truenext.stage.interceptors.interceptor import Execution
+
+CONTENT_TYPE = "application/json"
+FRAME_BYTES = 1024
+"""What a message takes of a transaction besides its body, amply."""
+
+
+def bodies_of(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution | None) -> list[bytes]:
+    """Raises: FlowError if one is too large, or cannot be JSON"""
+    if not chain.has_sending:
+        return [each.body({}) for each in outgoing]
+    bodies = []
+    for each in outgoing:
+        envelope = each.envelope
+        send = Send(
+            destination=each.destination.rpartition("/")[2],
+            message_id=envelope.id,
+            flow_id=envelope.flow.id,
+            trace=envelope.flow.trace,
+            size=len(envelope.message),
+            carrier={},
+        )
+        chain.sending(execution, send)
+        bodies.append(each.body(send.carrier))
+    return bodies
+
+
+def size_of(bodies: Sequence[bytes]) -> int:
+    """Bytes that they take of an open transaction."""
+    return sum(map(len, bodies)) + FRAME_BYTES * len(bodies)
+
+
+async def send_all(session: Session, outgoing: Sequence[Outgoing], bodies: Sequence[bytes], timeout: float) -> None:
+    """Raises: RolledBack, TimeoutError"""
+    for each, body in zip(outgoing, bodies, strict=True):
+        flow = each.envelope.flow
+        options: SendOptions = {
+            "priority": each.priority,
+            "persistent": flow.persistent,
+            "content_type": CONTENT_TYPE,
+            "correlation_id": each.envelope.id,
+        }
+        if each.expires_ms:
+            options["headers"] = {"expires": str(each.expires_ms)}
+        elif each.ttl_s is not None:
+            options["ttl"] = each.ttl_s
+        await session.send(each.destination, body, timeout=timeout, **options)
+
+
+class BrokerAway(TruenextError):
+    """The broker was not there in time, so nothing has happened: nobody's failure."""
+
+
+class InTime:
+    """`with InTime():` raises BrokerAway where the broker has not been there in time."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, TimeoutError | ConnectionLost | ClosedError):
+            raise BrokerAway(f"the broker was not there: {error}") from error
+
+
+def refused_with(error: RolledBack) -> Refused | None:
+    """What the broker has refused of a transaction, if that is whoever's fault has said it: too large, too many, not
+    allowed. Want of room on the disk is nobody's."""
+    cause = error.__cause__
+    return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_ROOM, Code.ROLLED_BACK) else None
+
+
+def is_for_want_of_room(error: RolledBack) -> bool:
+    """The broker's disk is full."""
+    cause = error.__cause__
+    return isinstance(cause, Refused) and cause.code == Code.NO_ROOM

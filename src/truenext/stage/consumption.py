@@ -1,0 +1,118 @@
+"""How the messages of one stage come to its workers, for as long as the service runs and the database is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from truenext.errors import Refused
+from truenext.stage.cancelling import is_being_cancelled
+from truenext.stage.core.failure import said_of
+from truenext.stage.core.health import StageFacts
+from truenext.stage.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from truenext.client.core.consumers import ConsumerOptions
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.lane import Lane
+    from truenext.stage.world import World
+
+_logger = logging.getLogger("truenext.stage")
+
+PAUSE_S = 1.0
+"""Until a subscription that was refused is tried again."""
+
+
+class Consumption:
+    """Of one stage, in one lane."""
+
+    def __init__(self, world: World, stage: Stage, lane: Lane) -> None:
+        self.stage = stage
+        self.lane = lane
+        self.worker = Worker(world, stage, lane)
+        self._gate = world.gate if world.plans.uses_sql(stage) else None
+        self._task: asyncio.Task[None] | None = None
+        self._refused = ""
+        """Why it has no subscription."""
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._consume_for_ever(), name=f"stage {self.stage.queue}")
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        assert self._task is not None, "it was started"
+        return self._task
+
+    def facts(self, subscribed: Container[str]) -> StageFacts:
+        """`subscribed` are the destinations of which its lane gets messages."""
+        worker = self.worker
+        is_open = self._gate is None or self._gate.is_open
+        return StageFacts(
+            stage=self.stage.queue,
+            lane=self.lane.name,
+            busy=worker.busy,
+            waits_for_database=not is_open,
+            waits_for_broker=self._why_unsubscribed(subscribed) if is_open else "",
+            without_progress_s=time.monotonic() - worker.progress_at if worker.busy else 0.0,
+            ended=self._why_ended(),
+        )
+
+    def _why_unsubscribed(self, subscribed: Container[str]) -> str:
+        if self._why_ended() or self.stage.destination in subscribed:
+            return ""
+        return self._refused or "the broker has not answered yet"
+
+    def _why_ended(self) -> str:
+        if self._task is None or not self._task.done():
+            return ""
+        error = None if self._task.cancelled() else self._task.exception()
+        return "it was stopped" if error is None else said_of(error)
+
+    async def _consume_for_ever(self) -> None:
+        while True:
+            if self._gate is not None:
+                await self._gate.until_open()
+            try:
+                await self._consume_while_open()
+            except (Refused, TimeoutError) as error:
+                # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
+                self._refused = str(error)
+                _logger.warning(
+                    "a stage cannot take messages, and tries again",
+                    extra={"stage": self.stage.queue, "error": str(error)},
+                )
+                await asyncio.sleep(PAUSE_S)
+
+    async def _consume_while_open(self) -> None:
+        consuming = asyncio.ensure_future(self._consume())
+        if self._gate is None:
+            await consuming
+            return
+        closed = asyncio.ensure_future(self._gate.until_closed())
+        try:
+            await asyncio.wait({consuming, closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+            # What is handled is waited for, and what is buffered goes back.
+            consuming.cancel()
+            try:
+                await consuming
+            except asyncio.CancelledError:
+                if is_being_cancelled():
+                    raise
+
+    async def _consume(self) -> None:
+        stage = self.stage
+        concurrency = stage.settings.concurrency
+        assert concurrency is not None, "the service says one"
+        # No more than what the workers have is taken from others.
+        options: ConsumerOptions = {"prefetch": concurrency}
+        if stage.endpoint.topic is None:
+            options["selector"] = self.lane.selector
+        await self.lane.connection.consume(
+            stage.destination, self.worker.handle, transacted=True, ack="commit", concurrency=concurrency, **options
+        )

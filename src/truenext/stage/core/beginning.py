@@ -1,0 +1,142 @@
+"""How a flow begins: its first message, whoever says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import msgspec
+
+from truenext.limits import TTL_MS_MAX
+from truenext.stage.core.codec import EMPTY, encode_any
+from truenext.stage.core.definitions import Endpoint, Local, Topic
+from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
+from truenext.stage.core.errors import FlowError
+from truenext.stage.core.said import Outgoing, checked_attachments
+from truenext.stage.core.signature import takes
+
+if TYPE_CHECKING:
+    from truenext.stage.core.said import Said
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+class BeginOptions(TypedDict, total=False):
+    """How a flow is begun."""
+
+    interactive: bool
+    """Somebody waits: it has priority 9 in all its stages, instead of 4. False unless told; in a stage as its flow."""
+    persistent: bool
+    """It survives a crash of the broker. True unless told; in a stage as its flow."""
+    ttl: float
+    """Seconds after which no stage of it begins any more."""
+    properties: Mapping[str, Any]
+    """Seen in the whole flow: values that can be JSON. In a stage these come on top of those of its flow."""
+    attachments: Mapping[str, bytes]
+    """Seen with its first message alone."""
+
+
+def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: BeginOptions) -> Facts:
+    """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
+
+    Raises: FlowError
+    """
+    own = trace.removeprefix("!")
+    if own == trace:
+        own = f"{of.trace}|{trace}" if trace else of.trace
+    return facts_of(said, now_ms, own, of, options)
+
+
+def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: BeginOptions) -> Facts:
+    unknown = options.keys() - BeginOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
+    if not isinstance(trace, str) or not trace:
+        raise FlowError("trace is what people call the flow, such as the order that it is about: it is not empty")
+    ttl = options.get("ttl")
+    if ttl is not None and not (isinstance(ttl, int | float) and 0.001 <= ttl <= TTL_MS_MAX / 1000):
+        raise FlowError(f"ttl is a number of seconds, 0.001 to {TTL_MS_MAX // 1000}, not {ttl!r}")
+    for name in ("interactive", "persistent"):
+        if not isinstance(options.get(name, True), bool):
+            raise FlowError(f"{name} is True or False, not {options.get(name)!r}")
+    properties = options.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise FlowError(f"properties are values by their names, not {properties!r}")
+    return Facts(
+        id="",
+        trace=trace,
+        begun_ms=now_ms,
+        begun_by=said.sender,
+        interactive=options.get("interactive", of is not None and of.interactive),
+        persistent=options.get("persistent", of is None or of.persistent),
+        properties=dict(properties) if of is None else {**of.properties, **properties},
+    )
+
+
+def begin(
+    said: Said,
+    facts: Facts,
+    to: Endpoint[Any, Any] | Topic[Any],
+    message: object,
+    reply_to: Endpoint[Any, Any] | Topic[Any] | None,
+    reply_state: object,
+    state: object,
+    options: BeginOptions,
+    parent: str = "",
+) -> str:
+    """Raises: FlowError"""
+    waiting = []
+    if reply_to is not None:
+        if not isinstance(reply_to, Endpoint | Topic):
+            raise FlowError(f"reply_to is an endpoint or a topic, not {reply_to!r}")
+        replies = to.replies if isinstance(to, Endpoint) else None
+        if replies is None:
+            raise FlowError(f"{to.name} replies nothing, so nothing can come to {reply_to.name}")
+        if not takes(reply_to.takes.type, replies.type):
+            raise FlowError(f"{to} replies what {reply_to} does not take")
+        waiting.append(Waiting(reply_to.destination, state_for(reply_to, reply_state)))
+    elif reply_state is not None:
+        raise FlowError("reply_state is for what takes the reply: reply_to is missing")
+    encoded, encoded_state = to.takes.encode(message), state_for(to, state)
+    id = said.new_id()
+    envelope = Envelope(
+        version=VERSION,
+        id=id,
+        flow=msgspec.structs.replace(facts, id=id),
+        kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
+        sender=said.sender,
+        message=encoded,
+        parent=parent,
+        state=encoded_state,
+        waiting=waiting,
+        attachments=checked_attachments(options.get("attachments")),
+    )
+    said.outgoing.append(Outgoing(to.destination, envelope, ttl_s=options.get("ttl")))
+    return id
+
+
+def check_endpoint(to: object) -> None:
+    """Raises: FlowError if nothing can be sent to it"""
+    if not isinstance(to, Endpoint):
+        raise FlowError(f"{to!r} is no endpoint" + (": publish to it" if isinstance(to, Topic) else ""))
+
+
+def check_topic(to: object) -> None:
+    """Raises: FlowError if nothing can be published to it"""
+    if not isinstance(to, Topic):
+        raise FlowError(f"{to!r} is no topic" + (": send to it" if isinstance(to, Endpoint) else ""))
+
+
+def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw:
+    """The state that comes with a message. What type another service's state has, is its own affair.
+
+    Raises: FlowError
+    """
+    if state is None:
+        return EMPTY
+    if not isinstance(to, Local):
+        return encode_any(state)
+    if to.state is None:
+        raise FlowError(f"{to.name} has no state")
+    return to.state.encode(state)

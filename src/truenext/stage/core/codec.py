@@ -1,0 +1,244 @@
+"""How a value of a program's type becomes JSON, and comes back.
+
+A type is a msgspec.Struct, a dataclass, a model of pydantic, an attrs class, a TypedDict, or what these are made of:
+numbers, texts, lists, dicts, times. Unknown fields are ignored, missing ones have their defaults; anything else is not
+what was sent, and is refused. No class is ever named by the bytes: which type is read is known before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, get_args, is_typeddict
+
+import msgspec
+
+from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
+from truenext.stage.core.schema import Schema, schema_of
+
+T = TypeVar("T")
+
+
+class Codec(Generic[T]):
+    __slots__ = ("_class", "_decoder", "type")
+
+    def __init__(self, type_: type[T], what: str) -> None:
+        """`what` names the type's use for whoever reads an error, such as "what order.place takes".
+
+        Raises: DefinitionError
+        """
+        self.type = type_
+        is_class = isinstance(type_, type) and type_ is not Any and not is_typeddict(type_)
+        self._class = type_ if is_class else None
+        """None for types of which no value is an instance, such as list[int], Any and a TypedDict."""
+        try:
+            fault = _fault(msgspec.inspect.type_info(type_))
+            self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
+        except Exception as error:
+            # Annotations are looked up by then: anything may be wrong with them.
+            raise DefinitionError(f"{what} is {named(type_)}, which cannot be JSON: {error}") from error
+        if fault:
+            raise DefinitionError(f"{what} is {named(type_)}, in which {fault}")
+
+    def encode(self, value: object) -> msgspec.Raw:
+        """Raises: FlowError if it is none, or has a field of a wrong type, or more fields than are read again"""
+        try:
+            if self._class is not None and type(value) is not self._class:
+                if isinstance(value, self._class):
+                    _check_subclass(type(value), self._class)
+                else:
+                    # Another class may look alike in JSON, above all if its fields have defaults.
+                    msgspec.convert(value, self._class, dec_hook=_decode_model)
+            data = _ENCODER.encode(value)
+            # What its fields hold shows when it is read; better here than where it comes.
+            self._decoder.decode(data)
+        except (TypeError, ValueError) as error:
+            raise FlowError(f"{_short(value)} is no {named(self.type)}: {error}") from error
+        return msgspec.Raw(data)
+
+    def decode(self, data: msgspec.Raw | bytes) -> T:
+        """Raises: NotDecoded"""
+        try:
+            return self._decoder.decode(data)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotDecoded(f"it is no {named(self.type)}: {error}") from error
+
+    def check_default(self, what: str) -> None:
+        """Each flow begins with one of them, and gets it when a stage's message has none.
+
+        Raises: DefinitionError if there is none without values
+        """
+        try:
+            self.decode(EMPTY)
+        except NotDecoded as error:
+            raise DefinitionError(
+                f"{what} is {named(self.type)}, of which each field needs a default: {error}"
+            ) from error
+
+    def schema(self) -> Schema:
+        return schema_of(self.type)
+
+
+EMPTY = msgspec.Raw(b"{}")
+"""A value that has nothing but defaults."""
+
+
+def encode_any(value: object) -> msgspec.Raw:
+    """Raises: FlowError if it cannot be JSON"""
+    try:
+        return msgspec.Raw(_ENCODER.encode(value))
+    except (TypeError, ValueError) as error:
+        raise FlowError(f"{_short(value)} cannot be JSON: {error}") from error
+
+
+def named(type_: object) -> str:
+    """A type, for people."""
+    if type_ is None or type_ is type(None):
+        return "None"
+    return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
+
+
+def _is_model(type_: object) -> bool:
+    """Of pydantic, which need not be installed."""
+    return isinstance(type_, type) and hasattr(type_, "__pydantic_validator__") and hasattr(type_, "model_validate")
+
+
+def _encode_model(value: Any) -> object:
+    if _is_model(type(value)):
+        # Without what it computes: that is computed again.
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    raise TypeError(f"{named(type(value))} cannot be JSON")
+
+
+def _decode_model(type_: Any, data: Any) -> Any:
+    if _is_model(type_):
+        return type_.model_validate(data)
+    raise TypeError(f"{named(type_)} cannot be read of JSON")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
+
+
+def _check_subclass(given: type, declared: type) -> None:
+    """Raises: FlowError"""
+    more = sorted(_fields(given) - _fields(declared))
+    if more:
+        raise FlowError(
+            f"{named(given)} has fields that {named(declared)} does not have, and they would be lost: "
+            f"{', '.join(more)}. Define that {named(given)} is what is taken or replied, or say a {named(declared)}"
+        )
+
+
+def _fields(class_: type) -> set[str]:
+    """The names of the fields of a Struct, a dataclass, a model or an attrs class; none of another class."""
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+        names = getattr(class_, attribute, None)
+        if names is not None:
+            return set(names)
+    return {each.name for each in getattr(class_, "__attrs_attrs__", ())}
+
+
+_NO_KEYS = (
+    msgspec.inspect.BoolType,
+    msgspec.inspect.CollectionType,
+    msgspec.inspect.CustomType,
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.DictType,
+    msgspec.inspect.FrozenDictType,
+    msgspec.inspect.NamedTupleType,
+    msgspec.inspect.NoneType,
+    msgspec.inspect.StructType,
+    msgspec.inspect.TupleType,
+    msgspec.inspect.TypedDictType,
+)
+_NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+
+
+def _fault(info: msgspec.inspect.Type) -> str:
+    """What of a type would not come back as it was; "" if all does."""
+    seen: set[int] = set()
+    rest: list[Any] = [info]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, list | tuple):
+            rest.extend(each)
+        elif isinstance(each, msgspec.inspect.CustomType):
+            fault = _fault_of_model(each.cls)
+            if fault:
+                return fault
+        elif isinstance(each, msgspec.inspect.Type | msgspec.inspect.Field) and id(each) not in seen:
+            seen.add(id(each))
+            if isinstance(each, msgspec.inspect.DictType | msgspec.inspect.FrozenDictType):
+                fault = _fault_of_keys(each.key_type)
+                if fault:
+                    return fault
+            rest.extend(getattr(each, name) for name in each.__struct_fields__)
+    return ""
+
+
+def _fault_of_keys(info: msgspec.inspect.Type) -> str:
+    each_of = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    kinds = [each.type if isinstance(each, msgspec.inspect.Metadata) else each for each in each_of]
+    for each in kinds:
+        if isinstance(each, _NO_KEYS):
+            name = (
+                named(getattr(each, "cls", None))
+                if hasattr(each, "cls")
+                else type(each).__name__.removesuffix("Type").lower()
+            )
+            return f"a dict has keys that are {name}, and in JSON keys are texts: make it a list of pairs"
+    if any(isinstance(each, msgspec.inspect.StrType) for each in kinds) and any(
+        isinstance(each, _NUMBERS) for each in kinds
+    ):
+        return "a dict has keys that are texts or numbers, and numbers would come back as texts: make them one of both"
+    return ""
+
+
+def _fault_of_model(class_: Any) -> str:
+    """Of a class that msgspec does not know."""
+    seen: set[type] = set()
+    rest: list[Any] = [class_]
+    while rest:
+        each = rest.pop()
+        rest.extend(get_args(each))
+        if not isinstance(each, type) or each in seen:
+            continue
+        seen.add(each)
+        if hasattr(each, "get_secret_value"):
+            return f"{named(class_)} has a {named(each)}, of which only stars would be sent: take the text itself"
+        if _is_model(each):
+            model: Any = each
+            fault = next((fault for name in model.model_fields if (fault := _fault_of_field(model, name))), "")
+            if fault:
+                return fault
+            rest.extend(field.annotation for field in model.model_fields.values())
+        elif each is class_:
+            return f"{named(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
+    return ""
+
+
+def _fault_of_field(model: Any, name: str) -> str:
+    field = model.model_fields[name]
+    if field.exclude:
+        return f"{name} of {named(model)} is excluded, and would be lost: take the field out, or do not exclude it"
+    if getattr(model, "__pydantic_root_model__", False):
+        return ""
+    config, alias = model.model_config, field.validation_alias
+    read: list[object] = []
+    if alias is not None and config.get("validate_by_alias", True):
+        # An alias may be several, and each of them a path into what is read.
+        choices = getattr(alias, "choices", [alias])
+        paths = [getattr(each, "path", [each]) for each in choices]
+        read = [path[0] for path in paths if len(path) == 1]
+    if alias is None or config.get("populate_by_name") or config.get("validate_by_name"):
+        read.append(name)
+    written = field.serialization_alias or name
+    if written not in read:
+        return (
+            f"{name} of {named(model)} is written as {written} and not read as that, so it would be lost: "
+            "say one alias for both"
+        )
+    return ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,195 @@
+"""Which change of a service breaks messages that are under way, or other services?
+
+What a service takes, keeps and replies is its interface. A message under way was written by the old code, and is read
+by the new: its message and its state must be readable. A reply is written by the new code, and read by whoever asks, in
+another service perhaps, by what it knew of it: so that is compared the other way round. A queue that nobody takes from
+any more keeps what is in it, and what is still to come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from truenext.stage.core.mismatch import Mismatch, mismatches
+from truenext.stage.core.schema import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from truenext.stage.core.definitions import Local
+
+FORMAT: Final = 1
+"""Of an interface that is written down."""
+
+_DEAD = "such a message becomes a dead letter"
+_WAIT = "Once nothing of the old code runs or is under way"
+
+
+class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
+    takes: Schema
+    replies: Schema | None = None
+    state: Schema | None = None
+    topic: str = ""
+    """What it subscribes to, instead of having queues."""
+    stages: dict[str, Schema] = {}
+    """What each stage but the first takes, by its queue."""
+
+
+class Interface(msgspec.Struct, frozen=True):
+    format: int
+    service: str
+    endpoints: dict[str, EndpointInterface]
+    """By name."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    breaks: bool
+    """Messages under way, or all who ask; else only those who read what has gone."""
+    where: str
+    """An endpoint or a queue."""
+    what: str
+    why: str
+    instead: str
+
+
+def interface_of(service: str, endpoints: Mapping[str, Local[Any, Any]]) -> Interface:
+    return Interface(FORMAT, service, {name: _endpoint(each) for name, each in endpoints.items()})
+
+
+def _endpoint(endpoint: Local[Any, Any]) -> EndpointInterface:
+    return EndpointInterface(
+        takes=endpoint.takes.schema(),
+        replies=None if endpoint.replies is None else endpoint.replies.schema(),
+        state=None if endpoint.state is None else endpoint.state.schema(),
+        topic="" if endpoint.topic is None else endpoint.topic.name,
+        stages={each.queue: each.takes.schema() for each in endpoint.stages[1:]},
+    )
+
+
+def compare(before: Interface, now: Interface) -> list[Finding]:
+    """What of a change breaks something, in the order of names."""
+    return [
+        found
+        for name, old in sorted(before.endpoints.items())
+        for found in _of_endpoint(name, old, now.endpoints.get(name))
+    ]
+
+
+def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Finding]:
+    if old.topic:
+        # Nothing waits in a topic, so a subscriber may go.
+        if new is not None and new.topic == old.topic:
+            yield from _under_way(name, f"what is published to {old.topic}", old.takes, new.takes)
+        return
+    if new is None or new.topic:
+        yield Finding(
+            True,
+            name,
+            "the endpoint is gone",
+            "what waits in its queues, and what others send to it, is taken by nobody",
+            f"Keep it until nobody asks it and its queues ({name} and {name}.stage.*) are empty.",
+        )
+        return
+    yield from _under_way(name, "its message", old.takes, new.takes)
+    if old.state is not None and new.state is not None:
+        yield from _under_way(name, "its state", old.state, new.state)
+    for queue, schema in sorted(old.stages.items()):
+        if queue not in new.stages:
+            yield _stage_gone(queue)
+        else:
+            yield from _under_way(queue, "its message", schema, new.stages[queue])
+    if old.replies is not None:
+        yield from _of_reply(name, old.replies, new.replies)
+
+
+def _stage_gone(queue: str) -> Finding:
+    return Finding(
+        True,
+        queue,
+        "the stage is gone",
+        "what waits in its queue, and replies that are on their way to it, are taken by nobody",
+        "Keep it behind the other stages, with those that follow it (docs/stages-deploying.md). "
+        f"{_WAIT}, and its queue is empty, remove it.",
+    )
+
+
+def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Finding]:
+    """The old code has written it, and the new code reads it."""
+    for each in mismatches(old, new):
+        subject = f"{what}: {_field(each)}"
+        why = f"what was sent before may not be so: {_DEAD}"
+        match each.kind:
+            case "field":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} must be there now",
+                    f"what was sent before may lack it: {_DEAD}",
+                    f"Give it a default. {_WAIT}, the default may go.",
+                )
+            case "type":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} was {each.written}, and is {each.wanted} now",
+                    why,
+                    f"Take both ({each.written} | {each.wanted}), or add a field of another name with a default, and "
+                    f"read either. {_WAIT}, the old one may go.",
+                )
+            case "value":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} was {each.written}, and must be {each.wanted} now",
+                    why,
+                    f"Stop writing it first, and take it still. {_WAIT}, it may go.",
+                )
+            case "bound":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} has {each.wanted} now, and had {each.written}",
+                    why,
+                    f"Stop writing what is beyond it first, and take it still. {_WAIT}, it may be refused.",
+                )
+
+
+def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
+    """The new code writes it, and whoever asks reads it as it was."""
+    if new is None:
+        yield Finding(
+            True,
+            where,
+            "it replies nothing any more",
+            "whoever asks waits for ever",
+            "Make a new endpoint, and keep this one until nobody asks it.",
+        )
+        return
+    for each in mismatches(new, old):
+        subject = f"its reply: {_field(each)}"
+        if each.kind == "field":
+            yield Finding(
+                False,
+                where,
+                f"{subject} may be missing now",
+                "whoever asks, and needs it, gets a reply that becomes a dead letter",
+                "Let those who ask do without it first.",
+            )
+        else:
+            yield Finding(
+                True,
+                where,
+                f"{subject} was {each.wanted}, and may be {each.written} now",
+                "whoever asks, and reads it as it was, gets a reply that becomes a dead letter",
+                "Add a field of another name, let those who ask read that one, and then let the old one go.",
+            )
+
+
+def _field(mismatch: Mismatch) -> str:
+    return f"`{mismatch.path}`" if mismatch.path else "it"
+
+
+def breaks(findings: Iterable[Finding]) -> bool:
+    return any(each.breaks for each in findings)

@@ -1,0 +1,332 @@
+"""What a service consists of: endpoints, their stages, and what each of them takes and replies.
+
+    Endpoint        can be asked or sent to: a name, what it takes, what it replies (None: nothing)
+    └── Local       of this service, with stages
+        ├── Stateless, Stateful     what a program decorates the stages with
+    Topic           can be published to; each of its subscribers is an endpoint of its own
+
+What types cannot say is checked here, before anything starts.
+"""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from truenext.destination import accepted_address
+from truenext.errors import RemoteProtocolError
+from truenext.stage.core.codec import Codec, named
+from truenext.stage.core.errors import DefinitionError
+from truenext.stage.core.names import stage_queue
+from truenext.stage.core.retry import Retries
+from truenext.stage.core.signature import Signature, signature_of, takes, without_none
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+M = TypeVar("M")
+"""What is taken."""
+R = TypeVar("R")
+"""What is replied."""
+S = TypeVar("S")
+"""The state."""
+P = ParamSpec("P")
+
+CONCURRENCY_MAX = 1000
+
+
+class Endpoint(Generic[M, R]):
+    """Something that can be asked or sent to, of this service or another."""
+
+    def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
+        """By `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
+        self.name = name
+        self.destination = f"/queue/{name}"
+        self.takes = Codec(takes, f"what {name} takes")
+        self.replies: Codec[R] | None = None
+        if replies not in (None, NoneType):
+            assert replies is not None, "it is not None"
+            self.replies = Codec(replies, f"what {name} replies")
+
+    def __repr__(self) -> str:
+        replied = "" if self.replies is None else f" -> {named(self.replies.type)}"
+        return f"<{type(self).__name__} {self.name}({named(self.takes.type)}){replied}>"
+
+
+class Topic(Generic[M]):
+    """Something that can be published to: each subscriber that is there gets it."""
+
+    def __init__(self, name: str, takes: type[M]) -> None:
+        """By `Service.topic`. Raises: DefinitionError"""
+        if not isinstance(name, str):
+            raise DefinitionError(f"{name!r} is no name of a topic: names are text")
+        self.name = name
+        self.destination = f"/topic/{name}"
+        self.takes = Codec(takes, f"what is published to {name}")
+        try:
+            accepted_address(self.destination)
+        except RemoteProtocolError as error:
+            raise DefinitionError(f"{name!r} is no name of a topic: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}({named(self.takes.type)})>"
+
+
+class Settings:
+    """What a service, an endpoint or a stage may set; the nearest counts."""
+
+    __slots__ = ("attempts", "concurrency", "retries")
+
+    def __init__(
+        self,
+        what: str,
+        concurrency: int | None,
+        attempts: int | None,
+        retry: Mapping[type[BaseException], str] | None,
+    ) -> None:
+        """Raises: DefinitionError"""
+        # True is an int, too.
+        if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
+            raise DefinitionError(f"concurrency of {what} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
+        if attempts is not None and not (type(attempts) is int and attempts >= 1):
+            raise DefinitionError(f"attempts of {what} is 1 or more, not {attempts!r}")
+        self.concurrency = concurrency
+        self.attempts = attempts
+        self.retries = Retries({} if retry is None else retry, what)
+
+    def over(self, outer: Settings) -> Settings:
+        """These, and of the outer ones what these leave open."""
+        both = Settings("", self.concurrency, self.attempts, None)
+        both.concurrency = self.concurrency or outer.concurrency
+        both.attempts = self.attempts or outer.attempts
+        both.retries = self.retries.over(outer.retries)
+        return both
+
+
+class Stage:
+    """One function of an endpoint, with the queue that it takes from."""
+
+    def __init__(
+        self, endpoint: Local[Any, Any], name: str, queue: str, function: Callable[..., Any], settings: Settings
+    ) -> None:
+        """By `Stateless.stage` and `Stateful.stage`. Raises: DefinitionError"""
+        self.endpoint = endpoint
+        self.name = name
+        self.queue = queue
+        self.destination = f"/queue/{queue}" if endpoint.topic is None else endpoint.topic.destination
+        self.function = function
+        self.settings = settings
+        what = f"stage {name} of {endpoint.name}"
+        state = None if endpoint.state is None else endpoint.state.type
+        self.signature: Signature = signature_of(function, state, what)
+        self.takes: Codec[Any] = Codec(self.signature.message, f"what {what} takes")
+        self.following: Stage | None = None
+        """The next one of its endpoint; None if it is the last."""
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.queue} {self.name}>"
+
+
+class Local(Endpoint[M, R]):
+    """An endpoint of this service."""
+
+    def __init__(
+        self,
+        name: str,
+        takes: type[M],
+        replies: type[R] | None,
+        state: type[Any] | None,
+        settings: Settings,
+        register: Callable[[Stage], None],
+        topic: Topic[M] | None = None,
+    ) -> None:
+        """`register` hears of each stage; `topic` is what it subscribes to, instead of a queue of its own.
+
+        Raises: DefinitionError
+        """
+        super().__init__(name, takes, replies)
+        if self.replies is not None and without_none(replies) != replies:
+            raise DefinitionError(
+                f"what {name} replies is {named(replies)}, but a stage that returns None replies nothing, and whoever "
+                "asks would wait in vain: reply a type with a field that may be None"
+            )
+        self.state: Codec[Any] | None = None
+        if state is not None:
+            what = f"the state of {name}"
+            self.state = Codec(state, what)
+            self.state.check_default(what)
+        self.settings = settings
+        self.topic = topic
+        self.stages: list[Stage] = []
+        self._register = register
+
+    def add(self, function: Callable[..., Any], name: str | None, settings: Settings) -> None:
+        """One more stage. Raises: DefinitionError"""
+        if name is None:
+            name = str(getattr(function, "__name__", ""))
+        if any(each.name == name for each in self.stages):
+            raise DefinitionError(f"{self.name} has a stage {name} already: name=... gives this one another")
+        queue = stage_queue(self.name, name) if self.stages else self.name
+        stage = Stage(self, name, queue, function, settings.over(self.settings))
+        signature = stage.signature
+        if signature.message is Any and (self.stages or self.takes.type is not Any):
+            raise DefinitionError(
+                f"stage {name} of {self.name} takes Any, so it would get dicts, lists and texts, whatever was sent: "
+                f"annotate {signature.placed[0]} with its type; dict[str, Any] is any object of JSON"
+            )
+        if not self.stages and not takes(signature.message, self.takes.type):
+            raise DefinitionError(
+                f"stage {name} is the first of {self.name}, which takes {named(self.takes.type)}: "
+                f"it cannot take {named(signature.message)}"
+            )
+        replies = None if self.replies is None else self.replies.type
+        if signature.reply is not None and (replies is None or not takes(replies, signature.reply)):
+            raise DefinitionError(
+                f"stage {name} of {self.name} returns {named(signature.reply)}, but the endpoint replies "
+                f"{'nothing' if replies is None else named(replies)}"
+            )
+        if self.stages:
+            self.stages[-1].following = stage
+        self.stages.append(stage)
+        self._register(stage)
+
+    def check(self) -> None:
+        """All stages are defined.
+
+        Raises: DefinitionError if that is no endpoint
+        """
+        if not self.stages:
+            raise DefinitionError(f"{self.name} has no stage: decorate a function with its .stage")
+        last = self.stages[-1]
+        if self.replies is not None and last.signature.reply is None:
+            raise DefinitionError(
+                f"stage {last.name} is the last of {self.name}, which replies {named(self.replies.type)}: "
+                f"annotate that it returns {named(self.replies.type)}; with `| None` if it sometimes goes on otherwise"
+            )
+
+
+class Stateless(Local[M, R]):
+    """An endpoint whose stages keep nothing from one to the next."""
+
+    @overload
+    def stage(
+        self, function: Callable[Concatenate[Any, P], Awaitable[R | None]], /
+    ) -> Callable[Concatenate[Any, P], Awaitable[R | None]]: ...
+
+    @overload
+    def stage(
+        self, function: Callable[Concatenate[Any, P], R | None], /
+    ) -> Callable[Concatenate[Any, P], R | None]: ...
+
+    @overload
+    def stage(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> StatelessStage[R]: ...
+
+    def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
+        """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
+
+        It takes what the stage before has asked for (the first one: what the endpoint takes), and what else it names by
+        type. It may reply by what it returns. Its name is that of its queue, and so of its messages under way.
+
+        Raises: DefinitionError
+        """
+        return _decorate(self, function, name, settings)
+
+
+class Stateful(Local[M, R], Generic[M, R, S]):
+    """An endpoint with a state that its stages share, in one flow, one after the other."""
+
+    @overload
+    def stage(
+        self, function: Callable[Concatenate[Any, S, P], Awaitable[R | None]], /
+    ) -> Callable[Concatenate[Any, S, P], Awaitable[R | None]]: ...
+
+    @overload
+    def stage(
+        self, function: Callable[Concatenate[Any, S, P], R | None], /
+    ) -> Callable[Concatenate[Any, S, P], R | None]: ...
+
+    @overload
+    def stage(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> StatefulStage[R, S]: ...
+
+    def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
+        """As `Stateless.stage`; the function takes the state behind its message.
+
+        Raises: DefinitionError
+        """
+        return _decorate(self, function, name, settings)
+
+
+class StatelessStage(Generic[R]):
+    """What `stage(concurrency=...)` returns: it decorates a function."""
+
+    def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
+        self._add = add
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Awaitable[R | None]]
+    ) -> Callable[Concatenate[Any, P], Awaitable[R | None]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], R | None]
+    ) -> Callable[Concatenate[Any, P], R | None]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self._add(function)
+        return function
+
+
+class StatefulStage(Generic[R, S]):
+    """The same of an endpoint with a state."""
+
+    def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
+        self._add = add
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, S, P], Awaitable[R | None]]
+    ) -> Callable[Concatenate[Any, S, P], Awaitable[R | None]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, S, P], R | None]
+    ) -> Callable[Concatenate[Any, S, P], R | None]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self._add(function)
+        return function
+
+
+def _decorate(
+    endpoint: Local[Any, Any], function: Callable[..., Any] | None, name: str | None, said: Mapping[str, Any]
+) -> Any:
+    what = f"a stage of {endpoint.name}"
+    settings = Settings(what, said.get("concurrency"), said.get("attempts"), said.get("retry"))
+    unknown = said.keys() - {"concurrency", "attempts", "retry"}
+    if unknown:
+        raise TypeError(f"stage has no option {', '.join(sorted(unknown))}")
+
+    def add(decorated: Callable[..., Any]) -> None:
+        endpoint.add(decorated, name, settings)
+
+    if function is not None:
+        add(function)
+        return function
+    return (StatelessStage if endpoint.state is None else StatefulStage)(add)

@@ -1,0 +1,110 @@
+"""What travels from stage to stage: the body of a message between stages. Source: docs/stages-wire.md
+
+All of a flow is in its message, so no process has to remember it: what is said, the state of the stage that gets it,
+and, for each endpoint that waits for a reply, where to and its state.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from truenext.destination import Kind, parse
+from truenext.errors import RemoteProtocolError
+from truenext.stage.core.codec import EMPTY
+from truenext.stage.core.errors import NotDecoded
+
+VERSION = 1
+"""Higher ones say something that this code does not know, and must not pass over."""
+ID_LENGTH = 32
+"""Characters of the id of a message."""
+
+
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What is the same for each message of a flow."""
+
+    id: str
+    """That of its first message."""
+    trace: str
+    """What people call it, by whoever began it; `parent|child` if a stage did."""
+    begun_ms: int
+    """Milliseconds since the epoch, by the clock of whoever began it."""
+    begun_by: str
+    """The service, and the stage if it was one."""
+    interactive: bool = False
+    """Somebody waits: priority 9 instead of 4."""
+    persistent: bool = True
+    properties: dict[str, Any] = {}
+    """What its stages have set for all that come after them."""
+
+
+class Waiting(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """An endpoint, or whoever has begun the flow, that waits for a reply."""
+
+    to: str
+    """The destination of the reply, such as /queue/order.place.stage.reserve: one queue, or one topic."""
+    state: msgspec.Raw = EMPTY
+    """What comes with the reply."""
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    version: int
+    id: str
+    """Of this message; the same however often it is delivered, dead-lettered or moved."""
+    flow: Facts
+    kind: str
+    """request, reply, next, goto, send or publish."""
+    sender: str
+    """The service and, behind a blank, the queue of the stage that sent it."""
+    message: msgspec.Raw
+    parent: str = ""
+    """The id of the message whose stage sent it; empty if none did."""
+    state: msgspec.Raw = EMPTY
+    """Of the stage that gets it."""
+    waiting: list[Waiting] = []
+    """Who waits for a reply, the outermost first."""
+    calls: int = 1
+    """How many messages of this flow were sent so far, without replies."""
+    attachments: dict[str, bytes] = {}
+    carrier: dict[str, str] = {}
+    """For tracing, such as traceparent."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    return _ENCODER.encode(envelope)
+
+
+def decode(body: bytes) -> Envelope:
+    """Raises: NotDecoded"""
+    try:
+        envelope = _DECODER.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NotDecoded(f"it is no message of stages: {error}") from error
+    if envelope.version != VERSION:
+        raise NotDecoded(f"it is of version {envelope.version} of messages of stages, and this knows {VERSION}: update")
+    for each in envelope.waiting:
+        if not _is_one(each.to):
+            # A sender says where one reply goes. It is not to have this service send to several, or wherever it may.
+            raise NotDecoded(f"its reply would go to {each.to[:100]!r}, which is not one queue or one topic")
+    return envelope
+
+
+def _is_one(address: str) -> bool:
+    """A queue or a topic, and not several, nor one that belongs to a connection."""
+    if not address.startswith(("/queue/", "/topic/")):
+        return False
+    try:
+        return parse(address, "").kind in (Kind.QUEUE, Kind.TOPIC)
+    except RemoteProtocolError:
+        return False
+
+
+def child_id(parent: str, ordinal: int) -> str:
+    """The id of what a stage sends as number `ordinal` of all that it sends: the same however often it runs."""
+    return blake2b(f"{parent} {ordinal}".encode(), digest_size=ID_LENGTH // 2).hexdigest()

@@ -1,0 +1,85 @@
+"""What a stage says of why it has failed: the cause that goes with the message."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from typing import TYPE_CHECKING
+
+from truenext.limits import CAUSE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OURS = __file__.rpartition("/stage/")[0] + "/"
+_OF_OTHERS = (_OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+"""What the files of truenext, and of Python itself, begin with."""
+
+
+def cause_of(error: BaseException, stage: str, instance: str) -> str:
+    """What was raised, where in the code, by which stage and process; what is in it, if it is a group; and by what it
+    was caused.
+
+    PricesDown: no answer from prices.example
+    at reserve in shop.py:42
+    because TimeoutError: timed out
+    in stage order.place.stage.reserve, by shop web-1 pid 4711
+    """
+    end = f"in stage {stage}, by {instance}"
+    room = CAUSE_BYTES_MAX - len(end.encode(errors="replace")) - 1
+    text = ""
+    for line in _lines(error):
+        text += f"\n{line}" if text else line
+        if len(text) >= room:
+            break
+    return f"{text.encode(errors='replace')[:room].decode(errors='ignore')}\n{end}"
+
+
+def said_of(error: BaseException) -> str:
+    """Its class and its text, or the beginning of that."""
+    try:
+        text = str(error)[:CAUSE_BYTES_MAX]
+    except Exception:
+        text = "(its text cannot be told)"
+    name = type(error).__qualname__
+    return f"{name}: {text}" if text else name
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """What is in a group, such as what has failed in a TaskGroup, and in groups in it; the error itself, if it is
+    none."""
+    rest = [error]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, BaseExceptionGroup):
+            rest.extend(reversed(each.exceptions))
+        else:
+            yield each
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    cause: BaseException | None = error
+    because = ""
+    seen = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield f"{because}{said_of(cause)}"
+        if cause is error:
+            yield from _place(cause)
+        if isinstance(cause, BaseExceptionGroup):
+            for each in leaves_of(cause):
+                yield f"in it {said_of(each)}"
+                yield from _place(each)
+        because = "because "
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def _place(error: BaseException) -> Iterator[str]:
+    """Where it was raised: the innermost line of the program's own code, if there is one."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_OF_OTHERS):
+            place = f"at {frame.f_code.co_name} in {file.rpartition('/')[2]}:{line}"
+    if place:
+        yield place

@@ -1,0 +1,298 @@
+"""What a stage knows of its flow, and can say: whom it asks, how the flow goes on, what begins beside it.
+
+    request           ask an endpoint; its reply comes to the next stage, with the state as it is now
+    reply             to whoever asked this endpoint; what the stage returns is the same
+    next              go on with the next stage
+    next_direct       the same in this transaction, without a message
+    goto              another endpoint goes on, and replies in this one's place
+    send, publish     a flow of its own, beside this one
+
+Of the first five a stage does one at most, and may request several times. What is said is gathered, and waits for
+nothing: it is sent when the stage has returned, all of it or nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
+
+import msgspec
+
+from truenext.stage.core.beginning import BeginOptions, begin, check_endpoint, check_topic, inherited, state_for
+from truenext.stage.core.codec import EMPTY, named
+from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
+from truenext.stage.core.errors import FlowError, Refuse
+from truenext.stage.core.said import Outgoing, checked_attachments
+from truenext.stage.core.signature import takes
+from truenext.stage.core.stash import Stash, encode_stash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from truenext.stage.core.definitions import Endpoint, Stage, Topic
+    from truenext.stage.core.said import Said
+
+WAITING_MAX: Final = 35
+"""Endpoints that wait for a reply in one flow: more is an endpoint that asks itself."""
+CALLS_MAX: Final = 200
+"""Messages of one flow, without replies: more is a circle."""
+NOTHING: Final = object()
+
+M = TypeVar("M")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class Flow:
+    """A flow, as one of its stages sees it."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        envelope: Envelope,
+        said: Said,
+        now_ms: int,
+        *,
+        state: object = NOTHING,
+        message: object = NOTHING,
+        expires_ms: int = 0,
+        attempt: int = 1,
+        is_unstashed: bool = False,
+    ) -> None:
+        """By the service, for each message. `state` and `message` are what is here without having been sent.
+
+        Raises: NotDecoded
+        """
+        self._stage = stage
+        self._envelope = envelope
+        self._said = said
+        self._now_ms = now_ms
+        self._expires_ms = expires_ms
+        self._is_unstashed = is_unstashed
+        self._has_said = ""
+        self.direct: object = NOTHING
+        """What the next stage is to take in this same transaction."""
+        facts = envelope.flow
+        self.id: str = facts.id
+        """Of the flow: the same in all its stages."""
+        self.trace: str = facts.trace
+        """What people call the flow."""
+        self.message_id: str = envelope.id
+        """The same however often the message is delivered."""
+        self.attempt: int = attempt
+        """1 if no consumer has failed with the message."""
+        self.interactive: bool = facts.interactive
+        """Somebody waits for it."""
+        self.persistent: bool = facts.persistent
+        """It survives a crash of the broker."""
+        self.sender: str = envelope.sender
+        """The service and the queue of the stage that sent the message."""
+        self.properties: dict[str, Any] = dict(facts.properties)
+        """Of the whole flow: what is set here is seen by all that come after this stage. Values that can be JSON."""
+        self.attachments: Mapping[str, bytes] = envelope.attachments
+        """Of this message."""
+        self.state: Any = None
+        """The state of the endpoint, if it has one; the same that the function takes."""
+        codec = stage.endpoint.state
+        if codec is not None:
+            self.state = codec.decode(envelope.state) if state is NOTHING else state
+        self.message: Any = stage.takes.decode(envelope.message) if message is NOTHING else message
+        """What the stage takes; the same that the function takes."""
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.trace} at {self._stage.queue}>"
+
+    # ---- How it goes on ----
+
+    def request(self, to: Endpoint[M, Any], message: M, *, attachments: Mapping[str, bytes] | None = None) -> None:
+        """Ask an endpoint; its reply comes to the next stage, with the state as it is now. Several may be asked: then
+        each reply comes by itself.
+
+        Raises: FlowError if there is no next stage, or it takes something else; Refuse if the flow is too long
+        """
+        check_endpoint(to)
+        following = self._following("request")
+        if to.replies is None:
+            raise FlowError(f"{to.name} replies nothing: send to it instead")
+        if not takes(following.signature.message, to.replies.type):
+            raise FlowError(
+                f"{to.name} replies {named(to.replies.type)}, but the next stage, {following.name}, takes "
+                f"{named(following.signature.message)}"
+            )
+        waiting = [*self._envelope.waiting, Waiting(following.destination, self._state())]
+        if len(waiting) > WAITING_MAX:
+            raise Refuse(f"more than {WAITING_MAX} endpoints wait for a reply in this flow: does one ask itself?")
+        self._go_on("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
+
+    def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
+        """Answer whoever asked this endpoint; if nobody waits for it, it is dropped. To return it is the same.
+
+        Raises: FlowError if the endpoint replies something else
+        """
+        endpoint = self._stage.endpoint
+        if endpoint.replies is None:
+            raise FlowError(
+                f"{endpoint.name} replies nothing, but {self._stage.name} has replied {named(type(message))}"
+            )
+        encoded = endpoint.replies.encode(message)
+        if not self._envelope.waiting:
+            self._says("reply")
+            return
+        *waiting, last = self._envelope.waiting
+        self._go_on("reply", last.to, encoded, last.state, waiting, attachments)
+
+    def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
+        """Go on with the next stage, with the state as it is now.
+
+        Raises: FlowError if there is none, or it takes something else; Refuse if the flow is too long
+        """
+        following = self._following("next")
+        encoded = following.takes.encode(message)
+        self._go_on("next", following.destination, encoded, self._state(), self._envelope.waiting, attachments)
+
+    def next_direct(self, message: object) -> None:
+        """Go on with the next stage as soon as this one returns, in the same transaction and without a message.
+
+        Raises: FlowError if there is none, or it takes something else, or no stage runs: after `unstash`
+        """
+        if self._is_unstashed:
+            raise FlowError("no stage runs here, so none can follow directly: say next instead of next_direct")
+        self._following("next_direct").takes.encode(message)
+        self._says("next_direct")
+        self.direct = message
+
+    def goto(
+        self,
+        to: Endpoint[M, Any],
+        message: M,
+        *,
+        state: object = None,
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Another endpoint goes on, and replies in this one's place. `state` is that of its first stage.
+
+        Raises: FlowError if it replies something else; Refuse if the flow is too long
+        """
+        check_endpoint(to)
+        endpoint = self._stage.endpoint
+        if self._envelope.waiting and not _replies_as(to, endpoint):
+            raise FlowError(f"{to} does not reply what {endpoint} does")
+        encoded = to.takes.encode(message)
+        self._go_on("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
+
+    def directly(self) -> Flow:
+        """The same flow, as the next stage sees it in this same transaction."""
+        envelope = msgspec.structs.replace(self._envelope, flow=self._facts, attachments={})
+        return Flow(
+            self._following("next_direct"),
+            envelope,
+            self._said,
+            self._now_ms,
+            state=self.state,
+            message=self.direct,
+            expires_ms=self._expires_ms,
+            attempt=self.attempt,
+        )
+
+    def _says(self, what: str) -> None:
+        if self._has_said and not (self._has_said == what == "request"):
+            raise FlowError(
+                f"{self._stage.queue} has said {self._has_said} already, and cannot say {what} as well: a stage "
+                "requests, replies, goes on with the next stage or goes to another endpoint"
+            )
+        self._has_said = what
+
+    def _following(self, what: str) -> Stage:
+        following = self._stage.following
+        if following is None:
+            raise FlowError(f"{self._stage.name} is the last stage of {self._stage.endpoint.name}: it cannot {what}")
+        return following
+
+    def _state(self) -> msgspec.Raw:
+        codec = self._stage.endpoint.state
+        return EMPTY if codec is None else codec.encode(self.state)
+
+    @property
+    def _facts(self) -> Facts:
+        return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
+
+    def _go_on(
+        self,
+        kind: str,
+        destination: str,
+        message: msgspec.Raw,
+        state: msgspec.Raw,
+        waiting: list[Waiting],
+        attachments: Mapping[str, bytes] | None,
+    ) -> None:
+        calls = self._envelope.calls + (kind != "reply")
+        if calls > CALLS_MAX:
+            raise Refuse(f"this flow has had more than {CALLS_MAX} messages: does it go in a circle?")
+        self._says(kind)
+        envelope = Envelope(
+            version=VERSION,
+            id=self._said.new_id(),
+            flow=self._facts,
+            kind=kind,
+            sender=self._said.sender,
+            message=message,
+            parent=self.message_id,
+            state=state,
+            waiting=waiting,
+            calls=calls,
+            attachments=checked_attachments(attachments),
+        )
+        self._said.outgoing.append(Outgoing(destination, envelope, self._expires_ms))
+
+    # ---- Beside it ----
+
+    def send(
+        self,
+        to: Endpoint[M, R],
+        message: M,
+        *,
+        trace: str = "",
+        reply_to: Endpoint[R, Any] | Topic[R] | None = None,
+        reply_state: object = None,
+        state: object = None,
+        **options: Unpack[BeginOptions],
+    ) -> str:
+        """Begin a flow beside this one, in the same transaction: its id. As `Initiation.send`; what is not told is as
+        in this flow. People call it `this|trace`, or as this one; with a `!` in front just what follows.
+
+        Raises: FlowError
+        """
+        check_endpoint(to)
+        facts = inherited(self._said, self._now_ms, trace, self._facts, options)
+        return begin(self._said, facts, to, message, reply_to, reply_state, state, options, self.message_id)
+
+    def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[BeginOptions]) -> str:
+        """Begin a flow with each subscriber of the topic that is there, in the same transaction. As `send`.
+
+        Raises: FlowError
+        """
+        check_topic(to)
+        facts = inherited(self._said, self._now_ms, trace, self._facts, options)
+        return begin(self._said, facts, to, message, None, None, None, options, self.message_id)
+
+    # ---- Later ----
+
+    def after_commit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a function when all of this has been committed: at most once, not after a crash, outside of the
+        transaction. It may be async. What it raises is logged."""
+        self._said.after_commit.append(partial(function, *args, **kwargs))
+
+    def stash(self) -> bytes:
+        """What is needed to go on from this stage later, as `Initiation.unstash` does; any number of times. The flow
+        stays where it is until then.
+
+        Raises: FlowError
+        """
+        now = msgspec.structs.replace(self._envelope, flow=self._facts, state=self._state())
+        return encode_stash(Stash(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
+
+
+def _replies_as(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:
+    if endpoint.replies is None or other.replies is None:
+        return endpoint.replies is None
+    return takes(endpoint.replies.type, other.replies.type)

@@ -1,0 +1,115 @@
+"""What a service consists of, for people to look at: endpoints, their stages, and whom these name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from truenext.stage.core.codec import named
+from truenext.stage.core.definitions import Endpoint, Topic
+from truenext.stage.core.references import references_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.stage.core.definitions import Local
+
+
+class Reference(msgspec.Struct, frozen=True):
+    to: str
+    kind: str
+    """endpoint or topic."""
+    how: str
+
+
+class StageNode(msgspec.Struct, frozen=True):
+    name: str
+    queue: str
+    """Empty if it takes from a topic."""
+    takes: str
+    refers: list[Reference]
+
+
+class EndpointNode(msgspec.Struct, frozen=True):
+    name: str
+    takes: str
+    replies: str | None
+    state: str | None
+    topic: str
+    """What it subscribes to, or empty."""
+    stages: list[StageNode]
+
+
+class RemoteNode(msgspec.Struct, frozen=True):
+    name: str
+    takes: str
+    replies: str | None
+
+
+class TopicNode(msgspec.Struct, frozen=True):
+    name: str
+    takes: str
+
+
+class Graph(msgspec.Struct, frozen=True):
+    service: str
+    endpoints: list[EndpointNode]
+    remotes: list[RemoteNode]
+    topics: list[TopicNode]
+
+
+def graph_of(
+    service: str,
+    endpoints: Iterable[Local[Any, Any]],
+    remotes: Iterable[Endpoint[Any, Any]],
+    topics: Iterable[Topic[Any]],
+) -> Graph:
+    """In the order in which they are defined; behind them what stages name of other services."""
+    own = list(endpoints)
+    named_by_stages = [to for each in own for stage in each.stages for to, _ in references_of(stage.function)]
+    others = {each.name: each for each in named_by_stages if isinstance(each, Endpoint)}
+    known = {each.name: each for each in remotes}
+    subscribed = [each.topic for each in own if each.topic is not None]
+    published = [each for each in named_by_stages if isinstance(each, Topic)]
+    own_names = {each.name for each in own}
+    return Graph(
+        service,
+        [_endpoint(each) for each in own],
+        [
+            RemoteNode(each.name, named(each.takes.type), _replies(each))
+            for each in (others | known).values()
+            if each.name not in own_names
+        ],
+        [
+            TopicNode(each.name, named(each.takes.type))
+            for each in {each.name: each for each in [*topics, *subscribed, *published]}.values()
+        ],
+    )
+
+
+def _endpoint(endpoint: Local[Any, Any]) -> EndpointNode:
+    return EndpointNode(
+        endpoint.name,
+        named(endpoint.takes.type),
+        _replies(endpoint),
+        None if endpoint.state is None else named(endpoint.state.type),
+        "" if endpoint.topic is None else endpoint.topic.name,
+        [
+            StageNode(
+                each.name,
+                each.queue if endpoint.topic is None else "",
+                named(each.takes.type),
+                [_reference(to, how) for to, how in references_of(each.function)],
+            )
+            for each in endpoint.stages
+        ],
+    )
+
+
+def _reference(to: Endpoint[Any, Any] | Topic[Any], how: str) -> Reference:
+    return Reference(to.name, "topic" if isinstance(to, Topic) else "endpoint", how)
+
+
+def _replies(endpoint: Endpoint[Any, Any]) -> str | None:
+    return None if endpoint.replies is None else named(endpoint.replies.type)

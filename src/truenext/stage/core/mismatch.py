@@ -1,0 +1,257 @@
+"""Would all that is written by one JSON Schema be read by another? If not: where not, and why?
+
+What is not known is a mismatch: rather one too many than one too few. Whoever writes writes the fields that it names,
+and no others; whoever reads ignores those that it does not name, unless it refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from truenext.stage.core.schema import ANNOTATIONS, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Kind = Literal["field", "type", "value", "bound"]
+"""A field that must be there may be missing; a value is of another type; is none of those that are allowed; or is
+beyond a bound."""
+
+_LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+_COMPARED = ANNOTATIONS | {
+    *("type", "anyOf", "oneOf", "allOf", "enum", "const", "format", "uniqueItems"),
+    *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LEAST, *_MOST),
+}
+_INFINITE = float("inf")
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    path: str
+    """The field, such as `lines[].price`; empty is the whole."""
+    kind: Kind
+    written: str
+    wanted: str
+
+
+def mismatches(written: Schema, wanted: Schema) -> list[Mismatch]:
+    """Each of them once."""
+    return list(dict.fromkeys(_Comparison().compare(_Place(written, ()), _Place(wanted, ()), "")))
+
+
+class _Place:
+    """A schema, and where its references are looked up."""
+
+    __slots__ = ("schema", "scopes")
+
+    def __init__(self, schema: Any, scopes: Sequence[Schema]) -> None:
+        if schema is True or schema is None:
+            schema = {}
+        if "$defs" in (schema or {}):
+            scopes = (schema["$defs"], *scopes)
+        while schema and "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            scopes = next((scopes[place:] for place, each in enumerate(scopes) if name in each), scopes)
+            schema = scopes[0][name] if scopes and name in scopes[0] else {"unknown reference": name}
+        self.schema: Schema | Literal[False] = schema
+        self.scopes = scopes
+
+    def at(self, schema: Any) -> _Place:
+        return _Place(schema, self.scopes)
+
+    def get(self, word: str, otherwise: Any = None) -> Any:
+        return self.schema.get(word, otherwise) if self.schema else otherwise
+
+    @property
+    def is_anything(self) -> bool:
+        return self.schema is not False and not self.schema.keys() - ANNOTATIONS
+
+    @property
+    def options(self) -> list[_Place] | None:
+        for word in ("anyOf", "oneOf"):
+            if word in (self.schema or {}):
+                return [self.at(each) for each in self.get(word)]
+        kinds = self.get("type")
+        if isinstance(kinds, list):
+            return [self.at({**(self.schema or {}), "type": each}) for each in kinds]
+        return None
+
+    @property
+    def values(self) -> list[Any] | None:
+        if "const" in (self.schema or {}):
+            return [self.get("const")]
+        values: list[Any] | None = self.get("enum")
+        return values
+
+    @property
+    def items(self) -> tuple[list[Any], Any]:
+        """Of an array: those that have their place, and what each further one is; None: there is none, as far as it
+        names any."""
+        placed: list[Any] = self.get("prefixItems", [])
+        further = self.get("items", None if placed else {})
+        return placed, None if further is False else further
+
+    def __str__(self) -> str:
+        if self.schema is False:
+            return "no such field"
+        if self.options is not None:
+            return " or ".join(map(str, self.options))
+        if self.values is not None:
+            return f"one of {', '.join(map(_json, self.values))}"
+        said = self.get("title") if self.get("type") in ("object", "array") else self.get("format")
+        return str(said or self.get("type", "anything"))
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        self._open: set[tuple[int, int]] = set()
+        """Pairs that are being compared: types that contain themselves end there."""
+
+    def compare(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+        if wanted.is_anything or written.schema is False:
+            return []
+        pair = id(written.schema), id(wanted.schema)
+        if pair in self._open:
+            return []
+        self._open.add(pair)
+        try:
+            return self._compare(written, wanted, path)
+        finally:
+            self._open.discard(pair)
+
+    def _compare(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+        if written.options is not None:
+            return _together([found for each in written.options for found in self.compare(each, wanted, path)], path)
+        if wanted.options is not None:
+            return self._any_of(written, wanted, path)
+        if "allOf" in (wanted.schema or {}):
+            return [found for each in wanted.get("allOf") for found in self.compare(written, wanted.at(each), path)]
+        if written.values is not None:
+            lost = [each for each in written.values if not _is_value(each, wanted)]
+            return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(wanted))] if lost else []
+        if wanted.values is not None:
+            return [Mismatch(path, "value", str(written), str(wanted))]
+        return self._of_type(written, wanted, path)
+
+    def _any_of(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+        """What is wrong with the option that comes nearest."""
+        nearest = [Mismatch(path, "type", str(written), str(wanted))]
+        is_near = False
+        for option in wanted.options or ():
+            found = self.compare(written, option, path)
+            if not found:
+                return []
+            # Something of the same type, in which a part is wrong.
+            if found[0].path != path and (not is_near or len(found) < len(nearest)):
+                nearest, is_near = found, True
+        return nearest
+
+    def _of_type(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+        kind, kind_wanted = written.get("type"), wanted.get("type")
+        if kind in ("integer", "number") and wanted.get("format") == "decimal":
+            return []
+        is_same = kind == kind_wanted or (kind, kind_wanted) == ("integer", "number")
+        if not is_same or wanted.schema is False or wanted.get("format") not in (None, written.get("format")):
+            return [Mismatch(path, "type", str(written), str(wanted))]
+        found = list(self._bounds(written, wanted, path))
+        if kind == "array":
+            found += self._arrays(written, wanted, path)
+        elif kind == "object":
+            found += self._objects(written, wanted, path)
+        return found
+
+    def _bounds(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+        is_encoded_alike = written.get("contentEncoding") == wanted.get("contentEncoding")
+        for words, sign in ((_LEAST, 1), (_MOST, -1)):
+            for word in words:
+                # Lengths of base64 are those of what it stands for.
+                is_known = is_encoded_alike or not word.endswith("Length")
+                bound, before = wanted.get(word), written.get(word) if is_known else None
+                if bound is not None and (before is None or sign * before < sign * bound):
+                    if word == "maxItems" and before is None and self._count_max(written) <= bound:
+                        continue
+                    yield Mismatch(path, "bound", f"{word} {'none' if before is None else before}", f"{word} {bound}")
+        for word in sorted((wanted.schema or {}).keys() - _COMPARED):
+            if written.get(word) != wanted.get(word):
+                yield Mismatch(path, "bound", f"{word} {_json(written.get(word))}", f"{word} {_json(wanted.get(word))}")
+
+    def _count_max(self, written: _Place) -> float:
+        placed, further = written.items
+        return len(placed) if further is None else _INFINITE
+
+    # ---- Arrays ----
+
+    def _arrays(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+        placed, further = written.items
+        placed_wanted, further_wanted = wanted.items
+        for place, each in enumerate(placed):
+            is_placed = place < len(placed_wanted)
+            other = placed_wanted[place] if is_placed else further_wanted
+            if other is not None:
+                yield from self.compare(written.at(each), wanted.at(other), f"{path}[{place}]")
+        if further is None:
+            return
+        for other in [*placed_wanted[len(placed) :], further_wanted]:
+            if other is not None:
+                yield from self.compare(written.at(further), wanted.at(other), f"{path}[]")
+
+    # ---- Objects ----
+
+    def _objects(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+        fields, fields_wanted = written.get("properties", {}), wanted.get("properties", {})
+        always = written.get("required", [])
+        others = written.get("additionalProperties", None if "properties" in (written.schema or {}) else {})
+        others_wanted = wanted.get("additionalProperties")
+        for name in wanted.get("required", []):
+            if name not in always:
+                said = "it may be missing" if name in fields or others else "it is not there"
+                yield Mismatch(_field(path, name), "field", said, "it must be there")
+        for name, schema in fields.items():
+            other = fields_wanted.get(name, others_wanted)
+            if other is not None:
+                yield from self.compare(written.at(schema), wanted.at(other), _field(path, name))
+            keys = wanted.get("keys")
+            if name not in fields_wanted and keys is not None and not _is_value(name, wanted.at(keys)):
+                yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {wanted.at(keys)}")
+        if not others and others != {}:
+            return
+        for name, schema in fields_wanted.items():
+            if name not in fields:
+                yield from self.compare(written.at(others), wanted.at(schema), _field(path, name))
+        if others_wanted is not None:
+            yield from self.compare(written.at(others), wanted.at(others_wanted), f"{path}{{}}")
+        if "keys" in (wanted.schema or {}):
+            keys = written.at(written.get("keys", {"type": "string"}))
+            yield from self.compare(keys, wanted.at(wanted.get("keys")), f"{path}{{}}")
+
+
+def _together(found: list[Mismatch], path: str) -> list[Mismatch]:
+    """What is written as one of several types, of which none is wanted, is one mismatch."""
+    here = [each for each in found if (each.path, each.kind) == (path, "type")]
+    if len(here) < 2:
+        return found
+    said = " or ".join(dict.fromkeys(each.written for each in here))
+    return [Mismatch(path, "type", said, here[0].wanted), *(each for each in found if each not in here)]
+
+
+def _is_value(value: Any, wanted: _Place) -> bool:
+    """One value would be read; only what is plain is known."""
+    if wanted.is_anything:
+        return True
+    if wanted.options is not None:
+        return any(_is_value(value, each) for each in wanted.options)
+    if wanted.values is not None:
+        return any(type(each) is type(value) and each == value for each in wanted.values)
+    kinds = {bool: ["boolean"], int: ["integer", "number"], float: ["number"], str: ["string"], type(None): ["null"]}
+    plain = wanted.schema and not wanted.schema.keys() - ANNOTATIONS - {"type"}
+    return bool(plain) and wanted.get("type") in kinds.get(type(value), [])
+
+
+def _field(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,115 @@
+"""What follows when a stage has failed: tried again when, or not at all.
+
+    retry={PricesDown: "2s, 10s, 1m", BadCard: "never"}
+
+The delay after the nth failure of a message is the nth of its list, the last one for all that follow; which failure it
+is, says the broker, which counts attempts. What no class names is left to the policy of the queue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from truenext.limits import DELAY_MS_MAX
+from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Refuse
+from truenext.stage.core.failure import leaves_of
+
+NEVER = "never"
+"""It is not tried again: a dead letter at once."""
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
+_EXAMPLE = 'say "2s, 10s, 1m", or "never"'
+
+
+class Retries:
+    """When what raised an exception of which class is tried again."""
+
+    __slots__ = ("_delays_s",)
+
+    def __init__(self, rules: Mapping[type[BaseException], str], what: str) -> None:
+        """`what` names the stage or service. Raises: DefinitionError"""
+        self._delays_s: dict[type[BaseException], tuple[float, ...]] = {}
+        if not isinstance(rules, Mapping):
+            raise DefinitionError(f'retry of {what} is {rules!r}: say delays by classes of exceptions, {{Busy: "2s"}}')
+        for kind, said in rules.items():
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise DefinitionError(f"retry of {what}: {kind!r} is no class of exceptions")
+            self._delays_s[kind] = _delays_s(said, what)
+
+    def over(self, others: Retries) -> Retries:
+        """These, and of the others what these do not name."""
+        both = Retries({}, "")
+        both._delays_s = others._delays_s | self._delays_s
+        return both
+
+    def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> Retry:
+        """`failures` counts this one, too; `attempts_max` is the stage's own, if it has one.
+
+        Of a group decides what is in it, unless a rule names a class of groups: one that is never tried again suffices,
+        else the longest delay counts.
+        """
+        if attempts_max is not None and failures >= attempts_max:
+            return REFUSED
+        if isinstance(error, BaseExceptionGroup) and not any(kind in self._delays_s for kind in _own_classes(error)):
+            several = [self._of(each, failures) for each in leaves_of(error)]
+        else:
+            several = [self._of(error, failures)]
+        if REFUSED in several:
+            return REFUSED
+        return Retry(max((each.delay_s for each in several if each.delay_s is not None), default=None))
+
+    def _of(self, error: BaseException, failures: int) -> Retry:
+        if isinstance(error, Refuse | NotDecoded | FlowError):
+            return REFUSED
+        for kind in type(error).__mro__:
+            delays_s = self._delays_s.get(kind)
+            if delays_s is not None:
+                return Retry(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REFUSED
+        return AS_THE_QUEUE_SAYS
+
+
+class Retry:
+    """It is tried again after so many seconds; None is what the policy of the queue says."""
+
+    __slots__ = ("delay_s", "is_refused")
+
+    def __init__(self, delay_s: float | None, *, is_refused: bool = False) -> None:
+        self.delay_s = delay_s
+        self.is_refused = is_refused
+        """It is not tried again."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Retry) and (self.delay_s, self.is_refused) == (other.delay_s, other.is_refused)
+
+    def __hash__(self) -> int:
+        return hash((self.delay_s, self.is_refused))
+
+    def __repr__(self) -> str:
+        return "Retry(never)" if self.is_refused else f"Retry({self.delay_s})"
+
+
+def _own_classes(group: BaseException) -> list[type]:
+    return [each for each in type(group).__mro__ if issubclass(each, BaseExceptionGroup)]
+
+
+REFUSED = Retry(None, is_refused=True)
+AS_THE_QUEUE_SAYS = Retry(None)
+
+
+def _delays_s(said: str, what: str) -> tuple[float, ...]:
+    """Empty is never."""
+    if not isinstance(said, str):
+        raise DefinitionError(f"retry of {what} is {said!r}: {_EXAMPLE}")
+    if said.strip() == NEVER:
+        return ()
+    delays_s = []
+    for word in said.split(","):
+        found = _IS_DELAY(word.strip())
+        if found is None:
+            raise DefinitionError(f"retry of {what}: {word.strip()!r} is no delay: {_EXAMPLE}")
+        delay_s = float(found[1]) * _UNITS_S[found[2]]
+        if delay_s * 1000 > DELAY_MS_MAX:
+            raise DefinitionError(f"retry of {what}: {word.strip()} is more than 7 days")
+        delays_s.append(delay_s)
+    return tuple(delays_s)

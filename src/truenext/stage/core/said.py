@@ -1,0 +1,84 @@
+"""What is to be sent, and done, when all that was said has been committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from truenext.limits import BODY_BYTES_MAX
+from truenext.stage.core.envelope import Envelope, child_id, encode
+from truenext.stage.core.errors import FlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRIORITY: Final = 4
+PRIORITY_INTERACTIVE: Final = 9
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message that is to be sent."""
+
+    destination: str
+    envelope: Envelope
+    expires_ms: int = 0
+    """When its flow ends, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    ttl_s: float | None = None
+    """The same, of a flow that begins with it: so long after the broker has accepted it."""
+
+    def body(self, carrier: Mapping[str, str]) -> bytes:
+        """Raises: FlowError if it is too large"""
+        envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
+        try:
+            body = encode(envelope)
+        except (TypeError, ValueError) as error:
+            raise FlowError(f"a property of the flow cannot be JSON: {error}") from error
+        if len(body) > BODY_BYTES_MAX:
+            raise FlowError(
+                f"the message to {self.destination} has {len(body)} bytes with all that its flow carries: "
+                f"at most {BODY_BYTES_MAX}"
+            )
+        return body
+
+    @property
+    def priority(self) -> int:
+        return PRIORITY_INTERACTIVE if self.envelope.flow.interactive else PRIORITY
+
+
+class Said:
+    """All of one transaction: of a message that is handled, by one stage or by several directly one after the other, or
+    of one initiation."""
+
+    __slots__ = ("_ids", "_seed", "after_commit", "is_over", "outgoing", "sender")
+
+    def __init__(self, seed: str, sender: str) -> None:
+        """From `seed` the ids of what is sent are made: the id of the message that is handled, so that they are the
+        same whenever it is handled again; or something new."""
+        self._seed = seed
+        self._ids = 0
+        self.sender = sender
+        """The service and, behind a blank, the queue of the stage."""
+        self.outgoing: list[Outgoing] = []
+        self.is_over = False
+        """The stage has returned, or the block of the initiation has ended."""
+        self.after_commit: list[Callable[[], object]] = []
+
+    def new_id(self) -> str:
+        """Raises: FlowError if all is said"""
+        if self.is_over:
+            raise FlowError("it is too late to send anything: what was said before has been sent")
+        self._ids += 1
+        return child_id(self._seed, self._ids)
+
+
+def checked_attachments(attachments: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """Raises: FlowError if they are not bytes by names"""
+    if not isinstance(attachments, Mapping | None):
+        raise FlowError(f"attachments are bytes, by names, not {type(attachments).__name__}")
+    checked = dict(attachments or {})
+    for name, value in checked.items():
+        if not (isinstance(name, str) and isinstance(value, bytes)):
+            raise FlowError(f"attachment {name!r} is {type(value).__name__}: attachments are bytes, by names")
+    return checked

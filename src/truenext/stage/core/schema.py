@@ -1,0 +1,163 @@
+"""What JSON is written of a type, and is read as one: its JSON Schema.
+
+`msgspec.json.schema` leaves out what decides whether a message can be read: a time looks like any text there, and keys
+that are numbers like any keys. So this goes through the type by itself. It says nothing of defaults and descriptions:
+of a field only whether it must be there. Two words are not of JSON Schema: the formats `local-date-time` and
+`local-time` for times without a zone, and `keys` for what the keys of an object say.
+
+Source: JSON Schema, 2020-12; msgspec, "Supported Types"
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from msgspec import inspect
+
+Schema: TypeAlias = dict[str, Any]
+
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"})
+"""What does not decide whether a value can be read."""
+
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+_TEXTS: dict[type[inspect.Type], str] = {
+    inspect.DateType: "date",
+    inspect.TimeDeltaType: "duration",
+    inspect.UUIDType: "uuid",
+    inspect.DecimalType: "decimal",
+}
+
+
+def schema_of(type_: Any) -> Schema:
+    """Raises: TypeError if it cannot be JSON"""
+    return _Writing().schema(inspect.type_info(type_))
+
+
+class _Writing:
+    def __init__(self) -> None:
+        self._definitions: dict[str, Schema] = {}
+        self._names: dict[Any, str] = {}
+        """Of classes that are described already, or are just being described."""
+
+    def schema(self, info: inspect.Type) -> Schema:
+        schema = self._of(info)
+        return {**schema, "$defs": self._definitions} if self._definitions else schema
+
+    def _of(self, info: inspect.Type) -> Schema:
+        match info:
+            case inspect.Metadata():
+                return self._of(info.type)
+            case inspect.AnyType() | inspect.RawType():
+                return {}
+            case inspect.NoneType():
+                return {"type": "null"}
+            case inspect.BoolType():
+                return {"type": "boolean"}
+            case inspect.IntType():
+                return {"type": "integer", **_said(info, _BOUNDS)}
+            case inspect.FloatType():
+                return {"type": "number", **_said(info, _BOUNDS)}
+            case inspect.StrType():
+                return {"type": "string", **_said(info, {**_lengths("Length"), "pattern": "pattern"})}
+            case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
+                return {"type": "string", "contentEncoding": "base64", **_said(info, _lengths("Length"))}
+            case inspect.DateTimeType():
+                return _time("date-time", info.tz)
+            case inspect.TimeType():
+                return _time("time", info.tz)
+            case inspect.DateType() | inspect.TimeDeltaType() | inspect.UUIDType() | inspect.DecimalType():
+                return {"type": "string", "format": _TEXTS[type(info)]}
+            case inspect.EnumType():
+                return {"title": info.cls.__name__, "enum": _ordered(each.value for each in info.cls)}
+            case inspect.LiteralType():
+                return {"enum": _ordered(info.values)}
+            case inspect.UnionType():
+                return {"anyOf": [self._of(each) for each in info.types]}
+            case inspect.TupleType():
+                items = [self._of(each) for each in info.item_types]
+                return {
+                    "type": "array",
+                    "prefixItems": items,
+                    "items": False,
+                    "minItems": len(items),
+                    "maxItems": len(items),
+                }
+            case inspect.CollectionType():
+                return {"type": "array", "items": self._of(info.item_type), **_said(info, _lengths("Items"))}
+            case inspect.DictType() | inspect.FrozenDictType():
+                return self._mapping(info)
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
+                return self._reference(info)
+            case inspect.CustomType():
+                # Only models of pydantic come so far; their definitions are within.
+                model: Any = info.cls
+                described: Schema = model.model_json_schema()
+                return described
+            case _:
+                raise TypeError(f"{info!r} cannot be JSON")
+
+    def _mapping(self, info: inspect.DictType | inspect.FrozenDictType) -> Schema:
+        schema: Schema = {"type": "object", "additionalProperties": self._of(info.value_type)}
+        keys = self._of(info.key_type)
+        if keys not in ({}, {"type": "string"}):
+            schema["keys"] = keys
+        return {**schema, **_said(info, _lengths("Properties"))}
+
+    def _reference(self, info: Any) -> Schema:
+        name = self._names.get(info.cls)
+        if name is None:
+            called = getattr(info.cls, "__name__", str(info.cls))
+            name, number = called, 2
+            while name in self._definitions:
+                name, number = f"{called}-{number}", number + 1
+            self._names[info.cls] = name
+            # It may contain itself.
+            self._definitions[name] = {}
+            self._definitions[name] = {"title": called, **self._fields(info)}
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _fields(self, info: Any) -> Schema:
+        properties = {each.encode_name: self._of(each.type) for each in info.fields}
+        required = [each.encode_name for each in info.fields if each.required]
+        tag = getattr(info, "tag", None)
+        if tag is not None:
+            properties = {info.tag_field: {"enum": [tag]}, **properties}
+            required = [info.tag_field, *required]
+        is_closed = getattr(info, "forbid_unknown_fields", False)
+        if isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False):
+            return _in_array(properties, required, is_closed or isinstance(info, inspect.NamedTupleType))
+        schema = {"type": "object", "properties": properties, "required": sorted(required)}
+        return {**schema, "additionalProperties": False} if is_closed else schema
+
+
+def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schema:
+    """Fields that are written one after the other, without their names: some at the end may be missing."""
+    least = max((place for place, name in enumerate(properties, 1) if name in required), default=0)
+    schema = {"type": "array", "prefixItems": list(properties.values()), "minItems": least}
+    return {**schema, "maxItems": len(properties)} if is_closed else schema
+
+
+def _said(info: Any, words: dict[str, str]) -> Schema:
+    """The constraints that the type has, in the words of JSON Schema."""
+    return {word: value for name, word in words.items() if (value := getattr(info, name)) is not None}
+
+
+def _lengths(of: str) -> dict[str, str]:
+    return {"min_length": f"min{of}", "max_length": f"max{of}"}
+
+
+def _time(name: str, zone: bool | None) -> Schema:
+    with_zone, without = {"type": "string", "format": name}, {"type": "string", "format": f"local-{name}"}
+    if zone is None:
+        return {"anyOf": [with_zone, without]}
+    return with_zone if zone else without
+
+
+def _ordered(values: Any) -> list[Any]:
+    return sorted(values, key=lambda each: (str(type(each)), each or 0))

@@ -1,0 +1,292 @@
+"""What a service consists of: its endpoints with their stages, what it asks of others, and how it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from truenext.stage.core.definitions import Endpoint, Local, Settings, Stage, Stateful, Stateless, Topic
+from truenext.stage.core.errors import DefinitionError
+from truenext.stage.core.names import endpoint_name
+from truenext.stage.interceptors.interceptor import Interceptor
+from truenext.url import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from truenext.stage.lifespan import Make
+
+M = TypeVar("M")
+R = TypeVar("R")
+S = TypeVar("S")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+SUBSCRIBER_ATTEMPTS = 7
+"""What fails in a subscription the broker itself never gives up. Source: docs/contract.md,
+"Deliveries and attempts" """
+CONCURRENCY = 8
+"""Messages of one stage that are handled at once, and as many interactive ones, unless told."""
+
+
+class Definition:
+    """Endpoints with stages, and those of other services that they ask."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        broker: str | Sequence[str] = DEFAULT_URL,
+        database: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        concurrency: int = CONCURRENCY,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+        lifespan: Make[Any] | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        events: Path | str | None = None,
+    ) -> None:
+        """`broker` is a URL, or several of which the first that is there is taken. `database` is a URL of SQLAlchemy,
+        for stages that ask for a Session or an AsyncSession.
+
+        `concurrency`, `attempts` and `retry` are for all stages that say nothing else: how many messages of a stage are
+        handled at once (and as many interactive ones), after how many failures a message is a dead letter (if that is
+        fewer than the policy of the queue says), and when a failed message is tried again, by the class of what was
+        raised: {Busy: "2s, 10s, 1m", Bad: "never"}.
+
+        `events` is a folder into which each process that runs the stages writes what they do, for `truenext audit
+        --stages`.
+
+        Raises: DefinitionError
+        """
+        self.name = endpoint_name(name, "")
+        brokers = (broker,) if isinstance(broker, str) else broker
+        for what, value, kind, wanted in (
+            ("broker", brokers, Sequence, "a URL, or several"),
+            ("database", database, str | None, "a URL of SQLAlchemy, as text"),
+            ("user", user, str | None, "text"),
+            ("password", password, str | None, "text"),
+            ("interceptors", interceptors, Sequence, "a list of Interceptors"),
+            ("events", events, Path | str | None, "a folder"),
+        ):
+            if not isinstance(value, kind):
+                # Not the value: it may be a password.
+                raise DefinitionError(f"{what} of service {name} is {wanted}, not of the type {type(value).__name__}")
+        if not brokers or not all(isinstance(each, str) for each in brokers):
+            raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
+        if lifespan is not None and not callable(lifespan):
+            raise DefinitionError(f"lifespan of service {name} is a function, not {lifespan!r}")
+        for each in interceptors:
+            if not isinstance(each, Interceptor):
+                raise DefinitionError(f"{each!r} of service {name} is no instance of Interceptor")
+        self.broker: tuple[str, ...] = tuple(brokers)
+        self.database = database
+        self.user = user
+        self.password = password
+        self.lifespan = lifespan
+        self.interceptors = list(interceptors)
+        self.events = None if events is None else Path(events)
+        self.endpoints: dict[str, Local[Any, Any]] = {}
+        """By name."""
+        self.remotes: dict[str, Endpoint[Any, Any]] = {}
+        self.topics: dict[str, Topic[Any]] = {}
+        self.stages: dict[str, Stage] = {}
+        """By queue."""
+        self._settings = Settings(f"service {name}", concurrency, attempts, retry)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    # ---- What it consists of ----
+
+    @overload
+    def remote(self, name: str, takes: type[M], replies: type[R]) -> Endpoint[M, R]: ...
+
+    @overload
+    def remote(self, name: str, takes: type[M], replies: None = None) -> Endpoint[M, None]: ...
+
+    def remote(self, name: str, takes: type[Any], replies: type[Any] | None = None) -> Endpoint[Any, Any]:
+        """An endpoint of another service.
+
+        Raises: DefinitionError, also if it was said before with other types
+        """
+        endpoint: Endpoint[Any, Any] = Endpoint(endpoint_name(name, self.name), takes, replies)
+        known = self.remotes.setdefault(endpoint.name, endpoint)
+        if _types_of(known) != _types_of(endpoint):
+            raise DefinitionError(f"{endpoint} was said before, with other types: {known}")
+        return known
+
+    @overload
+    def endpoint(
+        self,
+        name: str,
+        takes: type[M],
+        replies: type[R],
+        *,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> Stateless[M, R]: ...
+
+    @overload
+    def endpoint(
+        self,
+        name: str,
+        takes: type[M],
+        replies: type[R],
+        *,
+        state: type[S],
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> Stateful[M, R, S]: ...
+
+    @overload
+    def endpoint(
+        self,
+        name: str,
+        takes: type[M],
+        replies: None = None,
+        *,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> Stateless[M, None]: ...
+
+    @overload
+    def endpoint(
+        self,
+        name: str,
+        takes: type[M],
+        replies: None = None,
+        *,
+        state: type[S],
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> Stateful[M, None, S]: ...
+
+    def endpoint(
+        self,
+        name: str,
+        takes: type[Any],
+        replies: type[Any] | None = None,
+        *,
+        state: type[Any] | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        retry: Mapping[type[BaseException], str] | None = None,
+    ) -> Local[Any, Any]:
+        """An endpoint of this service: functions that are decorated with its `stage` are what it does, one after the
+        other. A name that begins with a dot is that of the service and the rest. What is shared by the stages of one
+        flow is in its `state`.
+
+        Raises: DefinitionError
+        """
+        kind = Stateless if state is None else Stateful
+        settings = Settings(name, concurrency, attempts, retry).over(self._settings)
+        made: Local[Any, Any] = kind(
+            endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
+        )
+        self._own(made)
+        return made
+
+    def single(
+        self,
+        name: str,
+        takes: type[M],
+        replies: type[R],
+        **settings: Any,
+    ) -> Callable[[Callable[..., Any]], Stateless[M, R]]:
+        """Decorate the only stage of an endpoint; the function's name is then that endpoint.
+
+        Raises: DefinitionError
+        """
+
+        def decorate(function: Callable[..., Any]) -> Stateless[M, R]:
+            endpoint: Stateless[M, R] = self.endpoint(name, takes, replies, **settings)
+            endpoint.stage(function)
+            return endpoint
+
+        return decorate
+
+    def terminator(
+        self, name: str, takes: type[M], *, state: type[S] | None = None, **settings: Any
+    ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
+        """Decorate the only stage of an endpoint that replies nothing; the function's name is then that endpoint.
+        `state` is what comes with a reply, if this is who takes it.
+
+        Raises: DefinitionError
+        """
+
+        def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
+            endpoint: Stateless[M, None] | Stateful[M, None, S]
+            if state is None:
+                endpoint = self.endpoint(name, takes, **settings)
+            else:
+                endpoint = self.endpoint(name, takes, state=state, **settings)
+            endpoint.stage(function)
+            return endpoint
+
+        return decorate
+
+    def topic(self, name: str, takes: type[M]) -> Topic[M]:
+        """What this service, or another, publishes.
+
+        Raises: DefinitionError, also if it was said before with another type
+        """
+        topic = Topic(name, takes)
+        known = self.topics.setdefault(topic.name, topic)
+        if known.takes.type != takes:
+            raise DefinitionError(f"{topic} was said before, with another type: {known}")
+        return known
+
+    def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
+        """Decorate a function that takes what is published to a topic while this process is there: one message at a
+        time, in each process of the service.
+
+        Raises: DefinitionError
+        """
+
+        if not isinstance(topic, Topic):
+            raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
+
+        def decorate(function: F) -> F:
+            name = endpoint_name(f".{function.__name__}", self.name)
+            settings = Settings(name, 1, None, None).over(self._settings)
+            settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
+            endpoint: Local[M, None] = Local(name, topic.takes.type, None, state, settings, register=self._register)
+            endpoint.topic = topic
+            self._own(endpoint)
+            endpoint.add(function, None, settings)
+            return function
+
+        return decorate
+
+    def _own(self, endpoint: Local[Any, Any]) -> None:
+        if endpoint.name in self.endpoints:
+            raise DefinitionError(f"{self.name} has an endpoint {endpoint.name} already")
+        self.endpoints[endpoint.name] = endpoint
+
+    @property
+    def is_running(self) -> bool:
+        """Nothing can be defined any more."""
+        return False
+
+    def _register(self, stage: Stage) -> None:
+        if self.is_running:
+            raise DefinitionError(f"{self.name} runs: {stage.queue} comes too late")
+        self.stages[stage.queue] = stage
+
+    def check(self) -> None:
+        """All is defined.
+
+        Raises: DefinitionError if something is missing
+        """
+        for endpoint in self.endpoints.values():
+            endpoint.check()
+
+
+def _types_of(endpoint: Endpoint[Any, Any]) -> tuple[Any, Any]:
+    return endpoint.takes.type, None if endpoint.replies is None else endpoint.replies.type

@@ -1,0 +1,177 @@
+"""Which values does a function ask for, where does each come from, and is anything wrong with that?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
+
+from truenext.errors import ConfigurationError
+from truenext.stage.core.signature import without_none
+from truenext.stage.dependencies.factory import (
+    Factory,
+    is_awaited,
+    maker_of,
+    name_of,
+    parameters_of_signature,
+)
+from truenext.stage.dependencies.plan import Plan, Step
+
+Overrides: TypeAlias = Mapping[Factory, Factory]
+
+
+@dataclass(frozen=True, slots=True)
+class Depends:
+    """Says in `Annotated[T, Depends(factory)]` that a parameter is what `factory` makes.
+
+    A factory is a function, an `async` function, a generator of either kind that yields once, a function that
+    `contextlib` has made a context manager of, or a class. What follows a `yield` runs when the stage is done. A class
+    whose instances are context managers is entered, and left then. A factory may ask for what a stage may ask for,
+    but for the parameters that the stage has by their place.
+
+    Raises: ConfigurationError if it is no factory
+    """
+
+    factory: Factory
+
+    def __post_init__(self) -> None:
+        if not callable(self.factory):
+            raise ConfigurationError(f"Depends takes a factory, and not what it makes: {self.factory!r}")
+
+
+def parameters_of(
+    function: Callable[..., Any],
+    *,
+    given: Mapping[Any, str],
+    placed: Collection[str] = (),
+    overrides: Overrides | None = None,
+    refused: Mapping[Any, str] = MappingProxyType({}),
+) -> Plan:
+    """What a stage asks for. `given` says by which name the caller will give a value of which type; a generic type
+    stands for all that are made of it. `placed` are the parameters that the caller gives by itself. A factory in
+    `overrides` is replaced by another one, wherever somebody depends on it. `refused` says why a type is a mistake
+    here, also where a parameter has a default.
+
+    Raises: ConfigurationError if a parameter cannot be given, naming it and its function
+    """
+    is_async = inspect.iscoroutinefunction(function)
+    search = _Search(given, overrides or {}, refused, is_async=is_async, function=function)
+    direct, made = search.sources(function, placed)
+    return Plan(search.steps, direct, made)
+
+
+class _Search:
+    """Through a function and all that it depends on."""
+
+    def __init__(
+        self,
+        given: Mapping[Any, str],
+        overrides: Overrides,
+        refused: Mapping[Any, str],
+        *,
+        is_async: bool,
+        function: Callable[..., Any],
+    ) -> None:
+        self._given = given
+        self._overrides = overrides
+        self._refused = refused
+        self._is_async = is_async
+        self._function = function
+        self._places: dict[Factory, int] = {}
+        self._path: list[Callable[..., Any]] = []
+        self.steps: list[Step] = []
+        """In the order in which they are made."""
+
+    def sources(
+        self, function: Callable[..., Any], placed: Collection[str] = ()
+    ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
+        """Its parameters that are given, by which name; and those that are made, in which step."""
+        direct: list[tuple[str, str]] = []
+        made: list[tuple[str, int]] = []
+        self._path.append(function)
+        for parameter in self._parameters(function):
+            if parameter.name in placed:
+                continue
+            kind, depends = self._annotation(function, parameter)
+            if depends is not None:
+                made.append((parameter.name, self._step(self._overrides.get(depends, depends), parameter.name)))
+            elif (name := self._name_of_given(kind)) is not None:
+                direct.append((parameter.name, name))
+            elif (why := self._refused.get(kind)) is not None:
+                raise self._fault(function, parameter.name, why)
+            elif parameter.default is parameter.empty:
+                raise self._fault(function, parameter.name, self._why_missing(kind))
+        self._path.pop()
+        return tuple(direct), tuple(made)
+
+    def _parameters(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
+        try:
+            every = parameters_of_signature(function)
+        except NameError as error:
+            # Annotations are looked up in the module: they are text there if it says so, or if they are quoted.
+            reason = f"an annotation of {name_of(function)} cannot be read: {error}"
+            raise ConfigurationError(reason + self._who_asks()) from error
+        return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
+    def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
+        """Its type, and the factory that it depends on."""
+        if isinstance(parameter.default, Depends):
+            raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not behind =")
+        kind, depends = _asked_for(parameter.annotation)
+        if len(depends) > 1:
+            raise self._fault(function, parameter.name, "it depends on several factories")
+        is_needed = depends or parameter.default is parameter.empty
+        if is_needed and parameter.kind is parameter.POSITIONAL_ONLY:
+            raise self._fault(function, parameter.name, "it cannot be given by its name")
+        return kind, depends[0].factory if depends else None
+
+    def _name_of_given(self, kind: Any) -> str | None:
+        return self._given.get(kind) or self._given.get(get_origin(kind))
+
+    def _step(self, factory: Factory, parameter: str) -> int:
+        """Where what it makes will be found. It is made once, however many ask for it."""
+        if factory in self._path:
+            circle = [*self._path[self._path.index(factory) :], factory]
+            raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, circle))}")
+        if factory in self._places:
+            return self._places[factory]
+        maker, way = maker_of(factory, is_async=self._is_async)
+        if is_awaited(way) and not self._is_async:
+            raise self._fault(
+                self._path[-1],
+                parameter,
+                f"{name_of(factory)} must be awaited, and {name_of(self._function)}, which is not async, runs in a "
+                "thread; make one of the two like the other",
+            )
+        direct, made = self.sources(factory)
+        self._places[factory] = len(self.steps)
+        self.steps.append(Step(name_of(factory), maker, way, direct, made))
+        return self._places[factory]
+
+    def _why_missing(self, kind: Any) -> str:
+        if kind is inspect.Parameter.empty:
+            return "it has no annotation"
+        there = ", ".join(sorted({_type_name(each) for each in self._given})) or "nothing"
+        return f"nothing gives {_type_name(kind)}; given are {there}; anything else needs Annotated[T, Depends(...)]"
+
+    def _fault(self, function: Callable[..., Any], parameter: str, why: str) -> ConfigurationError:
+        return ConfigurationError(f"{name_of(function)}, parameter {parameter!r}: {why}{self._who_asks()}")
+
+    def _who_asks(self) -> str:
+        return f" (asked for: {' -> '.join(map(name_of, self._path))})" if len(self._path) > 1 else ""
+
+
+def _asked_for(annotation: Any) -> tuple[Any, list[Depends]]:
+    """The type, and what it depends on. Who asks for `T | None` asks for T: None is its default, if nothing gives T."""
+    kind = without_none(annotation)
+    if get_origin(kind) is not Annotated:
+        return kind, []
+    within, *notes = get_args(kind)
+    kind, depends = _asked_for(within)
+    return kind, [*depends, *(each for each in notes if isinstance(each, Depends))]
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

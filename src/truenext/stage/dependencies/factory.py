@@ -1,0 +1,74 @@
+"""What kind of factory is this, how is one of it called, and which parameters has it?"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+from typing import Any, TypeAlias
+
+Factory: TypeAlias = Callable[..., Any]
+
+
+class Way(Enum):
+    """From a call to the value."""
+
+    CALL = "what is returned is the value"
+    AWAIT = "what is returned is awaited"
+    ENTER = "what is returned is entered, and left in the end"
+    ENTER_ASYNC = "the same, with `async with`"
+
+
+def is_awaited(way: Way) -> bool:
+    return way in (Way.AWAIT, Way.ENTER_ASYNC)
+
+
+def maker_of(factory: Factory, *, is_async: bool) -> tuple[Factory, Way]:
+    """What is to be called, and the way from there. `is_async`: a class that can be entered both ways is entered with
+    `async with`."""
+    if isinstance(factory, type):
+        if hasattr(factory, "__aenter__") and (is_async or not hasattr(factory, "__enter__")):
+            return factory, Way.ENTER_ASYNC
+        return factory, Way.ENTER if hasattr(factory, "__enter__") else Way.CALL
+    code = _code(factory)
+    if inspect.isgeneratorfunction(code):
+        return contextmanager(factory), Way.ENTER
+    if inspect.isasyncgenfunction(code):
+        return asynccontextmanager(factory), Way.ENTER_ASYNC
+    if inspect.iscoroutinefunction(code):
+        return factory, Way.AWAIT
+    # What `contextlib` has decorated is a plain function around a generator.
+    within = inspect.unwrap(code)
+    if inspect.isgeneratorfunction(within):
+        return factory, Way.ENTER
+    if inspect.isasyncgenfunction(within):
+        return factory, Way.ENTER_ASYNC
+    return factory, Way.CALL
+
+
+def _code(factory: Factory) -> Factory:
+    """The function that runs, of something that can be called."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return factory if inspect.isroutine(factory) else factory.__call__  # type: ignore[operator]
+
+
+def parameters_of_signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """With their annotations as they are meant, also where they are written as text.
+
+    Raises: NameError if one of them names what its module does not have
+    """
+    try:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+    except ValueError:
+        # Some classes of C, such as dict, do not say what they take.
+        return []
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """As it is written in a program."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or repr(function)

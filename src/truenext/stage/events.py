@@ -1,0 +1,290 @@
+"""What did the stages of this process do, message by message? For the audit, which joins it to the broker's history.
+
+Each event is a line of JSON (docs/stages-events.md). The worker leaves it in memory, and a thread writes: no stage
+waits for the disk. A crash of the process takes what the thread had not come to, a tenth of a second at most, and
+perhaps the end of the last line. If the disk takes nothing, events are lost and stages go on; each event has a number,
+so whoever reads sees that some are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.errors import ConfigurationError
+from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, forget_old, stage_file
+from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from truenext.client.tasks.connection import Message
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.core.envelope import Envelope
+    from truenext.stage.interceptors.interceptor import Ending, Outcome
+
+_logger = logging.getLogger("truenext.stage")
+
+UNWRITTEN_BYTES_MAX = 16 * 1024 * 1024
+"""What waits for the disk in memory; more is lost. A busy process tells of 2 MiB a second."""
+GATHER_S = 0.05
+"""From the first event that waits until all that wait are written."""
+AGAIN_S = 5.0
+"""Until it is tried again where the disk takes nothing."""
+TRACE_MAX = 200
+"""Characters of a trace that are told."""
+_QUEUE = "/queue/"
+_SEQUENCE = "truenext-sequence"
+
+
+class Opened(msgspec.Struct, tag_field="kind", tag="opened"):
+    """The first of each file."""
+
+    process: str
+    n: int
+    at: int
+    format: int
+    service: str
+    instance: str
+
+
+class Begun(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True):
+    process: str
+    n: int
+    at: int
+    stage: str
+    message: str
+    flow: str
+    trace: str
+    sender: str
+    attempt: int
+    deliveries: int
+    parent: str = ""
+    queue: str | None = None
+    sequence: int | None = None
+
+
+class Committed(msgspec.Struct, tag_field="kind", tag="SQL committed"):
+    process: str
+    n: int
+    at: int
+    of: int
+
+
+class Over(msgspec.Struct, omit_defaults=True):
+    process: str
+    n: int
+    at: int
+    kind: Outcome
+    of: int
+    total_us: int
+    run_us: int | None = None
+    commit_us: int | None = None
+    error: str | None = None
+
+
+class Closed(msgspec.Struct, tag_field="kind", tag="closed"):
+    """The last of a process that has ended in order."""
+
+    process: str
+    n: int
+    at: int
+
+
+class StageEvents:
+    """Its methods but `close` are for one thread, the event loop's, and none of them waits or raises."""
+
+    def __init__(
+        self,
+        folder: Path,
+        service: str,
+        instance: str,
+        *,
+        file_bytes: int = FILE_BYTES_MAX,
+        bytes_max: int = HISTORY_BYTES_MAX,
+        days_max: int = HISTORY_DAYS_MAX,
+    ) -> None:
+        """Raises: ConfigurationError if `folder` cannot be written to"""
+        self._folder = folder
+        self._service = service
+        self._instance = instance
+        self._file_bytes = file_bytes
+        self._kept = {"bytes_max": bytes_max, "days_max": days_max}
+        self.process = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
+        """What all its events have in common, and no other process has."""
+        self._encoder = msgspec.json.Encoder()
+        self._n = 0
+        self._unwritten = bytearray()
+        self._lost = 0
+        self._lock = Lock()
+        self._is_some = Event()
+        self._is_closing = Event()
+        self._file = -1
+        self._file_number = 0
+        self._file_size = 0
+        self._file_since = 0.0
+        self._is_failing = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._begin_file()
+        except OSError as error:
+            raise ConfigurationError(f"the events of stages cannot be written to {folder}: {error}") from error
+        self._thread = Thread(target=self._write_for_ever, name="truenext stage events", daemon=True)
+        self._thread.start()
+
+    # ---- What has happened ----
+
+    def begun(self, stage: Stage, message: Message, envelope: Envelope) -> int:
+        """Its number, by which the others name it."""
+        destination, flow = message.destination, envelope.flow
+        is_queue = destination.startswith(_QUEUE)
+        headers = message.headers
+        self._n = n = self._n + 1
+        self._tell(
+            Begun(
+                process=self.process,
+                n=n,
+                at=time.time_ns() // 1000,
+                stage=stage.queue,
+                message=envelope.id,
+                flow=flow.id,
+                trace=flow.trace[:TRACE_MAX],
+                sender=envelope.sender,
+                attempt=message.attempts + 1,
+                deliveries=message.deliveries,
+                parent=envelope.parent,
+                # What is published is in a queue of its connection, of which the history says nothing.
+                queue=destination[len(_QUEUE) :] if is_queue else None,
+                sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
+            )
+        )
+        return n
+
+    def sql_committed(self, of: int) -> None:
+        self._n = n = self._n + 1
+        self._tell(Committed(process=self.process, n=n, at=time.time_ns() // 1000, of=of))
+
+    def ended(self, of: int, ending: Ending) -> None:
+        """Whatever its outcome."""
+        error = ending.error
+        self._n = n = self._n + 1
+        self._tell(
+            Over(
+                process=self.process,
+                n=n,
+                at=time.time_ns() // 1000,
+                kind=ending.outcome,
+                of=of,
+                total_us=round(ending.total * 1e6),
+                run_us=_in_us(ending.run),
+                commit_us=_in_us(ending.commit),
+                error=None if error is None else type(error).__qualname__,
+            )
+        )
+
+    def _tell(self, event: Begun | Committed | Over | Closed) -> None:
+        with self._lock:
+            unwritten = self._unwritten
+            if len(unwritten) >= UNWRITTEN_BYTES_MAX:
+                self._lost += 1
+                return
+            is_first = not unwritten
+            self._encoder.encode_into(event, unwritten, -1)
+            unwritten += b"\n"
+        if is_first:
+            self._is_some.set()
+
+    # ---- The end ----
+
+    def close(self) -> None:
+        """All that was told is in its file when this returns, unless the disk does not take it."""
+        self._n += 1
+        self._tell(Closed(process=self.process, n=self._n, at=time.time_ns() // 1000))
+        self._is_closing.set()
+        self._is_some.set()
+        self._thread.join()
+
+    # ---- Its own thread ----
+
+    def _write_for_ever(self) -> None:
+        while not self._is_closing.is_set():
+            self._is_some.wait()
+            self._is_closing.wait(GATHER_S)
+            self._write_what_waits()
+        # What came while that was written.
+        self._write_what_waits()
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _write_what_waits(self) -> None:
+        with self._lock:
+            content, self._unwritten = self._unwritten, bytearray()
+            lost, self._lost = self._lost, 0
+            self._is_some.clear()
+        if not content:
+            return
+        try:
+            if self._is_to_begin_anew():
+                self._begin_file()
+            self._write(content)
+        except OSError as error:
+            if not self._is_failing:
+                _logger.warning("events of stages cannot be written, and are lost", extra={"error": str(error)})
+            self._is_failing = True
+            # Half a line may be in it, which is to be the last.
+            self._leave_file()
+            self._is_closing.wait(AGAIN_S)
+            return
+        if lost or self._is_failing:
+            _logger.warning("events of stages were lost, which is over: the disk has not taken them in time")
+        self._is_failing = False
+
+    def _is_to_begin_anew(self) -> bool:
+        return (
+            self._file < 0
+            or self._file_size >= self._file_bytes
+            or time.monotonic() - self._file_since >= FILE_SECONDS_MAX
+            # Another process, which has kept to the limits, has deleted it.
+            or not os.fstat(self._file).st_nlink
+        )
+
+    def _begin_file(self) -> None:
+        """Raises: OSError"""
+        self._leave_file()
+        self._file_number += 1
+        path = stage_file(self._folder, self.process, self._file_number)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file_since = time.monotonic()
+        # It stands in each file, and is none of the events that are counted.
+        opened = Opened(self.process, 0, time.time_ns() // 1000, FORMAT, self._service, self._instance)
+        try:
+            self._write(self._encoder.encode(opened) + b"\n")
+        except OSError:
+            # A full disk still takes empty files, any number of them.
+            path.unlink()
+            raise
+        forget_old(self._folder, **self._kept)
+
+    def _leave_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        self._file_size = 0
+
+    def _write(self, content: bytes | bytearray) -> None:
+        """Raises: OSError"""
+        view = memoryview(content)
+        while view:
+            written = os.write(self._file, view)
+            self._file_size += written
+            view = view[written:]
+
+
+def _in_us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)

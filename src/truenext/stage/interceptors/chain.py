@@ -1,0 +1,75 @@
+"""How do the interceptors of a service work together, and what becomes of their errors?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
+from truenext.stage.opened import Opened
+
+_logger = logging.getLogger("truenext.stage")
+
+
+class Chain:
+    """Only those that override a hook are asked. Where `has_around`, `has_sending` or `has_ended` is False, the caller
+    need not even make what the hook is told."""
+
+    __slots__ = ("_around", "_ended", "_sending", "has_around", "has_ended", "has_sending")
+
+    def __init__(self, interceptors: Sequence[Interceptor]) -> None:
+        self._around = [each for each in interceptors if type(each).around is not Interceptor.around]
+        self._sending = [each for each in interceptors if type(each).sending is not Interceptor.sending]
+        self._ended = [each for each in interceptors if type(each).ended is not Interceptor.ended]
+        self.has_around: bool = bool(self._around)
+        self.has_sending: bool = bool(self._sending)
+        self.has_ended: bool = bool(self._ended)
+
+    def around(self, execution: Execution) -> _Around:
+        """Both in the thread in which the stage runs: `with chain.around(execution)`."""
+        return _Around(self._around, execution)
+
+    def sending(self, execution: Execution | None, send: Send) -> None:
+        for each in self._sending:
+            try:
+                each.sending(execution, send)
+            except Exception as error:
+                _report(each, "sending", error)
+
+    def ended(self, execution: Execution, ending: Ending) -> None:
+        for each in self._ended:
+            try:
+                each.ended(execution, ending)
+            except Exception as error:
+                _report(each, "ended", error)
+
+
+class _Around:
+    __slots__ = ("_execution", "_interceptors", "_opened")
+
+    def __init__(self, interceptors: Sequence[Interceptor], execution: Execution) -> None:
+        self._interceptors = interceptors
+        self._execution = execution
+        self._opened = Opened()
+
+    def __enter__(self) -> None:
+        try:
+            for each in self._interceptors:
+                self._opened.enter(_name(each), each.around(self._execution))
+        except BaseException as error:
+            self._opened.close(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._opened.close(error)
+
+
+def _name(interceptor: Interceptor) -> str:
+    return type(interceptor).__qualname__
+
+
+def _report(interceptor: Interceptor, hook: str, error: Exception) -> None:
+    _logger.error("%s.%s has failed", _name(interceptor), hook, exc_info=error)

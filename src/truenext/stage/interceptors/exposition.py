@@ -1,0 +1,55 @@
+"""How do figures look in Prometheus' text format?
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple, TypeAlias
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+class Sample(NamedTuple):
+    labels: Mapping[str, str]
+    value: float
+
+
+class Histogram(NamedTuple):
+    labels: Mapping[str, str]
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    """Between one bound and the next; one more than there are bounds."""
+    total: float
+    """Of all that was observed."""
+
+
+def exposition(name: str, kind: Kind, about: str, metrics: Iterable[Sample | Histogram]) -> str:
+    """One metric with all its labels, each line with its end. `about` is one line without a backslash."""
+    lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+    for metric in metrics:
+        lines += _histogram(name, metric) if isinstance(metric, Histogram) else [_line(name, metric)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _histogram(name: str, histogram: Histogram) -> Iterator[str]:
+    """Each bucket counts all that is below its bound."""
+    cumulated = list(accumulate(histogram.counts))
+    bounds = [*map(repr, histogram.bounds), "+Inf"]
+    for bound, count in zip(bounds, cumulated, strict=True):
+        yield _line(f"{name}_bucket", Sample({**histogram.labels, "le": bound}, count))
+    yield _line(f"{name}_sum", Sample(histogram.labels, histogram.total))
+    yield _line(f"{name}_count", Sample(histogram.labels, cumulated[-1]))
+
+
+def _line(name: str, sample: Sample) -> str:
+    labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in sample.labels.items())
+    return f"{name}{{{labels}}} {sample.value!r}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,174 @@
+"""How many messages has each stage handled, what became of them, and how long did it take?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import msgspec
+
+from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Outcome, Send
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Upper bounds of durations, in seconds: those that OpenTelemetry's conventions advise for messages."""
+
+
+class Duration(msgspec.Struct, frozen=True):
+    """How long something took, in all."""
+
+    seconds: float
+    buckets: tuple[int, ...]
+    """How many were at most as long as each of BUCKETS and longer than the one before; the last count is of all that
+    were longer still."""
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
+class StageFigures(msgspec.Struct, frozen=True):
+    """Of one stage, since the interceptor was made."""
+
+    running: int
+    """How many runs there are at this moment."""
+    outcomes: dict[Outcome, int]
+    sent: int
+    """Messages of its that were sent, or were to be: also those of transactions that were rolled back."""
+    run: Duration
+    """Of the stage with its dependencies, over all runs, failed ones too."""
+    total: Duration
+    """From when the service had the message until what became of it was known."""
+
+
+class Metrics(Interceptor):
+    """Counts in memory, for this process. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stages: dict[tuple[str, str], _Counts] = {}
+        self._sent_outside = 0
+
+    @contextmanager
+    def around(self, execution: Execution) -> Iterator[None]:
+        with self._lock:
+            self._counts(execution).running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts(execution).running -= 1
+
+    def sending(self, execution: Execution | None, send: Send) -> None:
+        with self._lock:
+            if execution is None:
+                self._sent_outside += 1
+            else:
+                self._counts(execution).sent += 1
+
+    def ended(self, execution: Execution, ending: Ending) -> None:
+        with self._lock:
+            counts = self._counts(execution)
+            counts.outcomes[ending.outcome] = counts.outcomes.get(ending.outcome, 0) + 1
+            if ending.run is not None:
+                counts.run.add(ending.run)
+            counts.total.add(ending.total)
+
+    def _counts(self, execution: Execution) -> _Counts:
+        key = (execution.endpoint, execution.stage)
+        counts = self._stages.get(key)
+        if counts is None:
+            counts = self._stages[key] = _Counts()
+        return counts
+
+    def snapshot(self) -> dict[tuple[str, str], StageFigures]:
+        """By endpoint and stage; of one moment."""
+        with self._lock:
+            return {key: counts.figures() for key, counts in self._stages.items()}
+
+    @property
+    def sent_outside(self) -> int:
+        """Messages that were sent by no stage: those with which flows began."""
+        return self._sent_outside
+
+    def exposition(self) -> str:
+        """The same as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
+        stages = self.snapshot()
+        labels = {key: {"endpoint": key[0], "stage": key[1]} for key in stages}
+        sent = [Sample(labels[key], each.sent) for key, each in stages.items()]
+        sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside))
+        return "".join(
+            (
+                exposition(
+                    "truenext_stage_running",
+                    "gauge",
+                    "Runs of a stage at this moment.",
+                    [Sample(labels[key], each.running) for key, each in stages.items()],
+                ),
+                exposition(
+                    "truenext_stage_messages_total",
+                    "counter",
+                    "Messages by what became of them.",
+                    [
+                        Sample({**labels[key], "outcome": outcome}, count)
+                        for key, each in stages.items()
+                        for outcome, count in each.outcomes.items()
+                    ],
+                ),
+                exposition(
+                    "truenext_stage_sent_total",
+                    "counter",
+                    "Messages that a stage sent; without a stage, those with which flows began.",
+                    sent,
+                ),
+                exposition(
+                    "truenext_stage_run_seconds",
+                    "histogram",
+                    "Duration of a stage with its dependencies.",
+                    [
+                        Histogram(labels[key], BUCKETS, each.run.buckets, each.run.seconds)
+                        for key, each in stages.items()
+                    ],
+                ),
+                exposition(
+                    "truenext_stage_total_seconds",
+                    "histogram",
+                    "From when the service had a message until what became of it was known.",
+                    [
+                        Histogram(labels[key], BUCKETS, each.total.buckets, each.total.seconds)
+                        for key, each in stages.items()
+                    ],
+                ),
+            )
+        )
+
+
+class _Observed:
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+    def duration(self) -> Duration:
+        return Duration(self.seconds, tuple(self.buckets))
+
+
+class _Counts:
+    __slots__ = ("outcomes", "run", "running", "sent", "total")
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.outcomes: dict[Outcome, int] = {}
+        self.sent = 0
+        self.run = _Observed()
+        self.total = _Observed()
+
+    def figures(self) -> StageFigures:
+        return StageFigures(self.running, dict(self.outcomes), self.sent, self.run.duration(), self.total.duration())

@@ -1,0 +1,103 @@
+"""How does a flow through many processes become one trace of OpenTelemetry?
+
+    send order.place            PRODUCER   where the flow begins
+    └── process order.place     CONSUMER   a run of its first stage, until what became of the message is known
+        └── send price          PRODUCER   a message of that stage
+            └── process price   CONSUMER   ...
+
+Each message carries the context of the span that sent it, as the program's propagators write it (`traceparent`, unless
+told otherwise). Whoever takes it goes on from there. Needs `truenext[opentelemetry]`; what becomes of spans is up to
+the SDK of the program. Without one, nothing is recorded.
+
+Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. A link to the sender's span is what they ask
+for; it may be the parent too, since each of these spans is of a single message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
+from truenext.version import VERSION
+
+
+class Tracing(Interceptor):
+    """`provider` is the program's global one unless named."""
+
+    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("truenext.stage", VERSION, provider)
+
+    @contextmanager
+    def around(self, execution: Execution) -> Iterator[None]:
+        sender = propagate.extract(execution.carrier)
+        created = trace.get_current_span(sender).get_span_context()
+        span = self._tracer.start_span(
+            f"process {execution.queue}",
+            context=sender,
+            kind=SpanKind.CONSUMER,
+            attributes={
+                **_attributes("process", execution.queue, execution.message_id, execution.flow_id, execution.size),
+                "truenext.endpoint": execution.endpoint,
+                "truenext.stage": execution.stage,
+                "truenext.trace": execution.trace,
+                "truenext.attempt": execution.attempt,
+            },
+            links=[Link(created)] if created.is_valid else [],
+        )
+        here = execution.kept[self] = trace.set_span_in_context(span, sender)
+        token = contexts.attach(here)
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
+    def sending(self, execution: Execution | None, send: Send) -> None:
+        # A message may be sent when its stage has returned, elsewhere than where the stage ran.
+        sender: Context | None = execution.kept.get(self) if execution is not None else None
+        span = self._tracer.start_span(
+            f"send {send.destination}",
+            context=sender,
+            kind=SpanKind.PRODUCER,
+            attributes={
+                **_attributes("send", send.destination, send.message_id, send.flow_id, send.size),
+                "truenext.trace": send.trace,
+            },
+        )
+        propagate.inject(send.carrier, trace.set_span_in_context(span, sender))
+        span.end()
+
+    def ended(self, execution: Execution, ending: Ending) -> None:
+        context: Context | None = execution.kept.pop(self, None)
+        if context is None:
+            return
+        span = trace.get_current_span(context)
+        span.set_attribute("truenext.outcome", ending.outcome)
+        # What was given back is nobody's error.
+        if ending.outcome not in ("ended", "given back"):
+            error = ending.error
+            if error is not None:
+                span.record_exception(error)
+                span.set_attribute("error.type", f"{type(error).__module__}.{type(error).__qualname__}")
+            span.set_status(Status(StatusCode.ERROR, str(error) if error is not None else ending.outcome))
+        span.end()
+
+
+def _attributes(
+    operation: str, destination: str, message_id: str, flow_id: str, size: int
+) -> dict[str, AttributeValue]:
+    return {
+        "messaging.system": "truenext",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": destination,
+        "messaging.message.id": message_id,
+        "messaging.message.conversation_id": flow_id,
+        "messaging.message.body.size": size,
+    }

@@ -1,0 +1,74 @@
+"""What interactive messages have of their own, and the others: a connection to the broker, threads, connections to the
+database. So none of them waits for what the others do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
+from truenext.stage.core.health import BrokerFacts
+from truenext.stage.core.said import PRIORITY_INTERACTIVE
+from truenext.stage.shares import Shares
+
+if TYPE_CHECKING:
+    from truenext.client.tasks.connection import Connection
+
+_logger = logging.getLogger("truenext.stage")
+
+INTERACTIVE: Final = f"JMSPriority = {PRIORITY_INTERACTIVE}"
+OTHERS: Final = f"JMSPriority < {PRIORITY_INTERACTIVE}"
+
+PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
+THREADS: Final = "truenext stage"
+"""What the names of their threads begin with."""
+
+
+class Lane:
+    def __init__(self, connection: Connection, *, is_interactive: bool, threads: int) -> None:
+        """`threads` is the most that plain functions may need at once."""
+        self.connection = connection
+        self.is_interactive = is_interactive
+        self.selector = INTERACTIVE if is_interactive else OTHERS
+        self.name = "interactive" if is_interactive else "other"
+        self.threads = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREADS} {self.name}")
+        self.pause_s = 0.0
+        """The last one since the broker has no room; 0 while it has."""
+        self._rests_until = 0.0
+        self.transactions = Shares(TRANSACTIONS_MAX)
+        """Who would be refused for what is open on the connection waits instead. Source: docs/limits.md"""
+        self.transaction_bytes = Shares(TRANSACTION_BYTES_MAX)
+
+    def rest_s(self, now: float) -> float:
+        """For how many seconds a worker for whose messages the broker has no room rests; all of them together, and each
+        time twice as long, until something was committed."""
+        if now >= self._rests_until:
+            self.pause_s = min(max(2 * self.pause_s, PAUSE_S), PAUSE_MAX_S)
+            self._rests_until = now + self.pause_s
+            _logger.warning(
+                "the broker has no room on its disk: stages that send rest",
+                extra={"lane": self.name, "next_s": self.pause_s},
+            )
+        return self._rests_until - now
+
+    def facts(self) -> BrokerFacts:
+        health = self.connection.health()
+        return BrokerFacts(
+            lane=self.name,
+            state=health.state,
+            since_s=health.since_s,
+            reconnects=health.reconnects,
+            has_room=asyncio.get_running_loop().time() >= self._rests_until,
+        )
+
+    def subscribed(self) -> Counter[str]:
+        """Of which destinations it gets messages, and over how many subscriptions."""
+        consumers = self.connection.health().consumers
+        return Counter(each.destination for each in consumers if each.state not in ("opening", "ended"))
+
+    async def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        await self.connection.close()

@@ -1,0 +1,64 @@
+"""What each stage of a service asks for besides its message, and whether it uses the database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from truenext.stage.core.errors import DefinitionError
+from truenext.stage.core.flow import Flow
+from truenext.stage.dependencies.depends import parameters_of
+from truenext.stage.lifespan import Lifespan
+
+if TYPE_CHECKING:
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.definition import Definition
+    from truenext.stage.dependencies.depends import Overrides
+    from truenext.stage.dependencies.plan import Plan
+
+FLOW: Final = "flow"
+SESSION: Final = "session"
+LIFESPAN: Final = "lifespan"
+
+
+class Plans:
+    def __init__(self, definition: Definition, *, has_database: bool, overrides: Overrides | None = None) -> None:
+        """`overrides` are for tests. Raises: ConfigurationError if a stage asks for what nobody gives"""
+        self._has_database = has_database
+        self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)
+        self._by_stage = {stage: self._plan(definition, stage, overrides) for stage in definition.stages.values()}
+
+    def of(self, stage: Stage) -> Plan:
+        return self._by_stage[stage]
+
+    def uses_sql(self, stage: Stage) -> bool:
+        """It asks for a session, or something that it depends on does."""
+        return SESSION in self._by_stage[stage].asked
+
+    def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> Plan:
+        given: dict[Any, str] = {Flow: FLOW}
+        refused: dict[Any, str] = {}
+        if self.lifespan is not None and self.lifespan.kind is not None:
+            given[self.lifespan.kind] = LIFESPAN
+        if self._has_database:
+            from truenext.stage.sql import session_type
+
+            # AsyncSession for async functions, Session for plain ones.
+            is_async = stage.signature.is_async
+            own, other = session_type(is_async=is_async), session_type(is_async=not is_async)
+            given[own] = SESSION
+            kind = "an async function" if is_async else "a function that is not async"
+            refused[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
+        else:
+            _check_no_session(definition, stage)
+        placed = stage.signature.placed
+        return parameters_of(stage.function, given=given, placed=placed, overrides=overrides, refused=refused)
+
+
+def _check_no_session(definition: Definition, stage: Stage) -> None:
+    """SQLAlchemy need not be installed for this."""
+    for name, kind in stage.signature.others.items():
+        if getattr(kind, "__module__", "").startswith("sqlalchemy."):
+            raise DefinitionError(
+                f"{name} of stage {stage.name} of {stage.endpoint.name} is a session, and the service has no database: "
+                f'Service("{definition.name}", database="postgresql+psycopg:///...")'
+            )

@@ -1,0 +1,206 @@
+"""What is there while a service runs, or is connected: how it comes up, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NoReturn
+
+from truenext.client.tasks.connection import connect
+from truenext.errors import LocalProtocolError
+from truenext.stage.consumption import Consumption
+from truenext.stage.core.health import Facts, State
+from truenext.stage.events import StageEvents
+from truenext.stage.gate import Gate
+from truenext.stage.initiator import Initiator
+from truenext.stage.lane import Lane
+from truenext.stage.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from truenext.client.tasks.connection import Connection
+    from truenext.stage.definition import Definition
+    from truenext.stage.planning import Plans
+    from truenext.stage.sql.work import TaskWork
+
+_logger = logging.getLogger("truenext.stage")
+
+STOP_S = 30.0
+"""For what is being handled when the service stops."""
+CONNECT_S = 10.0
+"""Until a broker that is not waited for is not there."""
+FOR_EVER_S = 1e9
+LOOK_S = 0.005
+"""Between two looks at whether a subscription is there."""
+LEAVE_S = 1.0
+"""For what is cancelled after that."""
+
+
+class Running:
+    """One run of a service in one process and event loop."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        plans: Plans,
+        *,
+        broker: Sequence[str],
+        database: str | None,
+        events: Path | None = None,
+        waits: bool = False,
+    ) -> None:
+        """To be followed by `connect`, and by `start` if its stages are to run. `events` is the folder into which they
+        write what they do. `waits`: for a broker and a database that are not there yet, as long as it takes."""
+        self.process = os.getpid()
+        self.world = World(definition, plans)
+        self.consumptions: list[Consumption] = []
+        self._definition = definition
+        self._plans = plans
+        self._broker = broker
+        self._database = database
+        self._events = events
+        self._waits = waits
+        self._state: State = "waiting for the broker"
+        self._lanes: list[Lane] = []
+        self._initiator: Initiator | None = None
+        self._stack = AsyncExitStack()
+
+    # ---- Coming up ----
+
+    async def connect(self) -> None:
+        """Raises: ConfigurationError; ConnectionLost if no broker is there; Refused"""
+        definition = self._definition
+        plain = [stage for stage in definition.stages.values() if not stage.signature.is_async]
+        threads = sum(stage.settings.concurrency or 1 for stage in plain)
+        for is_interactive in (True, False):
+            connection = await connect(
+                *self._broker,
+                user=definition.user,
+                password=definition.password,
+                beats_apart=True,
+                timeout=FOR_EVER_S if self._waits else CONNECT_S,
+            )
+            self._lanes.append(Lane(connection, is_interactive=is_interactive, threads=threads))
+        self._initiator = Initiator(self.world, self._lanes[0])
+
+    async def start(self) -> None:
+        """Run the stages.
+
+        Raises: as `connect`; what the lifespan raises; DatabaseAway if the database is not there
+        """
+        stages, plans = self._definition.stages.values(), self._plans
+        if any(map(plans.uses_sql, stages)):
+            self._state = "waiting for the database"
+            await self._open_database()
+        if plans.lifespan is not None:
+            self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
+        if self._events is not None:
+            self.world.events = StageEvents(self._events, self.world.service, self.world.instance)
+        for stage in stages:
+            # What is published goes to each process once, whatever its priority.
+            for lane in self._lanes if stage.endpoint.topic is None else self._lanes[:1]:
+                self.consumptions.append(Consumption(self.world, stage, lane))
+        for consumption in self.consumptions:
+            consumption.start()
+        await self._until_subscribed()
+        self._state = "running"
+
+    async def _until_subscribed(self) -> None:
+        """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
+        wanted = Counter(each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None)
+        while wanted - self._lanes[0].subscribed():
+            await asyncio.sleep(LOOK_S)
+
+    async def _open_database(self) -> None:
+        from truenext.stage.sql import Database
+
+        assert self._database is not None, "a stage asks for its sessions"
+        stages = [stage for stage in self._definition.stages.values() if self._plans.uses_sql(stage)]
+        workers = sum(stage.settings.concurrency or 1 for stage in stages)
+        gate = Gate(Database(self._database, interactive=workers, others=workers))
+        await gate.open(waits=self._waits)
+        self.world.gate = gate
+
+    # ---- While it runs ----
+
+    @property
+    def initiator(self) -> Initiator:
+        """Raises: LocalProtocolError if it is not connected"""
+        if self._initiator is None:
+            raise LocalProtocolError(f"{self._definition.name} is not connected yet")
+        return self._initiator
+
+    @property
+    def busy(self) -> list[str]:
+        """The queues of the stages that are at work."""
+        return [each.stage.queue for each in self.consumptions if each.worker.busy]
+
+    @property
+    def rests(self) -> bool:
+        """The stages that use the database wait for it."""
+        return self.world.gate is not None and not self.world.gate.is_open
+
+    @property
+    def connection(self) -> Connection:
+        """To ask the broker."""
+        return self._lanes[0].connection
+
+    def facts(self) -> Facts:
+        """How it is, for those who look after it."""
+        gate = self.world.gate
+        subscribed = {lane: lane.subscribed() for lane in self._lanes}
+        return Facts(
+            service=self._definition.name,
+            state=self._state,
+            broker=[each.facts() for each in self._lanes],
+            database="" if gate is None else "there" if gate.is_open else f"the database is away: {gate.reason}",
+            stages=[each.facts(subscribed[each.lane]) for each in self.consumptions],
+        )
+
+    async def until_failed(self) -> NoReturn:
+        """Raises: what has ended the taking of messages of a stage"""
+        done, _ = await asyncio.wait({each.task for each in self.consumptions}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
+
+    def own_work(self) -> TaskWork:
+        """For a test that looks into the database.
+
+        Raises: LocalProtocolError if no stage uses one
+        """
+        if self.world.gate is None:
+            raise LocalProtocolError(f"no stage of {self._definition.name} asks for a session, so there is no database")
+        return self.world.gate.database.task_work()
+
+    # ---- The end ----
+
+    async def stop(self, timeout: float = STOP_S) -> None:
+        """Take no more, finish what is being handled, give back the rest without an attempt. If it was cancelled, it
+        can be called again, with less time."""
+        self._state = "stopping"
+        tasks = {each.task for each in self.consumptions}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout)
+            if late:
+                _logger.warning("stages are still at work, and what they do is given back", extra={"stages": len(late)})
+                # The first time handlers are cancelled, the second time those are left that do not end.
+                for _ in range(2):
+                    for task in late:
+                        task.cancel()
+                    await asyncio.wait(late, timeout=LEAVE_S)
+        if self._initiator is not None:
+            await self._initiator.stop()
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
+        if self.world.gate is not None:
+            await self.world.gate.stop()
+        if self.world.events is not None:
+            await asyncio.to_thread(self.world.events.close)
+        await self._stack.aclose()

@@ -1,0 +1,169 @@
+"""A service: the endpoints that a program defines, and what it begins and asks while it is connected.
+
+    app = Service("shop", broker="stomp://127.0.0.1:61613", database="postgresql+psycopg:///shop")
+    place = app.endpoint("order.place", Order, Placed, state=Memo)
+
+    @place.stage
+    async def check(order: Order, memo: Memo, flow: Flow) -> None: ...
+
+`truenext stages run shop:app` runs its stages. `async with app.connected():` is for a program that only begins flows
+and asks, such as a web server.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+
+from truenext.errors import LocalProtocolError
+from truenext.stage.definition import Definition
+from truenext.stage.initiating import Initiating
+from truenext.stage.planning import Plans
+from truenext.stage.running import Running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from truenext.errors import InDoubt
+    from truenext.stage.core.beginning import BeginOptions
+    from truenext.stage.core.definitions import Endpoint, Topic
+    from truenext.stage.dependencies.depends import Overrides
+    from truenext.stage.initiator import Initiator
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+TIMEOUT_S = 60.0
+
+
+class Service(Definition):
+    """A definition, and what the program does with it: runs its stages, begins flows, asks."""
+
+    _running: Running | None = None
+
+    # ---- Running ----
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Self]:
+        """For as long as the block lasts this process can begin flows and ask. No stage runs.
+
+        Raises: ConfigurationError, DefinitionError; ConnectionLost if no broker is there; Refused
+        """
+        async with self._while_running(with_stages=False):
+            yield self
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """For as long as the block lasts the stages run in this process and event loop; it can begin flows and ask,
+        too. At its end what is being handled is finished, 30 seconds at most, and the rest goes back.
+
+        Raises: as `connected`; what the lifespan raises; DatabaseAway if the database is not there
+        """
+        async with self._while_running(with_stages=True):
+            yield self
+
+    @asynccontextmanager
+    async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
+        running = Running(self, self.plans(), broker=self.broker, database=self.database, events=self.events)
+        async with self.as_run_by(running):
+            await running.connect()
+            if with_stages:
+                await running.start()
+            yield
+
+    @asynccontextmanager
+    async def as_run_by(self, running: Running) -> AsyncIterator[None]:
+        """What this service begins and asks goes through `running`, which is stopped at the end; for tests.
+
+        Raises: LocalProtocolError if it runs already
+        """
+        if self.is_running:
+            raise LocalProtocolError(f"{self.name} runs already in this process")
+        self._running = running
+        try:
+            yield
+        finally:
+            try:
+                await running.stop()
+            finally:
+                self._running = None
+
+    @property
+    def is_running(self) -> bool:
+        """In this process: a child that was forked has neither the connection nor the event loop of its parent."""
+        return self._running is not None and self._running.process == os.getpid()
+
+    @property
+    def _here(self) -> Initiator:
+        if self._running is None:
+            raise LocalProtocolError(f"{self.name} is not connected: async with {self.name}.connected()")
+        if not self.is_running:
+            raise LocalProtocolError(
+                f"{self.name} was connected before this process was forked: each process connects itself, with "
+                f"async with {self.name}.connected()"
+            )
+        return self._running.initiator
+
+    def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> Plans:
+        """What its stages are given, once all is defined; a test may have another database, and other factories.
+
+        Raises: ConfigurationError if something is missing or wrong
+        """
+        self.check()
+        if has_database is None:
+            has_database = self.database is not None
+        return Plans(self, has_database=has_database, overrides=overrides)
+
+    # ---- Beginning flows ----
+
+    def initiate(self, *, timeout: float = TIMEOUT_S) -> Initiating:
+        """`async with app.initiate() as begin:` begins flows, all or none of them, in one transaction that commits at
+        the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
+        `with` does the same.
+
+        Raises: LocalProtocolError if the service is not connected; ValueError if `timeout` is not more than 0. At the
+        end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds
+        """
+        return Initiating(self._here, timeout)
+
+    async def send(
+        self,
+        to: Endpoint[M, Any],
+        message: M,
+        *,
+        trace: str,
+        timeout: float = TIMEOUT_S,
+        **options: Unpack[BeginOptions],
+    ) -> str:
+        """Begin one flow: its id. Returns once the broker has it as safe as it will be. As `Initiation.send`.
+
+        Raises: as `initiate`; FlowError
+        """
+        async with self.initiate(timeout=timeout) as begin:
+            return begin.send(to, message, trace=trace, **options)
+
+    async def publish(
+        self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
+    ) -> str:
+        """Begin a flow with each subscriber of a topic; as `send`."""
+        async with self.initiate(timeout=timeout) as begin:
+            return begin.publish(to, message, trace=trace, **options)
+
+    async def ask(
+        self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
+    ) -> R:
+        """Begin a flow and wait for its reply.
+
+        Raises: TimeoutError if none comes within `timeout` seconds: the flow goes on all the same; NotDecoded if what
+        comes is none; as `initiate`
+        """
+        return cast("R", await self._here.ask(to, message, trace, timeout, options))
+
+    async def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
+        """What became of an initiation that was in doubt, by its error or the token of that: "committed", "rolled back"
+        or "unknown". What has not happened by now never will.
+
+        Raises: TimeoutError, ConnectionLost
+        """
+        return await self._here.outcome(doubt, timeout)

@@ -1,0 +1,42 @@
+"""What stages do in a database (docs/stages-sql.md).
+
+`Database` is one database with its pools; `database.task_work()` and `database.thread_work()` are what one message does
+in it. What is here needs SQLAlchemy, except `truenext.stage.sql.errors`: so it is loaded when one of its names is asked
+for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from truenext.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from truenext.stage.sql.database import Database
+    from truenext.stage.sql.session import session_type
+    from truenext.stage.sql.trouble import trouble_of
+    from truenext.stage.sql.work import TaskWork, ThreadWork
+
+__all__ = ["Database", "TaskWork", "ThreadWork", "session_type", "trouble_of"]
+
+_HOMES = {
+    "Database": "truenext.stage.sql.database",
+    "TaskWork": "truenext.stage.sql.work",
+    "ThreadWork": "truenext.stage.sql.work",
+    "session_type": "truenext.stage.sql.session",
+    "trouble_of": "truenext.stage.sql.trouble",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found: object = getattr(importlib.import_module(_HOMES[name]), name)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("sqlalchemy", "greenlet"):
+            raise
+        raise ConfigurationError(
+            f"there is no {error.name} for stages with a database: pip install 'truenext[sql]'"
+        ) from error
+    globals()[name] = found
+    return found

@@ -1,0 +1,147 @@
+"""One database of a program that runs stages: its pools, and whether it is there.
+
+database = Database("postgresql+psycopg:///shop", interactive=2, others=8)
+await database.open()
+work = database.task_work()
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
+
+from truenext.errors import ConfigurationError
+from truenext.stage.sql import idle, sqlite
+from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.line import line_of
+from truenext.stage.sql.transaction import watch
+from truenext.stage.sql.trouble import trouble_of
+from truenext.stage.sql.url import Address, address_of
+from truenext.stage.sql.work import TaskWork, ThreadWork
+
+T = TypeVar("T")
+
+PROBE_S = 10.0
+"""A database that has not answered by then is away."""
+
+
+class Database:
+    """It belongs to the event loop in which it is opened."""
+
+    def __init__(self, url: str, *, interactive: int, others: int) -> None:
+        """`interactive` and `others` are how many workers there are of each: so many connections each has, for `async`
+        functions and for plain ones, as far as there are such functions. Nothing is connected yet.
+
+        Raises: ConfigurationError
+        """
+        self._address = address_of(url)
+        try:
+            self._pools = {True: _Pools(self._address, True, interactive), False: _Pools(self._address, False, others)}
+            self._probing = create_async_engine(
+                self._address.for_tasks,
+                poolclass=NullPool,
+                connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
+            )
+        except ImportError as error:
+            extra = "postgresql" if self._address.file is None else "sql"
+            raise ConfigurationError(
+                f"the driver for {self._address} is missing ({error}): pip install 'truenext[{extra}]'"
+            ) from error
+        self._could_write = False
+        self._is_closed = False
+
+    def __str__(self) -> str:
+        """Its URL without the password."""
+        return str(self._address)
+
+    async def open(self) -> None:
+        """Find out whether the database is there, and whether it can be written to.
+
+        Raises: DatabaseAway
+        """
+        self._could_write = await self._ask(_can_write)
+        if self._could_write and self._address.file is not None:
+            await self._ask(sqlite.keep_a_log)
+
+    async def probe(self) -> None:
+        """Find out whether the database is there, as it was when it was opened.
+
+        Over a connection of its own, so that it waits for no worker.
+
+        Raises: DatabaseAway, also if it can no longer be written to
+        """
+        if not await self._ask(_can_write) and self._could_write:
+            raise DatabaseAway(f"{self} can only be read")
+
+    async def close(self) -> None:
+        """Close all connections; those of works that still run are closed when these end."""
+        self._is_closed = True
+        for pools in self._pools.values():
+            await pools.close()
+        await self._probing.dispose()
+
+    def task_work(self, *, is_interactive: bool = False) -> TaskWork:
+        """What one message is about to do, with an `async` function."""
+        return TaskWork(self._pools[is_interactive].for_tasks, lambda: self._is_closed)
+
+    def thread_work(self, *, is_interactive: bool = False) -> ThreadWork:
+        """What one message is about to do, with a plain function."""
+        return ThreadWork(self._pools[is_interactive].for_threads, lambda: self._is_closed)
+
+    async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        file = self._address.file
+        if file is not None and not file.exists():
+            # SQLite would make an empty one, and all messages would fail for want of a table.
+            raise DatabaseAway(f"there is no file {file}: create the database before the stages start")
+        try:
+            async with asyncio.timeout(PROBE_S), self._probing.connect() as connection:
+                return await question(connection)
+        except TimeoutError as error:
+            raise DatabaseAway(f"{self} has not answered for {PROBE_S:g} seconds") from error
+        except (SQLAlchemyError, OSError) as error:
+            raise DatabaseAway(f"{self} is not there: {error}") from error
+
+
+class _Pools:
+    """The connections of the interactive workers, or of the others."""
+
+    def __init__(self, address: Address, is_interactive: bool, workers: int) -> None:
+        options: dict[str, Any] = {
+            # A pool of size 0 would have no limit.
+            "pool_size": max(1, workers),
+            "max_overflow": 0,
+            "connect_args": {} if address.file is None else sqlite.CONNECT_ARGS,
+        }
+        self.for_tasks: AsyncEngine = create_async_engine(address.for_tasks, poolclass=AsyncAdaptedQueuePool, **options)
+        self.for_threads: Engine = create_engine(address.for_threads, poolclass=QueuePool, **options)
+        for engine in (self.for_tasks.sync_engine, self.for_threads):
+            watch(engine)
+            if address.file is None:
+                idle.watch(engine)
+            else:
+                sqlite.set_up(engine, line_of(address.file), is_interactive=is_interactive)
+
+    async def close(self) -> None:
+        await self.for_tasks.dispose()
+        self.for_threads.dispose()
+
+
+async def _can_write(connection: AsyncConnection) -> bool:
+    if connection.dialect.name != "sqlite":
+        answer = await connection.exec_driver_sql("SELECT current_setting('transaction_read_only')")
+        return bool(answer.scalar_one() == "off")
+    try:
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except DBAPIError as error:
+        if trouble_of(error) is Trouble.AGAIN:
+            # Somebody writes to it now.
+            return True
+        if error.orig is not None and getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
+            return False
+        raise
+    await connection.exec_driver_sql("ROLLBACK")
+    return True

@@ -1,0 +1,50 @@
+"""What can go wrong with a database, and what it means for the message.
+
+It needs no SQLAlchemy, so that whoever only catches can do so without it.
+
+TruenextError
+├── DatabaseAway     the database is not there, or cannot work; no message's fault
+├── Swallowed        the transaction is no longer what the function believes; nothing was committed
+├── NotCommitted     the database has refused the COMMIT; nothing was committed
+└── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
+"""
+
+from enum import Enum
+
+from truenext.errors import TruenextError
+
+
+class Trouble(Enum):
+    """What an error says about whose fault it is, and so what is to be done."""
+
+    FULL = "full"
+    """The database has no room, no memory, or a disk that fails: no message's fault, and it is waited for."""
+    AWAY = "away"
+    """The database is not there, or can only be read: no message's fault, and it is waited for. If it is there all the
+    same, it may be this work that looks for another, or may not write."""
+    AGAIN = "again"
+    """Another transaction was in the way: the same work may succeed if it is run again at once."""
+    LOST = "lost"
+    """The connection was lost in the middle of the work: if the database is there, it may be this work that ends
+    connections."""
+    OWN = "own"
+    """Anything else: the fault of the work itself."""
+
+
+class DatabaseAway(TruenextError):
+    """The database is not there, or cannot do what it could when it was opened; `__cause__` says more."""
+
+
+class Swallowed(TruenextError):
+    """The transaction has failed or ended, and the function went on as if it had not. Nothing was committed.
+
+    `__cause__` is the error that was swallowed, if it is known.
+    """
+
+
+class NotCommitted(TruenextError):
+    """The database has answered the COMMIT with an error, the `__cause__`: nothing of the transaction happened."""
+
+
+class CommitInDoubt(TruenextError):
+    """The COMMIT was sent and its answer has not come: the transaction happened or not. `__cause__` says why."""

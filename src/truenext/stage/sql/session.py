@@ -1,0 +1,87 @@
+"""Which calls of SQLAlchemy's sessions are refused, because the stage begins and ends the transaction?
+
+Those of the sessions themselves. What a function says by a connection, or as text, is refused by `transaction`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+from sqlalchemy.orm import Session, SessionTransaction
+
+from truenext.stage.sql.transaction import Transaction
+
+
+def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
+    """With what a function annotates its session."""
+    return AsyncSession if is_async else Session
+
+
+class StageSession(Session):
+    """A session whose transaction is the stage's."""
+
+    def __init__(self, *, stage_transaction: Transaction, **options: Any) -> None:
+        super().__init__(**options)
+        self.stage_transaction = stage_transaction
+        stage_transaction.session = self
+
+    def begin(self, nested: bool = False) -> SessionTransaction:
+        if not nested:
+            self.refuse("session.begin()")
+        return super().begin(nested)
+
+    def commit(self) -> None:
+        self.refuse("session.commit()")
+
+    def prepare(self) -> None:
+        self.refuse("session.prepare()")
+
+    def rollback(self) -> None:
+        self.refuse("session.rollback()")
+
+    def close(self) -> None:
+        self.refuse("session.close()")
+
+    def reset(self) -> None:
+        self.refuse("session.reset()")
+
+    def invalidate(self) -> None:
+        self.refuse("session.invalidate()")
+
+    def __enter__(self) -> NoReturn:
+        self.refuse("`with session`")
+
+    def flush(self, objects: Sequence[Any] | None = None) -> None:
+        try:
+            super().flush(objects)
+        except Exception as error:
+            if not self.is_active:
+                self.stage_transaction.broke(error)
+            raise
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises: LocalProtocolError"""
+        raise self.stage_transaction.refusal(what)
+
+
+@event.listens_for(StageSession, "after_begin")
+def _attach(session: StageSession, _: SessionTransaction, connection: Connection) -> None:
+    session.stage_transaction.attach(connection)
+
+
+class StageAsyncSession(AsyncSession):
+    """The same for `async` functions: all else goes to the StageSession inside."""
+
+    sync_session_class = StageSession
+
+    def begin(self) -> AsyncSessionTransaction:
+        self._refuse("session.begin()")
+
+    async def __aenter__(self) -> NoReturn:
+        self._refuse("`async with session`")
+
+    def _refuse(self, what: str) -> NoReturn:
+        inner = self.sync_session
+        assert isinstance(inner, StageSession)
+        inner.refuse(what)

@@ -1,0 +1,36 @@
+"""Is the transaction of a connection still good? What the driver knows of it, without asking the database."""
+
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection
+
+
+class State(Enum):
+    ALIVE = "is alive"
+    FAILED = "has failed"
+    """PostgreSQL: a COMMIT would roll back, without an error."""
+    ENDED = "has ended"
+    """It is not there any more; what is done now is outside of it."""
+    LOST = "was lost with its connection"
+
+
+# libpq's PGTransactionStatusType.
+_OF_LIBPQ = {0: State.ENDED, 1: State.ALIVE, 2: State.ALIVE, 3: State.FAILED, 4: State.LOST}
+
+
+def commits_by_itself(connection: Connection) -> bool:
+    """Its driver was told to commit each statement, which SQLAlchemy does not know, and would not undo."""
+    driver: Any = connection.connection.driver_connection
+    return connection.dialect.name != "sqlite" and bool(driver.autocommit)
+
+
+def state_of(connection: Connection) -> State:
+    """Of a connection that has begun its transaction at the database."""
+    if connection.closed or connection.invalidated:
+        return State.LOST
+    # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        return State.ALIVE if driver.in_transaction else State.ENDED
+    return _OF_LIBPQ[int(driver.pgconn.transaction_status)]

@@ -1,0 +1,33 @@
+"""Which statements would begin or end the transaction, which is not the function's to say?"""
+
+import re
+
+_COMMENT = r"--[^\n]*(?:\n|$) | /\*.*?\*/"
+# What may contain any word and says nothing: strings, also PostgreSQL's E'...' in which a backslash escapes, quoted
+# names, comments, PostgreSQL's dollar quotes.
+_SILENT = re.compile(
+    rf"""\b[eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | {_COMMENT}
+    | (?P<dollar>\$\w*\$).*?(?P=dollar)""",
+    re.DOTALL | re.VERBOSE,
+)
+_START = rf"(?:\s | {_COMMENT})*"
+_SAVEPOINT = r"ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b"
+_REFUSED = re.compile(
+    rf"""{_START}
+    (?: BEGIN\b | START\s+TRANSACTION\b | COMMIT\b | END\b | ABORT\b | (?!{_SAVEPOINT})ROLLBACK\b
+      | PREPARE\s+TRANSACTION\b | SET\s[^;]*\bAUTOCOMMIT\b )""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+
+
+def ending_or_beginning(statement: str) -> str | None:
+    """The part of `statement` that would begin or end a transaction; None if there is none.
+
+    It knows SQL's words, and no more: what a procedure or the driver itself does is seen afterwards, by its effect.
+    """
+    if ";" not in statement:
+        return statement.strip() if _REFUSED.match(statement) else None
+    for part in _SILENT.sub(" ", statement).split(";"):
+        if _REFUSED.match(part):
+            return part.strip()
+    return None

@@ -1,0 +1,217 @@
+"""Is the transaction of one message still what its function believes?
+
+The stage begins and ends it. The events of SQLAlchemy's engine tell of all that goes over its connection: what would
+end it or begin another is refused, and what breaks it is remembered until somebody asks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.orm import Session
+
+from truenext.errors import LocalProtocolError
+from truenext.stage.sql.errors import Swallowed, Trouble
+from truenext.stage.sql.state import State, commits_by_itself, state_of
+from truenext.stage.sql.statements import ending_or_beginning
+from truenext.stage.sql.trouble import trouble_of
+
+_OPTION = "truenext_transaction"
+"""The option of a connection that says whose it is now."""
+
+
+class Transaction:
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.is_ending = False
+        """The stage itself is committing or rolling back."""
+        self.is_commit_sent = False
+        self._is_spent = False
+        """Its connection is not to be used again: it may lead to a server that is none for writing any more."""
+        self._connection: Connection | None = None
+        self._has_begun = False
+        """The database knows of it: psycopg begins with the first statement."""
+        self._refused: LocalProtocolError | None = None
+        self._broken_by: BaseException | None = None
+
+    def attach(self, connection: Connection) -> None:
+        """The session has taken this connection; it tells so once more for each savepoint."""
+        if self._connection is None:
+            self._connection = connection
+            connection.execution_options(**{_OPTION: self})
+            self._has_begun = state_of(connection) is State.ALIVE
+
+    def check(self) -> None:
+        """Ask the database as well, if it is another process.
+
+        Raises: Swallowed; what SQLAlchemy raises if the connection is lost
+        """
+        fault = self.fault()
+        if fault is not None:
+            raise fault
+        if self._connection is not None and self._has_begun and self._connection.dialect.name != "sqlite":
+            self._connection.exec_driver_sql("SELECT 1")
+
+    def fault(self) -> Swallowed | None:
+        """Why it can no longer be committed; None if it can, as far as is known here."""
+        if self._refused is not None:
+            return _swallowed("the function went on after it was refused something", self._refused)
+        if self.session is not None and not self.session.is_active:
+            return _swallowed("the transaction was rolled back, and the function went on", self._broken_by)
+        return self._connection_fault()
+
+    def _connection_fault(self) -> Swallowed | None:
+        if self._connection is None or not self._has_begun:
+            return None
+        state = state_of(self._connection)
+        if state is State.ALIVE:
+            return None
+        return _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+
+    def refusal(self, what: str) -> LocalProtocolError:
+        """The error to raise for what a function may not do. What it has done so far is not committed any more."""
+        self._refused = LocalProtocolError(
+            f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
+            "messages are sent, and rolls back if it raises. For what may fail there is session.begin_nested()"
+        )
+        return self._refused
+
+    def broke(self, error: BaseException) -> None:
+        """Remember the first error after which it cannot be committed."""
+        if self._broken_by is None:
+            self._broken_by = error
+
+    def has_ended(self) -> bool:
+        """The driver has it so: after a COMMIT, the database has answered."""
+        return self._connection is not None and state_of(self._connection) is State.ENDED
+
+    def roll_back(self) -> None:
+        """At the driver: after a COMMIT that failed or was refused, SQLAlchemy takes the transaction for ended, and
+        would give the connection back to its pool as it is. What is not fit for that is closed.
+
+        Raises: what the driver raises
+        """
+        if self._connection is None or self._connection.closed or self._connection.invalidated:
+            return
+        if self._is_spent or commits_by_itself(self._connection):
+            self.discard()
+        else:
+            self._connection.connection.rollback()
+
+    def discard(self) -> None:
+        """Close the connection instead of giving it back, whatever is going on in it.
+
+        Raises: what SQLAlchemy raises
+        """
+        if self._connection is not None and not self._connection.closed:
+            try:
+                self._connection.invalidate()
+            finally:
+                self._connection.close()
+
+    def _before(self, statement: str) -> None:
+        refused = ending_or_beginning(statement)
+        if refused is not None:
+            raise self.refusal(refused)
+        if not self._has_begun or self._connection is None:
+            return
+        state = state_of(self._connection)
+        if state is State.ALIVE:
+            # What was broken is repaired: the function has gone back to a savepoint.
+            self._broken_by = None
+        elif state is State.ENDED:
+            # SQLite has ended it after an error. This statement would be a transaction of its own.
+            raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+
+    def _after(self) -> None:
+        self._has_begun = True
+        if self._connection is not None and state_of(self._connection) is State.ENDED:
+            raise self.refusal("a statement that ends the transaction")
+
+    def _failed(self, error: BaseException, *, is_lost: bool) -> None:
+        assert self._connection is not None
+        state = State.LOST if is_lost else state_of(self._connection)
+        # psycopg begins before it looks at the statement.
+        self._has_begun = True
+        self._is_spent = self._is_spent or trouble_of(error) is Trouble.AWAY
+        if state is not State.ALIVE:
+            self.broke(error)
+
+
+def watch(engine: Engine) -> None:
+    """See to the transactions of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+
+    @event.listens_for(engine, "set_connection_execution_options")
+    def options(connection: Connection, options: Mapping[str, Any]) -> None:
+        level = options.get("isolation_level")
+        if level is None:
+            return
+        if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
+            refused = f"isolation_level={level!r}"
+            whose = _of(connection)
+            raise Transaction().refusal(refused) if whose is None else whose.refusal(refused)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        transaction = _of(connection)
+        if transaction is not None:
+            raise transaction.refusal("another transaction")
+
+    @event.listens_for(engine, "commit")
+    def commit(connection: Connection) -> None:
+        transaction = _of(connection)
+        if transaction is None:
+            return
+        if not transaction.is_ending:
+            raise transaction.refusal("a COMMIT by the connection")
+        # Whatever the hooks of the session have done between the check and now.
+        fault = transaction._connection_fault()
+        if fault is not None:
+            raise fault
+        transaction.is_commit_sent = True
+
+    @event.listens_for(engine, "rollback")
+    def rollback(connection: Connection) -> None:
+        transaction = _of(connection)
+        # After a failed flush SQLAlchemy rolls back by itself, and its session is not active any more.
+        if (
+            transaction is not None
+            and not transaction.is_ending
+            and transaction.session is not None
+            and transaction.session.is_active
+        ):
+            raise transaction.refusal("a ROLLBACK by the connection")
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(connection: Connection, _: DBAPICursor, statement: str, *__: object) -> None:
+        transaction = _of(connection)
+        if transaction is not None:
+            transaction._before(statement)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(connection: Connection, _: DBAPICursor, __: str, *___: object) -> None:
+        transaction = _of(connection)
+        if transaction is not None:
+            transaction._after()
+
+    @event.listens_for(engine, "handle_error")
+    def failed(context: ExceptionContext) -> None:
+        transaction = None if context.connection is None else _of(context.connection)
+        if transaction is not None:
+            error = context.sqlalchemy_exception or context.original_exception
+            transaction._failed(error, is_lost=context.is_disconnect)
+
+
+def _of(connection: Connection) -> Transaction | None:
+    found = connection.get_execution_options().get(_OPTION)
+    return found if isinstance(found, Transaction) else None
+
+
+def _swallowed(what: str, error: BaseException | None) -> Swallowed:
+    made = Swallowed(f"{what}; nothing of it was committed" if error is None else f"{what}; swallowed was: {error}")
+    if isinstance(error, Exception):
+        # A cancellation is none: what was cancelled is a statement, and not this work.
+        made.__cause__ = error
+    return made

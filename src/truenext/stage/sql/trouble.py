@@ -1,0 +1,147 @@
+"""What does an error of the database mean for the message?
+
+Source: docs/stages-sql.md, "What an error means"; PostgreSQL 18, appendix A; https://sqlite.org/rescode.html
+"""
+
+import sqlite3
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from truenext.stage.sql.errors import DatabaseAway, Trouble
+
+_PG_FULL = frozenset({"58030"})  # io_error; and class 53
+_PG_AWAY = frozenset(
+    {
+        "25006",  # read_only_sql_transaction: also what a standby says
+        "57P02",  # crash_shutdown: the fault of another connection
+        "57P03",  # cannot_connect_now
+        "57P04",  # database_dropped
+        "XX001",  # data_corrupted
+        "XX002",  # index_corrupted
+    }
+)
+_PG_OWN = frozenset(
+    {
+        "25P03",  # idle_in_transaction_session_timeout: the function took too long between two statements
+        "25P04",  # transaction_timeout
+        "40002",  # transaction_integrity_constraint_violation
+        "53400",  # configuration_limit_exceeded: this statement wanted more than it may have
+    }
+)
+_PG_LOST = frozenset({"57P01"})  # admin_shutdown: the server stops, or somebody has ended this connection alone
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
+_SQLITE_AWAY = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+_SQLITE_AGAIN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """What this error means, or one that is in it, if it is a group; or one that it was raised from, or while which was
+    handled it was raised.
+
+    The nearest one that means more than a fault of the function's own decides.
+    """
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        each = rest.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        trouble = _trouble_of_one(each)
+        if trouble is not Trouble.OWN:
+            return trouble
+        rest.append(each.__cause__ or each.__context__)
+        if isinstance(each, BaseExceptionGroup):
+            rest.extend(reversed(each.exceptions))
+    return Trouble.OWN
+
+
+def is_answer(error: BaseException) -> bool:
+    """Of an error of a COMMIT: it is the database's word that nothing was committed.
+
+    SQLite's own I/O error is none: what was written may be found by the next process that opens the file.
+    """
+    if not isinstance(error, DBAPIError) or error.connection_invalidated or error.orig is None:
+        return False
+    state = _sqlstate_of(error.orig)
+    if state is not None:
+        # 40003: statement_completion_unknown.
+        return state != "40003" and not state.startswith("08")
+    code = _sqlite_code_of(error.orig)
+    return code is not None and code != sqlite3.SQLITE_IOERR
+
+
+def _sqlstate_of(error: BaseException) -> str | None:
+    """The five characters by which PostgreSQL names an error; None if the server has not said any."""
+    found = getattr(error, "sqlstate", None)
+    return found if isinstance(found, str) else None
+
+
+def _sqlite_code_of(error: BaseException) -> int | None:
+    """SQLite's primary result code; None if the error is not SQLite's."""
+    code = getattr(error, "sqlite_errorcode", None)
+    # What is above the lowest byte says more precisely what happened.
+    return code & 0xFF if isinstance(code, int) else None
+
+
+def _trouble_of_one(error: BaseException) -> Trouble:
+    if isinstance(error, DatabaseAway | PoolTimeoutError):
+        return Trouble.AWAY
+    if isinstance(error, DBAPIError):
+        return _trouble_of_statement(error)
+    return _trouble_of_answer(error) or Trouble.OWN
+
+
+def _trouble_of_statement(error: DBAPIError) -> Trouble:
+    answer = None if error.orig is None else _trouble_of_answer(error.orig)
+    if answer is not None:
+        return answer
+    if error.connection_invalidated:
+        return Trouble.LOST
+    if error.statement is None and _is_unanswered(error):
+        # It was never connected: a connection that is lost later is invalidated.
+        return Trouble.AWAY
+    return Trouble.OWN
+
+
+def _is_unanswered(error: DBAPIError) -> bool:
+    """No server has answered, so there is no SQLSTATE; psycopg gives that of a refused connection neither."""
+    return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
+
+
+def _trouble_of_answer(error: BaseException) -> Trouble | None:
+    """None if no database has said what was wrong."""
+    state = _sqlstate_of(error)
+    if state is not None:
+        return _trouble_of_sqlstate(state)
+    code = _sqlite_code_of(error)
+    if code is None:
+        return None
+    if code in _SQLITE_FULL:
+        return Trouble.FULL
+    if code in _SQLITE_AWAY:
+        return Trouble.AWAY
+    return Trouble.AGAIN if code in _SQLITE_AGAIN else Trouble.OWN
+
+
+def _trouble_of_sqlstate(state: str) -> Trouble:
+    if state in _PG_OWN:
+        return Trouble.OWN
+    if state in _PG_FULL or state.startswith("53"):
+        return Trouble.FULL
+    if state in _PG_AWAY:
+        return Trouble.AWAY
+    if state.startswith("40") or state == "55P03":
+        return Trouble.AGAIN
+    if state in _PG_LOST or state.startswith("08"):
+        return Trouble.LOST
+    return Trouble.OWN

@@ -1,0 +1,58 @@
+"""Which database does a URL name, and which drivers speak to it?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from truenext.errors import ConfigurationError
+
+_PSYCOPG = ("postgresql", "postgresql+psycopg", "postgresql+psycopg_async")
+_SQLITE = ("sqlite", "sqlite+pysqlite", "sqlite+aiosqlite")
+
+
+@dataclass(frozen=True)
+class Address:
+    """One database, for either kind of function."""
+
+    for_tasks: URL
+    for_threads: URL
+    file: Path | None
+    """Of SQLite; None of PostgreSQL."""
+
+    def __str__(self) -> str:
+        """Without the password."""
+        return self.for_threads.render_as_string()
+
+
+def address_of(url: str) -> Address:
+    """What `postgresql+psycopg://...` or `sqlite:///...` names.
+
+    Raises: ConfigurationError, with what to write instead
+    """
+    try:
+        made = make_url(url)
+    except ArgumentError as error:
+        # Not the text itself, which may contain a password.
+        raise ConfigurationError(
+            "the url of the database cannot be read: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
+        ) from error
+    if made.drivername in _PSYCOPG:
+        both = made.set(drivername="postgresql+psycopg")
+        return Address(both, both, None)
+    if made.drivername in _SQLITE:
+        return Address(made.set(drivername="sqlite+aiosqlite"), made.set(drivername="sqlite+pysqlite"), _file_of(made))
+    raise ConfigurationError(
+        f"stages cannot work with {made.drivername}: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
+    )
+
+
+def _file_of(url: URL) -> Path:
+    name = url.database or ""
+    if name in ("", ":memory:", "file::memory:") or url.query.get("mode") == "memory":
+        raise ConfigurationError(
+            f"{url} names no file: each connection would have an empty database of its own, and lose it. "
+            "Name a file, such as sqlite:////var/lib/shop/shop.db, and in a test one in its temporary folder"
+        )
+    return Path(name.removeprefix("file:"))

@@ -1,0 +1,215 @@
+"""What one message does in a database: one transaction, which the stage checks and ends.
+
+`TaskWork` is for `async` functions, `ThreadWork` for plain ones; both have the same names. Nothing is said to the
+database before the function first uses the session.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from truenext.errors import LocalProtocolError
+from truenext.stage.sql.errors import CommitInDoubt, NotCommitted, Trouble
+from truenext.stage.sql.session import StageAsyncSession, StageSession
+from truenext.stage.sql.transaction import Transaction
+from truenext.stage.sql.trouble import is_answer, trouble_of
+
+_logger = logging.getLogger("truenext.stage")
+
+CANCELLED_S = 5.0
+"""For how long what a cancellation must not interrupt is waited for; then it is interrupted."""
+
+_OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
+"""What the function has read stays readable after the commit; the session itself cannot be used any more."""
+
+
+class _Work:
+    """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
+
+    def __init__(self, is_closed: Callable[[], bool]) -> None:
+        """`is_closed` says whether the database was closed meanwhile."""
+        self.is_committed: bool | None = False
+        """None if a COMMIT was sent and nobody here knows whether it happened."""
+        self._transaction = Transaction()
+        self._is_closed = is_closed
+        self._is_over = False
+        self._was_used = False
+
+    @property
+    def is_used(self) -> bool:
+        """The function has done something with its session."""
+        inner = self._transaction.session
+        return self._was_used or (inner is not None and inner.in_transaction())
+
+    def trouble_of(self, error: BaseException) -> Trouble:
+        """What an error that ended the function means. It is asked before the rollback: what the function has
+        swallowed counts, if it is what broke the transaction."""
+        trouble = trouble_of(error)
+        fault = self._transaction.fault()
+        return trouble if trouble is not Trouble.OWN or fault is None else trouble_of(fault)
+
+    def _must_go_on(self) -> None:
+        if self._is_over:
+            raise LocalProtocolError("the message that this session was for is over")
+
+    def _check(self) -> None:
+        fault = self._transaction.fault()
+        if fault is not None:
+            raise fault
+        session = self._transaction.session
+        if session is not None and not self._is_over:
+            session.flush()
+            self._transaction.check()
+
+    def _commit(self) -> None:
+        session = self._transaction.session
+        if session is None or self._is_over:
+            self._is_over = True
+            return
+        fault = self._transaction.fault()
+        if fault is not None:
+            raise fault
+        self._was_used = self.is_used
+        self._transaction.is_ending = True
+        try:
+            Session.commit(session)
+            self.is_committed = True
+        except BaseException as error:
+            if not self._transaction.is_commit_sent:
+                raise
+            if isinstance(error, Exception) and not isinstance(error, DBAPIError) and self._transaction.has_ended():
+                self.is_committed = True
+                _logger.error("a listener of a session has raised after the commit, which stays", exc_info=error)
+                return
+            if is_answer(error):
+                raise NotCommitted(f"the database has not committed: {error}") from error
+            self.is_committed = None
+            raise CommitInDoubt(f"whether the database has committed is not known: {error}") from error
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Roll back what is not committed, and give the connection back clean, or close it."""
+        session = self._transaction.session
+        is_over, self._is_over = self._is_over, True
+        if session is None or is_over:
+            return
+        self._was_used = self.is_used
+        self._transaction.is_ending = True
+        try:
+            if self._is_closed():
+                # Its pool is gone, and would not close it.
+                self._transaction.discard()
+            else:
+                self._transaction.roll_back()
+        except Exception:
+            # The connection is lost, or something that the function has left behind is using it.
+            with contextlib.suppress(Exception):
+                self._transaction.discard()
+        with contextlib.suppress(Exception):
+            Session.close(session)
+
+
+class ThreadWork(_Work):
+    """Of a plain function. All of it is called in one thread at a time."""
+
+    def __init__(self, engine: Engine, is_closed: Callable[[], bool]) -> None:
+        super().__init__(is_closed)
+        self._engine = engine
+        self._session: StageSession | None = None
+
+    @property
+    def session(self) -> Session:
+        """The function's session; made when it is first asked for."""
+        if self._session is None:
+            self._must_go_on()
+            self._session = StageSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
+        return self._session
+
+    def check(self) -> None:
+        """Write what the session has not written yet, and find out whether the transaction can be committed.
+
+        Raises: Swallowed; what SQLAlchemy raises. In all cases nothing is committed, and `rollback` is to be called
+        """
+        self._check()
+
+    def commit(self) -> None:
+        """Commit, and end the work. `check` comes before; nothing happens if the session was not used.
+
+        Raises: NotCommitted; CommitInDoubt; Swallowed and what SQLAlchemy raises before the COMMIT is sent
+        """
+        self._commit()
+
+    def rollback(self) -> None:
+        """End the work, in any state and any number of times; after a commit it does nothing. It raises nothing."""
+        self._end()
+
+
+class TaskWork(_Work):
+    """Of an `async` function, in the event loop in which its database was opened."""
+
+    def __init__(self, engine: AsyncEngine, is_closed: Callable[[], bool]) -> None:
+        super().__init__(is_closed)
+        self._engine = engine
+        self._session: StageAsyncSession | None = None
+
+    @property
+    def session(self) -> AsyncSession:
+        """The function's session; made when it is first asked for."""
+        if self._session is None:
+            self._must_go_on()
+            self._session = StageAsyncSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
+        return self._session
+
+    async def check(self) -> None:
+        """As that of a ThreadWork."""
+        if self._session is not None:
+            await self._session.run_sync(lambda _: self._check())
+
+    async def commit(self) -> None:
+        """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation; `is_committed` says
+        what became of it."""
+        if self._session is None:
+            self._commit()
+        else:
+            await _to_its_end(self._session.run_sync(lambda _: self._commit()))
+
+    async def rollback(self) -> None:
+        """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation."""
+        if self._session is None:
+            self._end()
+        else:
+            await _to_its_end(self._session.run_sync(lambda _: self._end()))
+
+
+async def _to_its_end(doing: Coroutine[Any, Any, None]) -> None:
+    """Let it end, though the caller be cancelled meanwhile; then raise the cancellation."""
+    task = asyncio.ensure_future(doing)
+    cancellation: asyncio.CancelledError | None = None
+    deadline: float | None = None
+    loop = asyncio.get_running_loop()
+    while not task.done():
+        try:
+            left = None if deadline is None else deadline - loop.time()
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancellation = error
+        if cancellation is not None and deadline is None:
+            deadline = loop.time() + CANCELLED_S
+        elif deadline is not None and loop.time() >= deadline and not task.done():
+            # A network that stands still, and drivers that wait for it once more when they are cancelled.
+            task.cancel()
+            deadline = loop.time() + 1
+    if cancellation is not None:
+        if not task.cancelled():
+            # Whoever is cancelled asks `is_committed`.
+            task.exception()
+        raise cancellation
+    task.result()

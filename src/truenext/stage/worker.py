@@ -1,0 +1,403 @@
+"""How one message is handled: by one stage, in one transaction.
+
+    received ─ run ─ checked ─ sent ─ SQL committed ─ committed ─ hooks
+
+The database is asked whether its transaction is still good. What the stage has said is sent in a transaction of the
+broker, and the broker has taken all of it, before SQL is committed. After that only the acknowledgement and COMMIT are
+left. An exception anywhere before that takes both back. A stage that has not used SQL leaves out what is about it.
+
+Source: docs/stages.md, "One transaction"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import time
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from truenext.errors import InDoubt, RolledBack
+from truenext.stage.cancelling import is_being_cancelled
+from truenext.stage.committing import (
+    BrokerAway,
+    InTime,
+    bodies_of,
+    is_for_want_of_room,
+    refused_with,
+    send_all,
+    size_of,
+)
+from truenext.stage.core.envelope import decode
+from truenext.stage.core.errors import FlowError, NoException, Refuse
+from truenext.stage.core.failure import cause_of, said_of
+from truenext.stage.core.flow import NOTHING, Flow
+from truenext.stage.core.said import Said
+from truenext.stage.hooks import call_hooks
+from truenext.stage.interceptors.interceptor import Ending, Execution
+from truenext.stage.sql.errors import Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from truenext.client.tasks.connection import Message, Session
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.core.envelope import Envelope
+    from truenext.stage.interceptors.interceptor import Outcome
+    from truenext.stage.lane import Lane
+    from truenext.stage.sql.work import TaskWork, ThreadWork
+    from truenext.stage.world import World
+
+_logger = logging.getLogger("truenext.stage")
+
+AGAIN_MAX = 5
+"""So often a message is run again in place when its SQL has met another transaction's."""
+AGAIN_S = 0.02
+"""The first pause before that; each is twice as long as the one before."""
+TIMEOUT_S = 60.0
+"""For each step that waits for the broker."""
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Of one stage, in one lane: handles its messages, several at once."""
+
+    def __init__(self, world: World, stage: Stage, lane: Lane) -> None:
+        self._world = world
+        self._stage = stage
+        self._lane = lane
+        self.busy = 0
+        """Messages that are handled now."""
+        self.progress_at = time.monotonic()
+        """When the last one ended, or nothing was there to do."""
+
+    async def handle(self, message: Message, session: Session) -> None:
+        """To be called by `Connection.consume`, which commits nothing more: the session has been committed, or the
+        message has its verdict.
+
+        Raises: RolledBack, InDoubt, ConnectionLost: what the broker did is nobody's failure; CancelledError
+        """
+        if not self.busy:
+            self.progress_at = time.monotonic()
+        self.busy += 1
+        try:
+            await Handling(self._world, self._stage, self._lane, message, session).handle()
+        finally:
+            self.busy -= 1
+            self.progress_at = time.monotonic()
+
+
+class Handling:
+    """Of one message."""
+
+    def __init__(self, world: World, stage: Stage, lane: Lane, message: Message, session: Session) -> None:
+        self._world = world
+        self._stage = stage
+        self._lane = lane
+        self._message = message
+        self._session = session
+        self._begun_at = time.perf_counter()
+        self._ran_at = self._committed_at = 0.0
+        self._envelope: Envelope | None = None
+        self._execution: Execution | None = None
+        self._was_sent = False
+        """The broker has what the stage has said."""
+        self._is_flushed = False
+        """Whatever the broker refuses of that is known before the commit, while the message can still be refused."""
+        self._event = 0
+        """Its number, once it is written down that this has begun."""
+        self._trouble = Trouble.OWN
+        """What its last error says of the database."""
+
+    async def handle(self) -> None:
+        """Raises: as `Worker.handle`"""
+        try:
+            self._envelope = envelope = decode(self._message.body)
+            self._note(envelope)
+            self._check_attempts()
+            await self._run_until_committed(envelope)
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                self._end("given back", error)
+                raise
+            # Nobody has cancelled the handling: something that the stage has waited for was.
+            await self._failed(error)
+        except InDoubt as error:
+            self._end("in doubt", error)
+            raise
+        except BrokerAway as error:
+            await self._message.give_back()
+            self._end("given back", error)
+        except RolledBack as error:
+            refused = refused_with(error)
+            if refused is None or not self._is_flushed:
+                # What is refused at the commit has given back the message already. When it comes again it is flushed.
+                self._end("given back", error)
+                if is_for_want_of_room(error):
+                    # With the message, for others would find no room, either.
+                    await asyncio.sleep(self._lane.rest_s(self._world.loop.time()))
+                raise
+            await self._failed(refused)
+        except Exception as error:
+            await self._failed(error)
+
+    def _check_attempts(self) -> None:
+        """A crash has said nothing of the failure that it was.
+
+        Raises: Refuse
+        """
+        attempts_max = self._stage.settings.attempts
+        failures = self._message.attempts
+        if attempts_max is not None and failures >= attempts_max:
+            last = "it was with a process or connection that ended" if self._message.was_lost else "see its last cause"
+            raise Refuse(f"{failures} attempts have failed, and this stage makes {attempts_max}: {last}")
+
+    # ---- Running ----
+
+    async def _run_until_committed(self, envelope: Envelope) -> None:
+        """Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
+        pause_s = AGAIN_S
+        for left in reversed(range(AGAIN_MAX + 1)):
+            work = self._world.work(self._stage, is_interactive=self._lane.is_interactive)
+            said = Said(envelope.id, f"{self._world.service} {self._stage.queue}")
+            try:
+                await self._once(envelope, said, work)
+            except Exception as error:
+                # What the stage has swallowed counts, and is forgotten with the rollback.
+                self._trouble = Trouble.OWN if work is None else work.trouble_of(error)
+                await self._take_back(work)
+                if self._trouble is not Trouble.AGAIN or self._was_sent:
+                    # What was sent is taken back with the message.
+                    raise
+                if not left:
+                    self._trouble = Trouble.OWN
+                    raise
+                _logger.info(
+                    "a stage runs again: its SQL has met another transaction's",
+                    extra=self._fields() | {"error": said_of(error)},
+                )
+            except BaseException:
+                await self._take_back(work)
+                raise
+            else:
+                self._end("ended", None)
+                if said.after_commit:
+                    await call_hooks(said, self._fields())
+                return
+            # Those who have met are not to meet again.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s *= 2
+
+    async def _once(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
+        point = self._world.point
+        point("received", self._stage)
+        await self._run(envelope, said, work)
+        said.is_over = True
+        self._ran_at = time.perf_counter()
+        point("run", self._stage)
+        session = self._session
+        bodies = bodies_of(said.outgoing, self._world.chain, self._execution)
+        if work is not None and not work.is_used:
+            work = None
+        if work is not None:
+            await self._in_its_place(work.check)
+            point("checked", self._stage)
+        lane = self._lane
+        # Whoever would be refused for what is open on the connection waits instead.
+        async with lane.transactions.taken(1), lane.transaction_bytes.taken(size_of(bodies)):
+            self._was_sent = bool(bodies)
+            # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
+            # comes again may do so because of that: the commit would give it back once more.
+            self._is_flushed = work is not None or (self._was_sent and self._message.redelivered)
+            with InTime():
+                await send_all(session, said.outgoing, bodies, TIMEOUT_S)
+                if self._is_flushed:
+                    await session.flush(timeout=TIMEOUT_S)
+            if work is not None:
+                point("sent", self._stage)
+                await self._in_its_place(work.commit)
+                if self._world.events is not None:
+                    self._world.events.sql_committed(self._event)
+                point("SQL committed", self._stage)
+            await session.commit(timeout=TIMEOUT_S)
+        self._committed_at = time.perf_counter()
+        self._lane.pause_s = 0.0
+        point("committed", self._stage)
+
+    async def _run(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
+        """The stage, and those that it goes on with directly."""
+        message, stage = self._message, self._stage
+        now_ms = self._world.now_ms()
+        flow = Flow(stage, envelope, said, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
+        while True:
+            await self._call(stage, flow, work)
+            if flow.direct is NOTHING:
+                return
+            following = stage.following
+            assert following is not None, "next_direct has seen it"
+            if following.signature.is_async != stage.signature.is_async:
+                raise FlowError(
+                    f"{stage.name} and {following.name} are not both async functions, so they cannot be in one "
+                    "transaction: say next instead of next_direct"
+                )
+            if work is None and self._world.plans.uses_sql(following):
+                raise FlowError(
+                    f"{following.name} asks for a session, and {self._stage.name}, with which the transaction begins, "
+                    "does not: ask for one there, too, or say next instead of next_direct"
+                )
+            flow, stage = flow.directly(), following
+
+    async def _call(self, stage: Stage, flow: Flow, work: TaskWork | ThreadWork | None) -> None:
+        world = self._world
+        arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
+        plan = world.plans.of(stage)
+        given = world.given(flow, work)
+        chain, execution = world.chain, self._execution
+        around = chain.around(execution) if execution is not None and chain.has_around else None
+        function = stage.function
+        if not stage.signature.is_async:
+
+            def call() -> object:
+                try:
+                    if around is None:
+                        with plan.values_in_thread(given) as others:
+                            return function(*arguments, **others)
+                    with around, plan.values_in_thread(given) as others:
+                        return function(*arguments, **others)
+                except StopIteration as error:
+                    # No task can be told of it.
+                    raise RuntimeError(f"{stage.name} has raised StopIteration") from error
+                except Exception:
+                    raise
+                except BaseException as error:
+                    raise _no_exception(stage, error) from error
+
+            result = await self._in_thread(call)
+        else:
+            try:
+                if around is None and not plan.has_factories:
+                    result = await function(*arguments, **plan.arguments(given))
+                elif around is None:
+                    async with plan.values(given) as others:
+                        result = await function(*arguments, **others)
+                else:
+                    with around:
+                        async with plan.values(given) as others:
+                            result = await function(*arguments, **others)
+            except (Exception, asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
+                raise _no_exception(stage, error) from error
+        if result is None:
+            return
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                # Nobody is to be warned of what is said here.
+                result.close()
+            raise FlowError(
+                f"{stage.name} has returned what nobody has awaited ({type(result).__name__}): a decorator around an "
+                "async function is async itself, and awaits it"
+            )
+        flow.reply(result)
+
+    async def _in_its_place(self, step: Callable[[], Any]) -> None:
+        """What is said to the database, where the stage has run."""
+        if self._stage.signature.is_async:
+            await step()
+        else:
+            await self._in_thread(step)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """Whoever is cancelled waits all the same: a thread cannot be interrupted, and what it uses is not to be taken
+        away under it."""
+        future = self._world.loop.run_in_executor(self._lane.threads, copy_context().run, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                await asyncio.wait({future})
+            raise
+
+    async def _take_back(self, work: TaskWork | ThreadWork | None) -> None:
+        if work is not None:
+            await self._in_its_place(work.rollback)
+
+    # ---- What became of it ----
+
+    async def _failed(self, error: BaseException) -> None:
+        world, message = self._world, self._message
+        if world.gate is not None and await world.gate.is_no_failure(self._trouble, error, message.key):
+            await message.give_back()
+            self._end("given back", error)
+            return
+        retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
+        cause = cause_of(error, self._stage.queue, world.instance)
+        if retry.is_refused and self._stage.endpoint.topic is not None and not self._was_sent:
+            # In a subscription there are no dead letters: what is refused there would come again for ever.
+            await self._session.commit(timeout=TIMEOUT_S)
+        elif retry.is_refused:
+            await message.reject(cause=cause)
+        else:
+            await message.nack(delay=retry.delay_s, cause=cause)
+        self._end("refused" if retry.is_refused else "failed", error)
+        _logger.warning(
+            "a stage has refused its message" if retry.is_refused else "a stage has failed",
+            extra=self._fields() | {"error": said_of(error)},
+            exc_info=None if isinstance(error, Refuse) else error,
+        )
+
+    def _note(self, envelope: Envelope) -> None:
+        events = self._world.events
+        if events is not None:
+            self._event = events.begun(self._stage, self._message, envelope)
+        chain, message, flow = self._world.chain, self._message, envelope.flow
+        if chain.has_around or chain.has_sending or chain.has_ended:
+            self._execution = Execution(
+                endpoint=self._stage.endpoint.name,
+                stage=self._stage.name,
+                queue=self._stage.queue,
+                message_id=envelope.id,
+                flow_id=flow.id,
+                trace=flow.trace,
+                attempt=message.attempts + 1,
+                interactive=flow.interactive,
+                size=len(message.body),
+                carrier=envelope.carrier,
+                kept={},
+            )
+
+    def _end(self, outcome: Outcome, error: BaseException | None) -> None:
+        chain, events = self._world.chain, self._world.events
+        execution = self._execution if chain.has_ended else None
+        if execution is None and not self._event:
+            return
+        now = time.perf_counter()
+        ran_at = self._ran_at or now
+        ending = Ending(
+            outcome=outcome,
+            error=error,
+            run=ran_at - self._begun_at,
+            commit=self._committed_at - ran_at if self._committed_at else 0.0,
+            total=now - self._begun_at,
+        )
+        if events is not None and self._event:
+            events.ended(self._event, ending)
+        if execution is not None:
+            chain.ended(execution, ending)
+
+    def _fields(self) -> dict[str, object]:
+        envelope = self._envelope
+        return {
+            "stage": self._stage.queue,
+            "trace": "" if envelope is None else envelope.flow.trace,
+            "message_key": self._message.key,
+            "attempt": self._message.attempts + 1,
+        }
+
+
+def _no_exception(stage: Stage, error: BaseException) -> NoException:
+    """It would end the process, and the next one that gets the message, and so on."""
+    return NoException(f"{stage.name} has raised {said_of(error)}, which is no Exception")

@@ -1,0 +1,68 @@
+"""What all workers of one run share: what stages are given, and whom to tell of what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from typing import TYPE_CHECKING
+
+from truenext.stage.interceptors.chain import Chain
+from truenext.stage.planning import FLOW, LIFESPAN, SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from truenext.stage.core.definitions import Stage
+    from truenext.stage.core.flow import Flow
+    from truenext.stage.definition import Definition
+    from truenext.stage.events import StageEvents
+    from truenext.stage.gate import Gate
+    from truenext.stage.planning import Plans
+    from truenext.stage.sql.work import TaskWork, ThreadWork
+
+
+class World:
+    def __init__(self, definition: Definition, plans: Plans) -> None:
+        """To be made in the event loop in which all runs."""
+        self.loop = asyncio.get_running_loop()
+        self.service = definition.name
+        self.stages: Mapping[str, Stage] = definition.stages
+        """By queue."""
+        self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
+        """Which process this is, for people."""
+        self.chain = Chain(definition.interceptors)
+        self.plans = plans
+        self.lifespan: object = None
+        """What the lifespan of the service has made."""
+        self.gate: Gate | None = None
+        """The database, if a stage uses it."""
+        self.events: StageEvents | None = None
+        """Where what the stages do is written down, if it is."""
+        self.point: Callable[[str, Stage], None] = _pass
+        """Called at each named point of a message's way; for tests."""
+
+    def work(self, stage: Stage, *, is_interactive: bool) -> TaskWork | ThreadWork | None:
+        """What one message is about to do in the database; None if the stage does not use it."""
+        if self.gate is None or not self.plans.uses_sql(stage):
+            return None
+        database = self.gate.database
+        make = database.task_work if stage.signature.is_async else database.thread_work
+        return make(is_interactive=is_interactive)
+
+    def given(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
+        """What a stage can ask for, by the names of its plan."""
+        given: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
+        if work is not None:
+            given[SESSION] = work.session
+        return given
+
+    @staticmethod
+    def now_ms() -> int:
+        """Since the epoch."""
+        return time.time_ns() // 1_000_000
+
+
+def _pass(point: str, stage: Stage) -> None:
+    pass

@@ -1,0 +1,328 @@
+"""A service of stages in a test: a broker in the same process, endpoints that answer as the test says, time that can be
+put forward, faults at named points, and an end that is known.
+
+    async with stages(app, database="sqlite://") as t:
+        t.mock(stock, lambda asked: Reserved(ok=True))
+        assert await t.ask(place, Order("o1", "tea")) == Placed("o1")
+        await t.ended()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+
+import msgspec
+
+from truenext.client.tasks.connection import Connection, connect
+from truenext.destination import DEAD_LETTER_PREFIX
+from truenext.errors import ConnectionLost
+from truenext.stage.core.definitions import Endpoint, Local, Stage, Topic
+from truenext.stage.core.envelope import decode
+from truenext.stage.core.errors import NotDecoded
+from truenext.stage.running import Running
+from truenext.stage.service import Service
+from truenext.testing.local import LocalBroker, broker
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from truenext.stage.core.beginning import BeginOptions
+    from truenext.stage.dependencies.depends import Overrides
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
+"""Of the way of one message: docs/stages-testing.md."""
+
+ASK_S = 10.0
+ENDED_S = 30.0
+POLL_S = 0.005
+STILL = 3
+"""So often in a row nothing must be under way."""
+ADVANCE_S = 1.0
+"""The first step in time when all that is left waits; each is twice as long as the one before."""
+ADVANCE_MAX_S = 8 * 24 * 3600.0
+"""No delay of a failed message is longer."""
+NOBODY_S = 3.0
+"""So long nobody must have taken from the queues that are left: who connects anew is there before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that was given up."""
+
+    queue: str
+    """That of the stage that has given it up."""
+    trace: str
+    message: Any
+    """What it said, as JSON has it."""
+    attempts: int
+    headers: Mapping[str, str]
+
+    @property
+    def first_cause(self) -> str:
+        """Of the first attempt that said why it failed; empty if none did."""
+        return self.headers.get("truenext-original-first-cause", "")
+
+    @property
+    def last_cause(self) -> str:
+        """Of the last one."""
+        return self.headers.get("truenext-original-last-cause", "")
+
+    def __str__(self) -> str:
+        return f"{self.queue} has given up {self.trace!r} after {self.attempts} attempts: {self.last_cause}"
+
+
+class _Queue(msgspec.Struct):
+    """What the broker says of one queue."""
+
+    name: str
+    waiting: int
+    unacknowledged: int
+    scheduled: int
+    consumers: int
+
+
+_QUEUES = msgspec.json.Decoder(list[_Queue])
+
+
+class Stages:
+    """What a test can say while a service runs; made by `stages`."""
+
+    def __init__(self, service: Service, running: Running, here: LocalBroker, looking: Connection) -> None:
+        self.broker = here
+        """Its methods order faults of the broker: docs/testing.md."""
+        self._service = service
+        self._running = running
+        self._looking = looking
+        self._stack = AsyncExitStack()
+        self._mocks: dict[str, _Mock] = {}
+        self._at: list[_At] = []
+
+    # ---- Beginning ----
+
+    async def ask(
+        self,
+        to: Endpoint[M, R],
+        message: M,
+        *,
+        trace: str = "test",
+        timeout: float = ASK_S,
+        **options: Unpack[BeginOptions],
+    ) -> R:
+        """As `Service.ask`."""
+        return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
+
+    async def send(
+        self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[BeginOptions]
+    ) -> str:
+        """As `Service.send`."""
+        return await self._service.send(to, message, trace=trace, **options)
+
+    async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[BeginOptions]) -> str:
+        """As `Service.publish`."""
+        return await self._service.publish(to, message, trace=trace, **options)
+
+    # ---- Others ----
+
+    def mock(self, endpoint: Endpoint[M, R], answer: Callable[[M], R]) -> list[M]:
+        """Have an endpoint of another service answer so, or anew so. An exception of `answer` is a failure there.
+        Returns what it was asked, as it comes.
+
+        Raises: ValueError if it is one of the service that is tested
+        """
+        if isinstance(endpoint, Local):
+            raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
+        mock = self._mocks.get(endpoint.name)
+        if mock is None:
+            mock = self._mocks[endpoint.name] = _Mock(endpoint, answer)
+            mock.task = asyncio.get_running_loop().create_task(mock.run(self.broker.url))
+        mock.answer = answer
+        mock.asked = []
+        return mock.asked
+
+    @asynccontextmanager
+    async def sql(self) -> AsyncIterator[AsyncSession]:
+        """A session of the test's own, in a transaction that is committed at the end of the block: to make tables and
+        rows before, and to see what the stages have done.
+
+        Raises: LocalProtocolError if no stage of the service asks for a session
+        """
+        work = self._running.own_work()
+        try:
+            yield work.session
+            await work.commit()
+        finally:
+            await work.rollback()
+
+    # ---- Faults and time ----
+
+    def at(self, point: Point, action: Callable[[], object], *, stage: str | None = None, times: int = 1) -> None:
+        """Do something when a message has come to a point of its way, in the stage whose queue this is or in any, so
+        many times. What `action` raises is what happens there."""
+        self._at.append(_At(point, action, stage, times))
+
+    def reach(self, point: str, stage: Stage) -> None:
+        for each in self._at:
+            if each.times and each.point == point and each.stage in (None, stage.queue):
+                each.times -= 1
+                each.action()
+
+    async def advance(self, *, seconds: float) -> None:
+        """Put the broker's clock forward: delays are over, what has expired expires."""
+        await self.broker.advance(seconds=seconds)
+
+    # ---- The end ----
+
+    async def ended(self, *, dead_letters: int = 0, timeout: float = ENDED_S) -> list[DeadLetter]:
+        """Wait until all flows have ended. What waits for its next try is tried at once: the broker's clock is put
+        forward. Returns the dead letters.
+
+        Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, saying why each of them was
+        given up; TimeoutError if a message is under way after `timeout` seconds, saying where
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        still, step_s, advanced_s, taken_at = 0, ADVANCE_S, 0.0, loop.time()
+        while still < STILL:
+            await asyncio.sleep(POLL_S)
+            queues = await self._queues()
+            busy = self._running.busy
+            left = [each for each in queues if each.waiting or each.unacknowledged or each.scheduled]
+            if not left and not busy:
+                still += 1
+                continue
+            still = 0
+            now = loop.time()
+            if now > deadline:
+                raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {_where(left, busy)}")
+            rests = self._running.rests
+            if busy or rests or any(each.consumers for each in left):
+                taken_at = now
+            if not busy and not rests and not any(each.unacknowledged for each in left):
+                # What is left waits for the clock, or for nobody.
+                if advanced_s > ADVANCE_MAX_S or now > taken_at + NOBODY_S:
+                    raise TimeoutError(f"nobody takes what waits: {_where(left, busy)}; is an endpoint to be mocked?")
+                if taken_at < now:
+                    continue
+                await self.broker.advance(seconds=step_s)
+                advanced_s += step_s
+                step_s *= 2
+        letters = await self.dead_letters()
+        if len(letters) != dead_letters:
+            said = "\n".join(map(str, letters)) or "none"
+            raise AssertionError(f"{dead_letters} dead letters were expected, there are {len(letters)}:\n{said}")
+        return letters
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """Those of all stages, and of what was mocked, in the order in which they were given up."""
+        letters = []
+        for queue in await self._queues(dead_letters=True):
+            for message in (await self.broker.queue(queue.name)).messages:
+                letters.append((int(message.headers["truenext-sequence"]), _letter(message.body, message.headers)))
+        return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
+
+    async def _queues(self, *, dead_letters: bool = False) -> list[_Queue]:
+        answer = None
+        while answer is None:
+            # The test may drop all connections, this one too, which then comes back by itself.
+            with suppress(ConnectionLost):
+                answer = await self._looking.ask("queues")
+        queues = _QUEUES.decode(answer)
+        return [each for each in queues if each.name.startswith(DEAD_LETTER_PREFIX) is dead_letters]
+
+    async def close(self) -> None:
+        for mock in self._mocks.values():
+            await mock.stop()
+
+
+class _At:
+    def __init__(self, point: Point, action: Callable[[], object], stage: str | None, times: int) -> None:
+        self.point = point
+        self.action = action
+        self.stage = stage
+        self.times = times
+
+
+class _Mock:
+    """A service of its own, with one endpoint."""
+
+    def __init__(self, endpoint: Endpoint[Any, Any], answer: Callable[[Any], Any]) -> None:
+        self._endpoint = endpoint
+        self.answer = answer
+        self.asked: list[Any] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self, url: str) -> None:
+        async def handle(message: Any) -> Any:
+            self.asked.append(message)
+            return self.answer(message)
+
+        endpoint = self._endpoint
+        replies = None if endpoint.replies is None else endpoint.replies.type
+        handle.__annotations__ = {"message": endpoint.takes.type, "return": replies}
+        service = Service("mock", broker=url)
+        service.endpoint(endpoint.name, endpoint.takes.type, replies).stage(handle)
+        async with service.running():
+            await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+
+
+@asynccontextmanager
+async def stages(
+    service: Service, *, database: str | None = None, overrides: Overrides | None = None
+) -> AsyncIterator[Stages]:
+    """Run the stages of a service, with a broker of its own in this event loop. `database` is used instead of its own:
+    "sqlite://" is an empty one, in a file that is gone afterwards. `overrides` has other factories for what `Depends`
+    names.
+
+    Raises: ConfigurationError if the service is defined as it cannot be
+    """
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(broker())
+        if database == "sqlite://":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="truenext-stages-"))
+            file = Path(folder) / "test.db"
+            file.touch()
+            database = f"sqlite:///{file}"
+        plans = service.plans(has_database=database is not None or service.database is not None, overrides=overrides)
+        running = Running(service, plans, broker=(here.url,), database=database or service.database)
+        looking = await stack.enter_async_context(connect(here.url))
+        await stack.enter_async_context(service.as_run_by(running))
+        t = Stages(service, running, here, looking)
+        running.world.point = t.reach
+        stack.push_async_callback(t.close)
+        await running.connect()
+        await running.start()
+        yield t
+
+
+def _where(left: list[_Queue], busy: list[str]) -> str:
+    queues = [f"{each.name} has {each.waiting + each.unacknowledged + each.scheduled}" for each in left]
+    return ", ".join([*queues, *(f"{each} is at work" for each in busy)])
+
+
+def _letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
+    try:
+        envelope = decode(body)
+        trace, message = envelope.flow.trace, msgspec.json.decode(envelope.message)
+    except NotDecoded:
+        trace, message = "", body
+    return DeadLetter(
+        queue=headers.get("truenext-original-destination", "").removeprefix("/queue/"),
+        trace=trace,
+        message=message,
+        attempts=int(headers.get("truenext-original-attempts", "0")),
+        headers=headers,
+    )

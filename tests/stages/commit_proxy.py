@@ -1,0 +1,134 @@
+"""A network between a program and PostgreSQL that loses the answer to a COMMIT, or the COMMIT itself.
+
+It reads the client's side of the protocol only so far as to see a COMMIT pass: in a Query, or in a Parse or Bind that
+is executed. Source: PostgreSQL 18, chapter 54.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+
+
+class Lose(Enum):
+    """What becomes of the next COMMIT."""
+
+    NOTHING = "nothing"
+    ANSWER = "answer"
+    """The server gets it, has answered it, and then the connection is cut: it happened."""
+    COMMIT = "commit"
+    """The connection is cut before the server gets it: it did not happen."""
+    ALL_FROM_NOW = "all from now"
+    """The server gets it, and the connection stands still: nothing more passes, and nothing is cut."""
+
+
+class CommitProxy:
+    """Listens on `port` of 127.0.0.1, for the server whose socket is in `folder`.
+
+    `lose` says what the next COMMIT meets, once; `has_lost` is set when that has happened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder / ".s.PGSQL.5432")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lose = Lose.NOTHING
+        self.has_lost = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept)
+
+    def __enter__(self) -> CommitProxy:
+        self._accepting.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _cut(self._listener)
+        self._accepting.join()
+        for each in self._sockets:
+            _cut(each)
+        for thread in self._threads:
+            thread.join()
+        for each in (self._listener, *self._sockets):
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._path)
+            self._sockets += (client, server)
+            link = _Link(self, client, server)
+            for way in (link.up, link.down):
+                thread = threading.Thread(target=way)
+                self._threads.append(thread)
+                thread.start()
+
+
+class _Link:
+    def __init__(self, proxy: CommitProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._is_lost = False
+        self._is_answer_lost = False
+        self._stands_still = False
+
+    def up(self) -> None:
+        """From the client to the server, message by message."""
+        stream = self._client.makefile("rb")
+        with contextlib.suppress(OSError), stream:
+            is_started = False
+            while True:
+                # Only the first message has no type, but for the request for encryption before it.
+                kind = stream.read(1) if is_started else b""
+                length = stream.read(4)
+                if len(length) < 4:
+                    break
+                body = stream.read(int.from_bytes(length, "big") - 4)
+                # A request for encryption is answered with one byte, and the start follows.
+                is_started = is_started or body[:4] not in (b"\x04\xd2\x16\x2f", b"\x04\xd2\x16\x30")
+                if kind in (b"Q", b"P") and b"COMMIT" in body.upper() and self._proxy.lose is not Lose.NOTHING:
+                    lose, self._proxy.lose = self._proxy.lose, Lose.NOTHING
+                    self._is_lost = True
+                    if lose is Lose.COMMIT:
+                        break
+                    self._is_answer_lost = lose is Lose.ANSWER
+                    self._stands_still = lose is Lose.ALL_FROM_NOW
+                    self._server.sendall(kind + length + body)
+                    if self._stands_still:
+                        self._proxy.has_lost.set()
+                elif not self._stands_still:
+                    self._server.sendall(kind + length + body)
+        self._end()
+
+    def down(self) -> None:
+        """From the server to the client, until an answer is to be lost."""
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(65536):
+                if self._is_answer_lost:
+                    # The server answers a COMMIT when it is done.
+                    break
+                if not self._stands_still:
+                    self._client.sendall(data)
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_lost:
+            self._proxy.has_lost.set()
+        _cut(self._client)
+        _cut(self._server)
+
+
+def _cut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

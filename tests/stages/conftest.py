@@ -1,0 +1,57 @@
+"""What the tests of stages share: databases that never outlive them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.postgres import PostgresServer, own_server, shared_server
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A running PostgreSQL that other tests use too, in other processes as well: not to be stopped."""
+    # The number of the run, and that of a worker of pytest-xdist below it.
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if hasattr(request.config, "workerinput") else base
+    with shared_server(f"{run.parent.name}-{run.name}") as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A running PostgreSQL of the test's own, which it may stop, kill and start again."""
+    with own_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres: PostgresServer) -> Iterator[str]:
+    """The name of a database of the test's own."""
+    with postgres.database() as name:
+        yield name
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A running broker of the test's own, in a process of its own."""
+    process = BrokerProcess(tmp_path)
+    try:
+        process.start()
+        yield process
+        if process.is_running:
+            process.stop()
+    finally:
+        process.clean_up()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database of the test's own, of either kind."""
+    if request.param == "sqlite":
+        file: Path = request.getfixturevalue("tmp_path") / "stages.db"
+        file.touch()
+        return f"sqlite:///{file}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(request.getfixturevalue("postgres_database"))

@@ -1,0 +1,20 @@
+"""Runs of stages as a service would have them, for the tests of what goes on around them."""
+
+from typing import Any
+
+from truenext.stage.interceptors.interceptor import Ending, Execution, Outcome, Send
+
+FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7", "size": 10}
+
+
+def execution(stage: str = "place", **other: Any) -> Execution:
+    facts: dict[str, Any] = {"queue": f"order.{stage}", "attempt": 1, "interactive": False, **FACTS}
+    return Execution(endpoint="order", stage=stage, **(facts | other))
+
+
+def send(destination: str = "price", **other: Any) -> Send:
+    return Send(destination=destination, **(FACTS | other))
+
+
+def ending(outcome: Outcome = "ended", error: BaseException | None = None, run: float | None = 0.02) -> Ending:
+    return Ending(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)

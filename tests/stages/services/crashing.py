@@ -1,0 +1,62 @@
+"""A service of which one part dies at a named point of one message's way, once.
+
+CRASH_AT        the point
+CRASH_FILE      made when it has happened
+CRASH_PID       the process to be killed; none is this one
+CRASH_DATABASE  the URL; without it the stage uses no SQL
+"""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tests.stages.services.job import Job
+from truenext.stage import Flow, Service, world
+from truenext.stage.core.definitions import Stage
+
+database = os.environ.get("CRASH_DATABASE")
+app = Service("crashing", database=database, concurrency=1)
+done = app.remote("crashing.done", Job)
+
+if database is None:
+
+    @app.terminator("crashing.work", Job)
+    async def work(job: Job, flow: Flow) -> None:
+        flow.send(done, job)
+
+else:
+
+    @app.terminator("crashing.work", Job)
+    async def work(job: Job, flow: Flow, sql: AsyncSession) -> None:
+        await sql.execute(text("INSERT INTO runs VALUES (:number)"), {"number": job.number})
+        flow.send(done, job)
+
+
+def _reach(point: str, stage: Stage) -> None:
+    happened = Path(os.environ["CRASH_FILE"])
+    if point != os.environ["CRASH_AT"] or happened.exists():
+        return
+    happened.touch()
+    victim = int(os.environ.get("CRASH_PID", "0")) or os.getpid()
+    # A database is several processes, of which each could still answer.
+    for pid in (victim, *_children(victim)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(file.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(file.parent.name))
+    return found
+
+
+world._pass = _reach

@@ -1,0 +1,7 @@
+"""What the services of the tests are told to do."""
+
+import msgspec
+
+
+class Job(msgspec.Struct):
+    number: int

@@ -1,0 +1,232 @@
+"""A database with one table, and works in it that a test drives from outside, step by step, of either kind.
+
+A step is a plain function of a session. An `async` work gets it into SQLAlchemy's greenlet, where a session waits
+without `await`; so the same test is true of both kinds, and several works go on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool
+
+from truenext.stage.sql import Database, TaskWork, ThreadWork
+from truenext.stage.sql.errors import Trouble
+
+T = TypeVar("T")
+Step = Callable[[Session], T]
+WAIT_S = 30
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    what: Mapped[str] = mapped_column(default="apples")
+
+
+def insert(number: int) -> Step[None]:
+    """An order with this number."""
+
+    def step(session: Session) -> None:
+        session.execute(text("INSERT INTO orders (number, what) VALUES (:number, 'apples')"), {"number": number})
+
+    return step
+
+
+def say(statement: str) -> Step[None]:
+    def step(session: Session) -> None:
+        session.execute(text(statement))
+
+    return step
+
+
+def swallowing(step: Step[Any], *more: Step[Any]) -> Step[BaseException]:
+    """What the first raises is returned, and the function goes on with the others."""
+
+    def swallow(session: Session) -> BaseException:
+        try:
+            step(session)
+        except Exception as error:
+            swallowed = error
+        else:
+            raise AssertionError("nothing was raised")
+        for each in more:
+            each(session)
+        return swallowed
+
+    return swallow
+
+
+class DrivenWork(Protocol):
+    """A work of either kind, from outside."""
+
+    @property
+    def inner(self) -> TaskWork | ThreadWork: ...
+    def start(self, step: Step[T]) -> Future[T]: ...
+    def start_check(self) -> Future[None]: ...
+    def start_commit(self) -> Future[None]: ...
+    def start_rollback(self) -> Future[None]: ...
+
+
+class Driven:
+    """One work; what is called `start_...` goes on while the test does something else."""
+
+    def __init__(self, work: DrivenWork) -> None:
+        self._work = work
+        self.start = work.start
+        self.start_check = work.start_check
+        self.start_commit = work.start_commit
+        self.start_rollback = work.start_rollback
+
+    @property
+    def inner(self) -> TaskWork | ThreadWork:
+        return self._work.inner
+
+    def do(self, step: Step[T]) -> T:
+        return self._work.start(step).result(WAIT_S)
+
+    def check(self) -> None:
+        self._work.start_check().result(WAIT_S)
+
+    def commit(self) -> None:
+        self._work.start_commit().result(WAIT_S)
+
+    def rollback(self) -> None:
+        self._work.start_rollback().result(WAIT_S)
+
+    def trouble_of(self, error: BaseException) -> Trouble:
+        return self._work.inner.trouble_of(error)
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.start(coroutine).result(WAIT_S)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class _Tasks:
+    def __init__(self, loop: Loop, work: TaskWork) -> None:
+        self._loop = loop
+        self.inner = work
+
+    def start(self, step: Step[T]) -> Future[T]:
+        async def run() -> T:
+            return await self.inner.session.run_sync(step)
+
+        return self._loop.start(run())
+
+    def start_check(self) -> Future[None]:
+        return self._loop.start(self.inner.check())
+
+    def start_commit(self) -> Future[None]:
+        return self._loop.start(self.inner.commit())
+
+    def start_rollback(self) -> Future[None]:
+        return self._loop.start(self.inner.rollback())
+
+
+class _Threads:
+    def __init__(self, threads: ThreadPoolExecutor, work: ThreadWork) -> None:
+        self._threads = threads
+        self.inner = work
+
+    def start(self, step: Step[T]) -> Future[T]:
+        return self._threads.submit(lambda: step(self.inner.session))
+
+    def start_check(self) -> Future[None]:
+        return self._threads.submit(self.inner.check)
+
+    def start_commit(self) -> Future[None]:
+        return self._threads.submit(self.inner.commit)
+
+    def start_rollback(self) -> Future[None]:
+        return self._threads.submit(self.inner.rollback)
+
+
+class Shop:
+    """One database, open, with its works; `url` is that of the database, which may be behind a proxy."""
+
+    def __init__(self, url: str, face: str, direct_url: str | None = None, workers: int = 4) -> None:
+        self.url = url
+        self.face = face
+        self.is_postgres = url.startswith("postgresql")
+        self._direct_url = direct_url or url
+        self._loop = Loop()
+        self._threads = ThreadPoolExecutor(16)
+        self._works: list[Driven] = []
+        self.database = Database(url, interactive=workers, others=workers)
+
+    def __enter__(self) -> Shop:
+        with self.beside() as engine:
+            Base.metadata.create_all(engine)
+        self.run(self.database.open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for work in self._works:
+                work.rollback()
+            assert self.in_use() == 0
+            self.run(self.database.close())
+        finally:
+            self._threads.shutdown()
+            self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run(coroutine)
+
+    def work(self, *, is_interactive: bool = False) -> Driven:
+        work: DrivenWork
+        if self.face == "tasks":
+            work = _Tasks(self._loop, self.database.task_work(is_interactive=is_interactive))
+        else:
+            work = _Threads(self._threads, self.database.thread_work(is_interactive=is_interactive))
+        driven = Driven(work)
+        self._works.append(driven)
+        return driven
+
+    def in_use(self) -> int:
+        """How many connections are not in their pools."""
+        pools = [
+            each for kind in self.database._pools.values() for each in (kind.for_tasks.pool, kind.for_threads.pool)
+        ]
+        return sum(each.checkedout() for each in pools)  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Engine]:
+        """Of somebody else's connections, whom stages know nothing of."""
+        engine = create_engine(self._direct_url, poolclass=NullPool)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+    def orders(self) -> list[int]:
+        """What is committed."""
+        with self.beside() as engine, engine.connect() as connection:
+            return list(connection.scalars(text("SELECT number FROM orders ORDER BY number")))

@@ -1,0 +1,158 @@
+"""What is known of a COMMIT whose answer did not come. Source: docs/stages-sql.md, "In doubt" """
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from tests.stages.commit_proxy import CommitProxy, Lose
+from tests.stages.postgres import PostgresServer
+from tests.stages.sql.shop import Shop, insert
+from truenext.stage.sql import TaskWork, trouble_of
+from truenext.stage.sql.errors import CommitInDoubt, NotCommitted, Trouble
+from truenext.stage.sql.trouble import is_answer
+
+
+@pytest.fixture
+def proxy(postgres: PostgresServer) -> Iterator[CommitProxy]:
+    with CommitProxy(postgres.folder) as made:
+        yield made
+
+
+@pytest.fixture
+def far_shop(postgres: PostgresServer, postgres_database: str, proxy: CommitProxy, face: str) -> Iterator[Shop]:
+    """Behind a network that loses what it is told to lose."""
+    far = postgres.url(postgres_database, "127.0.0.1", proxy.port)
+    with Shop(far, face, postgres.url(postgres_database)) as made:
+        yield made
+
+
+def _orders_in_the_end(shop: Shop, expected: list[int]) -> list[int]:
+    """The server may still be at work when its client has given up."""
+    deadline = time.monotonic() + 20
+    while (found := shop.orders()) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize(("lose", "happened"), [(Lose.ANSWER, [1]), (Lose.COMMIT, [])])
+def test_a_commit_whose_answer_is_lost_is_in_doubt_whether_it_happened_or_not(
+    far_shop: Shop, proxy: CommitProxy, lose: Lose, happened: list[int]
+) -> None:
+    work = far_shop.work()
+    work.do(insert(1))
+    work.check()
+    proxy.lose = lose
+    with pytest.raises(CommitInDoubt) as raised:
+        work.commit()
+    assert proxy.has_lost.is_set()
+    assert (work.inner.is_committed, trouble_of(raised.value)) == (None, Trouble.LOST)
+    assert _orders_in_the_end(far_shop, happened) == happened
+    assert far_shop.in_use() == 0
+    after = far_shop.work()
+    after.do(insert(2))
+    after.commit()
+    assert far_shop.orders() == [*happened, 2]
+
+
+def test_a_listener_that_raises_after_the_commit_takes_nothing_back(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    work.check()
+    inner = work.do(lambda session: session)
+
+    def fails(session: Session) -> None:
+        raise ValueError("after all")
+
+    event.listen(inner, "after_commit", fails)
+    work.commit()
+    assert (work.inner.is_committed, shop.orders(), shop.in_use()) == (True, [1], 0)
+    assert "a listener of a session has raised after the commit" in caplog.text
+
+
+def test_a_server_that_stops_before_the_commit_is_in_doubt_unless_it_was_asked(
+    own_postgres: PostgresServer, face: str
+) -> None:
+    with Shop(own_postgres.url("postgres"), face) as shop:
+        asked, not_asked = shop.work(), shop.work()
+        for number, work in enumerate((asked, not_asked)):
+            work.do(insert(number))
+        own_postgres.stop()
+        with pytest.raises(DBAPIError):
+            asked.check()
+        assert asked.inner.is_committed is False
+        with pytest.raises(CommitInDoubt):
+            not_asked.commit()
+        assert not_asked.inner.is_committed is None
+
+
+def test_what_the_database_has_answered_to_a_commit_is_no_doubt(shop: Shop) -> None:
+    with shop.beside() as engine, engine.begin() as connection:
+        connection.execute(text("CREATE TABLE lines (of int REFERENCES orders (number) DEFERRABLE INITIALLY DEFERRED)"))
+    work = shop.work()
+    work.do(lambda session: session.execute(text("INSERT INTO lines VALUES (7)")))
+    with pytest.raises(NotCommitted):
+        work.commit()
+    assert work.inner.is_committed is False
+
+
+def test_an_io_error_of_sqlite_at_the_commit_is_in_doubt_and_a_full_disk_is_not() -> None:
+    for code, answered in ((sqlite3.SQLITE_IOERR_FSYNC, False), (sqlite3.SQLITE_FULL, True)):
+        orig = sqlite3.OperationalError()
+        orig.sqlite_errorcode = code
+        assert is_answer(DBAPIError(None, None, orig)) is answered
+
+
+def test_a_commit_that_is_cancelled_ends_and_says_what_became_of_it(url: str) -> None:
+    with Shop(url, "tasks") as shop:
+        work = shop.work()
+        work.do(insert(1))
+        inner = work.inner
+        assert isinstance(inner, TaskWork)
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(inner.commit())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        shop.run(cancelled())
+        assert (inner.is_committed, shop.orders(), shop.in_use()) == (True, [1], 0)
+
+
+def test_a_commit_over_a_network_that_stands_still_is_given_up_after_a_cancellation(
+    postgres: PostgresServer, postgres_database: str, proxy: CommitProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.stage.sql.work.CANCELLED_S", 0.05)
+    far = postgres.url(postgres_database, "127.0.0.1", proxy.port)
+    with Shop(far, "tasks", postgres.url(postgres_database)) as shop:
+        _give_up_a_commit(shop, proxy)
+
+
+def _give_up_a_commit(shop: Shop, proxy: CommitProxy) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    inner = work.inner
+    assert isinstance(inner, TaskWork)
+    proxy.lose = Lose.ALL_FROM_NOW
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(inner.commit())
+        await asyncio.to_thread(proxy.has_lost.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    shop.run(cancelled())
+    assert inner.is_committed is None
+    assert shop.in_use() == 0

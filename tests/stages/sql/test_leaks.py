@@ -1,0 +1,235 @@
+"""Whatever ends a work, its connection goes back clean, or is closed, and nothing of it is left at the database."""
+
+import asyncio
+import itertools
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from tests.stages.sql.shop import Shop, insert, say
+from truenext.stage.sql import Database, TaskWork
+from truenext.stage.sql.errors import Swallowed, Trouble
+
+# They take longer than any test.
+SLOW = {
+    "postgresql": "SELECT pg_sleep(1000)",
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000000) SELECT max(i) "
+    "FROM n",
+}
+
+
+@pytest.fixture
+def task_shop(url: str) -> Any:
+    with Shop(url, "tasks", workers=1) as made:
+        yield made
+
+
+def _slow(shop: Shop) -> str:
+    return SLOW["postgresql" if shop.is_postgres else "sqlite"]
+
+
+def _works_on(shop: Shop) -> None:
+    """The one connection of the pool, or another in its place."""
+    assert shop.in_use() == 0
+    work = shop.work()
+    work.do(insert(100))
+    work.check()
+    work.commit()
+    assert shop.orders() == [100]
+
+
+def test_a_function_that_is_cancelled_in_a_statement(task_shop: Shop) -> None:
+    work = task_shop.work()
+    work.do(insert(1))
+    inner = work.inner
+    assert isinstance(inner, TaskWork)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(inner.session.execute(text(_slow(task_shop))))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await inner.rollback()
+
+    task_shop.run(cancelled())
+    _works_on(task_shop)
+
+
+def test_a_function_that_limits_the_time_of_a_statement_has_lost_its_transaction(task_shop: Shop) -> None:
+    work = task_shop.work()
+    work.do(insert(1))
+    inner = work.inner
+    assert isinstance(inner, TaskWork)
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await inner.session.execute(text(_slow(task_shop)))
+
+    task_shop.run(impatient())
+    with pytest.raises(Swallowed, match="lost") as raised:
+        work.check()
+    assert work.trouble_of(raised.value) is Trouble.OWN
+    work.rollback()
+    _works_on(task_shop)
+
+
+def test_a_connection_that_was_told_to_commit_by_itself_is_not_used_again(postgres_shop: Shop) -> None:
+    work = postgres_shop.work()
+
+    def commit_each(session: Session) -> None:
+        # At the driver, where nobody sees it.
+        driver: Any = session.connection().connection.dbapi_connection
+        driver.autocommit = True
+
+    work.do(commit_each)
+    work.rollback()
+    _works_on(postgres_shop)
+
+
+def test_a_connection_that_leads_to_a_server_that_can_only_be_read_is_not_used_again(postgres_shop: Shop) -> None:
+    first = postgres_shop.work()
+    process = first.do(lambda session: session.execute(text("SELECT pg_backend_pid()")).scalar_one())
+    first.rollback()
+    again = postgres_shop.work()
+    assert again.do(lambda session: session.execute(text("SELECT pg_backend_pid()")).scalar_one()) == process
+    again.do(say("SET TRANSACTION READ ONLY"))
+    with pytest.raises(DBAPIError, match="read-only"):
+        again.do(insert(1))
+    again.rollback()
+    after = postgres_shop.work()
+    assert after.do(lambda session: session.execute(text("SELECT pg_backend_pid()")).scalar_one()) != process
+    after.rollback()
+
+
+def test_a_rollback_that_is_cancelled_ends_all_the_same(task_shop: Shop) -> None:
+    work = task_shop.work()
+    work.do(insert(1))
+    inner = work.inner
+    assert isinstance(inner, TaskWork)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(inner.rollback())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    task_shop.run(cancelled())
+    _works_on(task_shop)
+
+
+@types.coroutine
+def _cancelled_at(point: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, int]:
+    """Cancel the task when `work` waits for the so many-th time; how often it has waited."""
+    task = asyncio.current_task()
+    assert task is not None
+    waits = 0
+    go_on: Callable[[], Any] = partial(work.send, None)
+    while True:
+        try:
+            waited_for = go_on()
+        except StopIteration:
+            return waits
+        waits += 1
+        if waits == point:
+            asyncio.get_running_loop().call_soon(task.cancel)
+        try:
+            yield waited_for
+            go_on = partial(work.send, None)
+        except BaseException as error:
+            go_on = partial(work.throw, error)
+
+
+def test_a_cancellation_at_any_moment_of_a_work(task_shop: Shop) -> None:
+    async def work_once(inner: TaskWork, number: int) -> None:
+        try:
+            await inner.session.execute(text(f"INSERT INTO orders (number, what) VALUES ({number}, 'x')"))
+            await inner.check()
+            await inner.commit()
+        finally:
+            await inner.rollback()
+
+    async def cancel_at(point: int) -> tuple[bool | None, bool]:
+        inner = task_shop.database.task_work()
+        task = asyncio.ensure_future(_cancelled_at(point, work_once(inner, point)))
+        await asyncio.wait({task})
+        return inner.is_committed, not task.cancelled() and task.result() < point
+
+    committed: list[int] = []
+    for point in itertools.count(1):
+        is_committed, is_beyond = task_shop.run(cancel_at(point))
+        assert is_committed is not None
+        assert task_shop.in_use() == 0, point
+        if is_committed:
+            committed.append(point)
+        assert task_shop.orders() == committed
+        if is_beyond:
+            break
+    # There was something to cancel, and the last ones came too late.
+    assert len(committed) < point
+
+
+def test_a_thread_that_was_abandoned_gives_its_connection_back_when_its_function_ends(url: str) -> None:
+    with Shop(url, "threads", workers=1) as shop:
+        work, go_on = shop.work(), threading.Event()
+
+        def function(session: Session) -> None:
+            insert(1)(session)
+            go_on.wait()
+            insert(2)(session)
+
+        running = work.start(function)
+        go_on.set()
+        running.result(30)
+        work.rollback()
+        _works_on(shop)
+
+
+def test_a_work_that_ends_after_its_database_was_closed_leaves_no_connection(url: str, face: str) -> None:
+    with Shop(url, face) as shop:
+        work = shop.work()
+        work.do(insert(1))
+        shop.run(shop.database.close())
+        work.rollback()
+        assert shop.in_use() == 0
+        with shop.beside() as engine, engine.begin() as connection:
+            if shop.is_postgres:
+                count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                assert _in_the_end(lambda: connection.execute(text(count)).scalar_one() == 1)
+            else:
+                connection.exec_driver_sql("BEGIN EXCLUSIVE")
+        shop.database = Database(url, interactive=1, others=1)
+
+
+def _in_the_end(is_so: Callable[[], bool]) -> bool:
+    """A server notices the end of a connection a little later."""
+    return any(is_so() for _ in range(10_000))
+
+
+def test_a_task_that_the_function_has_left_behind_does_not_keep_the_connection(task_shop: Shop) -> None:
+    work = task_shop.work()
+    work.do(insert(1))
+    inner = work.inner
+    assert isinstance(inner, TaskWork)
+
+    async def forgetful() -> Coroutine[Any, Any, Any] | None:
+        slow = "SELECT pg_sleep(0.5)" if task_shop.is_postgres else _slow(task_shop).replace("1000000000000", "300000")
+        left = asyncio.create_task(inner.session.execute(text(slow)))
+        await asyncio.sleep(0.05)
+        await inner.rollback()
+        left.cancel()
+        await asyncio.wait({left})
+        return None
+
+    task_shop.run(forgetful())
+    _works_on(task_shop)

@@ -1,0 +1,151 @@
+"""The line of those who write to one SQLite file: interactive work first, then in order of arrival."""
+
+import asyncio
+import gc
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.stages.sql.shop import Driven, Shop, insert
+from truenext.stage.sql.line import Line, line_of
+
+
+async def _stand(line: Line, name: str, served: list[str], *, is_interactive: bool = False) -> None:
+    await line.wait_in_task(is_interactive=is_interactive)
+    served.append(name)
+    line.leave()
+
+
+async def _all_stand() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None:
+    async def main() -> list[str]:
+        line, served = Line(), list[str]()
+        await line.wait_in_task(is_interactive=False)
+        others = [asyncio.create_task(_stand(line, f"other {number}", served)) for number in range(2)]
+        await _all_stand()
+        urgent = [
+            asyncio.create_task(_stand(line, f"urgent {number}", served, is_interactive=True)) for number in range(2)
+        ]
+        await _all_stand()
+        assert served == []
+        line.leave()
+        await asyncio.gather(*others, *urgent)
+        return served
+
+    assert asyncio.run(main()) == ["urgent 0", "urgent 1", "other 0", "other 1"]
+
+
+def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_held_up() -> None:
+    async def main() -> list[str]:
+        line, served = Line(), list[str]()
+        await line.wait_in_task(is_interactive=False)
+        cancelled = asyncio.create_task(_stand(line, "cancelled", served))
+        behind = asyncio.create_task(_stand(line, "behind", served))
+        await _all_stand()
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        line.leave()
+        await behind
+        return served
+
+    assert asyncio.run(main()) == ["behind"]
+
+
+def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
+    async def main() -> list[str]:
+        line, served = Line(), list[str]()
+        await line.wait_in_task(is_interactive=False)
+        cancelled = asyncio.create_task(_stand(line, "cancelled", served))
+        behind = asyncio.create_task(_stand(line, "behind", served))
+        await _all_stand()
+        # Its turn, and its end, before it has run.
+        line.leave()
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        await behind
+        return served
+
+    assert asyncio.run(main()) == ["behind"]
+
+
+def test_tasks_and_threads_stand_in_one_line() -> None:
+    async def main() -> list[str]:
+        line, served = Line(), list[str]()
+        await line.wait_in_task(is_interactive=False)
+
+        def in_thread(name: str) -> None:
+            line.wait_in_thread(is_interactive=False)
+            served.append(name)
+            line.leave()
+
+        with ThreadPoolExecutor() as threads:
+            first = asyncio.create_task(_stand(line, "task", served))
+            await _all_stand()
+            second = threads.submit(in_thread, "thread")
+            while len(line._others) < 2:
+                await asyncio.sleep(0)
+            third = asyncio.create_task(_stand(line, "another task", served))
+            await _all_stand()
+            line.leave()
+            await asyncio.gather(first, asyncio.wrap_future(second), third)
+        return served
+
+    assert asyncio.run(main()) == ["task", "thread", "another task"]
+
+
+def test_one_file_has_one_line_whatever_it_is_called_and_none_when_nobody_uses_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    line = line_of(tmp_path / "file")
+    assert line_of(tmp_path / "link") is line is line_of(tmp_path / "x" / ".." / "file")
+    assert line_of(tmp_path / "other") is not line
+    number = id(line)
+    line._lock = None  # type: ignore[assignment]
+    del line
+    gc.collect()
+    assert number and line_of(tmp_path / "file")._lock is not None
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_works_of_one_file_begin_one_after_the_other_and_interactive_ones_first(sqlite_shop: Shop, ends: str) -> None:
+    shop, served = sqlite_shop, list[int]()
+    first = shop.work()
+    first.do(insert(0))
+    waiting: list[tuple[Driven, Future[None]]] = []
+    for number, is_interactive in ((1, False), (2, False), (3, True), (4, True)):
+        work = shop.work(is_interactive=is_interactive)
+        started = work.start(insert(number))
+        started.add_done_callback(lambda _, number=number: served.append(number))  # type: ignore[misc]
+        waiting.append((work, started))
+        _wait_until_in_line(shop, len(waiting))
+    getattr(first, ends)()
+    for number in (3, 4, 1, 2):
+        work, started = waiting[number - 1]
+        started.result(30)
+        assert served[-1] == number
+        getattr(work, ends)()
+    assert served == [3, 4, 1, 2]
+
+
+def _wait_until_in_line(shop: Shop, count: int) -> None:
+    file = shop.database._address.file
+    assert file is not None
+    line = line_of(file)
+    while len(line._interactive) + len(line._others) < count:
+        pass
+
+
+def test_works_of_both_kinds_and_of_several_databases_stand_in_the_one_line_of_their_file(sqlite_url: str) -> None:
+    with Shop(sqlite_url, "tasks") as shop, Shop(sqlite_url, "threads") as same:
+        first, second = shop.work(), same.work()
+        first.do(insert(1))
+        waiting = second.start(insert(2))
+        _wait_until_in_line(shop, 1)
+        first.commit()
+        waiting.result(30)
+        second.commit()
+        assert shop.orders() == [1, 2]

@@ -1,0 +1,276 @@
+"""What errors mean for the message: each is made by a real database.
+
+Source: docs/stages-sql.md, "What an error means"
+"""
+
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+
+from tests.stages.postgres import PostgresServer
+from tests.stages.sql.shop import Driven, Shop, Step, insert, say
+from tests.stages.sql.test_swallowed import kill_own_connection
+from truenext.errors import LocalProtocolError
+from truenext.stage.sql import Database, idle, trouble_of
+from truenext.stage.sql.errors import NotCommitted, Trouble
+
+
+def _fails(work: Driven, step: Step[Any]) -> Trouble:
+    with pytest.raises(DBAPIError) as raised:
+        work.do(step)
+    return trouble_of(raised.value)
+
+
+def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
+    for statement in (
+        "SELECT nonsense",
+        "INSERT INTO nowhere VALUES (1)",
+        "INSERT INTO orders (number, what) VALUES (1, NULL)",
+    ):
+        work = shop.work()
+        assert _fails(work, say(statement)) is Trouble.OWN
+        work.rollback()
+
+
+@pytest.mark.parametrize("error", [ValueError(), LocalProtocolError("no"), KeyboardInterrupt()])
+def test_what_is_no_error_of_a_database_is_the_functions_own_fault(error: BaseException) -> None:
+    assert trouble_of(error) is Trouble.OWN
+
+
+def test_the_victim_of_a_deadlock_is_to_run_again(postgres_shop: Shop) -> None:
+    first, second = postgres_shop.work(), postgres_shop.work()
+    begin = postgres_shop.work()
+    begin.do(insert(1))
+    begin.do(insert(2))
+    begin.commit()
+    first.do(_update(1))
+    second.do(_update(2))
+    waiting = [first.start(_update(2)), second.start(_update(1))]
+    errors = [each.exception(30) for each in waiting]
+    (victim,) = [each for each in errors if each is not None]
+    assert trouble_of(victim) is Trouble.AGAIN
+
+
+def _update(number: int) -> Step[None]:
+    return say(f"UPDATE orders SET what = what || '!' WHERE number = {number}")
+
+
+def _serializable(session: Session) -> None:
+    session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
+
+
+def test_a_transaction_that_could_not_be_serialized_is_to_run_again(postgres_shop: Shop) -> None:
+    begin = postgres_shop.work()
+    begin.do(insert(1))
+    begin.commit()
+    first, second = postgres_shop.work(), postgres_shop.work()
+    for work in (first, second):
+        work.do(_serializable)
+        work.do(say("SELECT * FROM orders"))
+    first.do(_update(1))
+    first.commit()
+    assert _fails(second, _update(1)) is Trouble.AGAIN
+
+
+def test_a_transaction_that_only_its_commit_finds_not_serializable_is_to_run_again(postgres_shop: Shop) -> None:
+    first, second = postgres_shop.work(), postgres_shop.work()
+    for number, work in enumerate((first, second)):
+        work.do(_serializable)
+        work.do(lambda session: session.execute(text("SELECT count(*) FROM orders")).scalar_one())
+        work.do(insert(number))
+    first.check()
+    second.check()
+    first.commit()
+    with pytest.raises(NotCommitted) as raised:
+        second.commit()
+    assert trouble_of(raised.value) is Trouble.AGAIN
+    # The level is gone with the connection's return.
+    after = postgres_shop.work()
+    level = after.do(lambda session: session.execute(text("SHOW transaction_isolation")).scalar_one())
+    assert level == "read committed"
+
+
+def test_a_lock_that_could_not_be_had_in_time_is_tried_again(postgres_shop: Shop) -> None:
+    first, second = postgres_shop.work(), postgres_shop.work()
+    first.do(say("LOCK TABLE orders"))
+    second.do(say("SET LOCAL lock_timeout = 1"))
+    assert _fails(second, say("LOCK TABLE orders")) is Trouble.AGAIN
+
+
+def test_a_connection_that_ends_itself_may_be_the_messages_fault(postgres_shop: Shop) -> None:
+    work = postgres_shop.work()
+    work.do(insert(1))
+    assert _fails(work, kill_own_connection) is Trouble.LOST
+
+
+def test_a_server_that_is_killed_in_the_middle_is_a_lost_connection_and_then_away(
+    own_postgres: PostgresServer, face: str
+) -> None:
+    with Shop(own_postgres.url("postgres"), face) as shop:
+        work, first_use = shop.work(), shop.work()
+        work.do(insert(1))
+        own_postgres.kill()
+        assert _fails(work, insert(2)) is Trouble.LOST
+        assert _fails(first_use, insert(2)) is Trouble.AWAY
+        work.rollback()
+        first_use.rollback()
+        own_postgres.start()
+        after = shop.work()
+        after.do(insert(3))
+        after.commit()
+        assert shop.orders() == [3]
+
+
+def test_a_server_that_was_restarted_costs_who_used_it_a_moment_ago_one_connection(
+    own_postgres: PostgresServer, face: str
+) -> None:
+    with Shop(own_postgres.url("postgres"), face, workers=2) as shop:
+        together = [shop.work(), shop.work()]
+        for number, work in enumerate(together):
+            work.do(insert(number))
+        for work in together:
+            work.commit()
+        own_postgres.stop()
+        own_postgres.start()
+        assert _fails(shop.work(), insert(2)) is Trouble.LOST
+        after = shop.work()
+        after.do(insert(3))
+        after.commit()
+        assert shop.orders() == [0, 1, 3]
+
+
+def test_a_server_that_was_stopped_and_is_back_is_noticed_by_nobody_who_uses_it_then(
+    own_postgres: PostgresServer, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "IDLE_S", 0.0)
+    with Shop(own_postgres.url("postgres"), face) as shop:
+        before = shop.work()
+        before.do(insert(1))
+        before.commit()
+        own_postgres.stop()
+        assert _fails(shop.work(), insert(2)) is Trouble.AWAY
+        own_postgres.start()
+        after = shop.work()
+        after.do(insert(3))
+        after.commit()
+        assert shop.orders() == [1, 3]
+
+
+def test_too_many_connections_are_no_messages_fault(own_postgres: PostgresServer) -> None:
+    with own_postgres.connect() as administrator:
+        administrator.execute("CREATE USER few CONNECTION LIMIT 0")
+    url = own_postgres.url("postgres").replace("user=postgres", "user=few")
+    database = Database(url, interactive=1, others=1)
+    work = database.thread_work()
+    with pytest.raises(DBAPIError, match="too many connections") as raised:
+        work.session.execute(text("SELECT 1"))
+    assert trouble_of(raised.value) is Trouble.AWAY
+    work.rollback()
+
+
+def test_a_database_that_can_only_be_read_is_away(postgres_shop: Shop) -> None:
+    name = postgres_shop.url.partition("///")[2].partition("?")[0]
+    with postgres_shop.beside() as engine, engine.begin() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+    work = postgres_shop.work()
+    assert _fails(work, insert(1)) is Trouble.AWAY
+
+
+def test_a_file_that_can_only_be_read_is_away(sqlite_url: str, face: str) -> None:
+    with Shop(sqlite_url, face):
+        pass
+    path = sqlite_url.removeprefix("sqlite:///")
+    with Shop(f"sqlite:///file:{path}?mode=ro&uri=true", face, direct_url=sqlite_url) as shop:
+        assert _fails(shop.work(), insert(1)) is Trouble.AWAY
+
+
+def test_a_full_disk_is_full(sqlite_shop: Shop) -> None:
+    work = sqlite_shop.work()
+
+    def fill(session: Session) -> None:
+        pages = session.execute(text("PRAGMA page_count")).scalar_one()
+        session.execute(text(f"PRAGMA max_page_count={pages}"))
+        session.execute(text("INSERT INTO orders (number, what) VALUES (9, zeroblob(1000000))"))
+
+    assert _fails(work, fill) is Trouble.FULL
+
+
+def test_a_folder_that_is_gone_is_away(sqlite_url: str, face: str) -> None:
+    with Shop(sqlite_url, face) as shop:
+        elsewhere = Database(sqlite_url.replace("shop.db", "nowhere/shop.db"), interactive=1, others=1)
+        work = elsewhere.thread_work()
+        with pytest.raises(DBAPIError) as raised:
+            work.session.execute(text("SELECT 1"))
+        assert trouble_of(raised.value) is Trouble.AWAY
+        work.rollback()
+        shop.run(elsewhere.close())
+
+
+def test_a_pool_whose_connections_are_all_taken_is_away() -> None:
+    assert trouble_of(PoolTimeoutError()) is Trouble.AWAY
+
+
+def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_shop: Shop) -> None:
+    work = postgres_shop.work()
+    other = postgres_shop.work()
+    other.do(say("LOCK TABLE orders"))
+
+    def explain(session: Session) -> None:
+        try:
+            session.execute(text("LOCK TABLE orders NOWAIT"))
+        except DBAPIError as error:
+            raise RuntimeError("no orders now") from error
+
+    def replace(session: Session) -> None:
+        try:
+            explain(session)
+        except RuntimeError:
+            raise KeyError("orders")  # noqa: B904
+
+    with pytest.raises(KeyError) as raised:
+        work.do(replace)
+    assert trouble_of(raised.value) is Trouble.AGAIN
+
+
+def test_what_is_in_a_group_means_the_same_as_by_itself() -> None:
+    away = PoolTimeoutError()
+    assert trouble_of(away) is Trouble.AWAY
+    assert trouble_of(ExceptionGroup("outer", [ValueError(), ExceptionGroup("inner", [away])])) is Trouble.AWAY
+    assert trouble_of(ExceptionGroup("own", [ValueError()])) is Trouble.OWN
+
+
+def test_causes_that_go_in_a_circle_end() -> None:
+    first, second = ValueError(), KeyError()
+    first.__cause__, second.__cause__ = second, first
+    assert trouble_of(first) is Trouble.OWN
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "trouble"),
+    [
+        ("53100", Trouble.FULL),  # disk_full
+        ("53200", Trouble.FULL),  # out_of_memory
+        ("53300", Trouble.FULL),  # too_many_connections
+        ("53400", Trouble.OWN),  # configuration_limit_exceeded
+        ("57P01", Trouble.LOST),  # admin_shutdown
+        ("57P02", Trouble.AWAY),  # crash_shutdown
+        ("57P03", Trouble.AWAY),  # cannot_connect_now
+        ("08006", Trouble.LOST),  # connection_failure
+        ("40001", Trouble.AGAIN),  # serialization_failure
+        ("40P01", Trouble.AGAIN),  # deadlock_detected
+        ("55P03", Trouble.AGAIN),  # lock_not_available
+        ("25006", Trouble.AWAY),  # read_only_sql_transaction
+        ("25P03", Trouble.OWN),  # idle_in_transaction_session_timeout
+        ("57014", Trouble.OWN),  # query_canceled
+        ("23505", Trouble.OWN),  # unique_violation
+    ],
+)
+def test_what_cannot_be_provoked_here_is_known_by_its_code(sqlstate: str, trouble: Trouble) -> None:
+    orig = psycopg.errors.lookup(sqlstate)("told")
+    assert trouble_of(orig) is trouble
+    assert trouble_of(DBAPIError("SELECT 1", None, orig)) is trouble

@@ -1,0 +1,149 @@
+"""What one message does in a database: it happens as a whole, or not at all. Source: docs/stages-sql.md"""
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy.orm import Session
+
+from tests.stages.sql.shop import Order, Shop, insert, say
+from truenext.stage.sql.errors import NotCommitted, Trouble
+
+
+def test_what_a_function_has_done_is_there_after_the_commit_and_not_before(shop: Shop) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    work.check()
+    assert shop.orders() == []
+    work.commit()
+    assert (shop.orders(), work.inner.is_committed, shop.in_use()) == ([1], True, 0)
+
+
+def test_a_rollback_takes_everything_back_and_may_be_repeated(shop: Shop) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    work.rollback()
+    work.rollback()
+    assert (shop.orders(), work.inner.is_committed, shop.in_use()) == ([], False, 0)
+
+
+def test_a_rollback_after_the_commit_does_nothing(shop: Shop) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    work.commit()
+    work.rollback()
+    assert (shop.orders(), work.inner.is_committed) == ([1], True)
+
+
+def test_nothing_is_said_to_the_database_before_the_session_is_used(shop: Shop) -> None:
+    unasked, asked = shop.work(), shop.work()
+    asked.do(lambda session: None)
+    assert not unasked.inner.is_used and not asked.inner.is_used
+    assert shop.in_use() == 0
+    for work in (unasked, asked):
+        work.check()
+        work.commit()
+        assert not work.inner.is_used and work.inner.is_committed is not None
+
+
+def test_a_work_is_used_from_the_first_object_or_statement_on(shop: Shop) -> None:
+    first, second = shop.work(), shop.work()
+    first.do(lambda session: session.add(Order(number=1)))
+    assert first.inner.is_used
+    first.check()
+    first.commit()
+    second.do(say("SELECT 1"))
+    assert first.inner.is_used and second.inner.is_used
+    assert shop.orders() == [1]
+
+
+def test_the_check_writes_what_the_session_has_not_written_so_that_its_errors_come_before_the_commit(
+    shop: Shop,
+) -> None:
+    before = shop.work()
+    before.do(insert(1))
+    before.commit()
+    work = shop.work()
+    work.do(lambda session: session.add(Order(number=1)))
+    with pytest.raises(IntegrityError) as raised:
+        work.check()
+    assert work.trouble_of(raised.value) is Trouble.OWN
+    work.rollback()
+    assert shop.in_use() == 0
+
+
+def test_what_was_read_stays_readable_after_the_commit(shop: Shop) -> None:
+    work = shop.work()
+
+    def read(session: Session) -> Order:
+        session.add(Order(number=1, what="pears"))
+        return session.scalars(select(Order)).one()
+
+    order = work.do(read)
+    work.commit()
+    assert order.what == "pears"
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_whose_message_is_over_does_nothing_more(shop: Shop, end: str) -> None:
+    work = shop.work()
+    work.do(insert(1))
+    getattr(work, end)()
+    with pytest.raises(InvalidRequestError):
+        work.do(insert(2))
+    assert shop.in_use() == 0
+    assert shop.orders() == ([1] if end == "commit" else [])
+
+
+def test_savepoints_are_the_functions_own(shop: Shop) -> None:
+    work = shop.work()
+
+    def step(session: Session) -> None:
+        session.add(Order(number=1))
+        with pytest.raises(IntegrityError), session.begin_nested():
+            session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'twice')"))
+        with session.begin_nested():
+            session.add(Order(number=2))
+        nested = session.begin_nested()
+        session.add(Order(number=3))
+        nested.rollback()
+        session.execute(text("SAVEPOINT mine"))
+        session.execute(text("INSERT INTO orders (number, what) VALUES (4, 'pears')"))
+        session.execute(text("ROLLBACK TO SAVEPOINT mine"))
+        session.execute(text("RELEASE SAVEPOINT mine"))
+        session.begin_nested()
+        session.add(Order(number=5))
+
+    work.do(step)
+    work.check()
+    work.commit()
+    assert shop.orders() == [1, 2, 5]
+
+
+def test_a_constraint_that_is_only_looked_at_by_the_commit_means_that_nothing_was_committed(
+    url: str, face: str
+) -> None:
+    with Shop(url, face, workers=1) as shop:
+        _commit_a_line_without_an_order(shop)
+
+
+def _commit_a_line_without_an_order(shop: Shop) -> None:
+    with shop.beside() as engine, engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TABLE lines (number int PRIMARY KEY, "
+                "of int REFERENCES orders (number) DEFERRABLE INITIALLY DEFERRED)"
+            )
+        )
+    work = shop.work()
+    work.do(insert(1))
+    work.do(say("INSERT INTO lines VALUES (1, 2)"))
+    work.check()
+    with pytest.raises(NotCommitted) as raised:
+        work.commit()
+    assert (work.trouble_of(raised.value), work.inner.is_committed) == (Trouble.OWN, False)
+    assert (shop.orders(), shop.in_use()) == ([], 0)
+    # The connection went back without that transaction: a pool of one has no other.
+    after = shop.work()
+    after.do(insert(3))
+    after.commit()
+    assert shop.orders() == [3]

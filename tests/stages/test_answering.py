@@ -1,0 +1,123 @@
+"""What does the HTTP server of a service answer, and what does it bear? Source: docs/stages-deploying.md"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from truenext.cli.stages import answering as module
+from truenext.cli.stages.answering import answering
+from truenext.errors import ConfigurationError
+from truenext.stage.core.health import Facts, Health
+from truenext.stage.interceptors.metrics import Metrics
+
+
+def health(*, live: bool = True, ready: bool = True) -> Health:
+    facts = Facts(service="shop", state="running", broker=[], database="", stages=[])
+    return Health(live=live, ready=ready, why=[], facts=facts)
+
+
+@asynccontextmanager
+async def served(now: Health, metrics: Metrics | None = None) -> AsyncIterator[int]:
+    async with answering("127.0.0.1", 0, lambda: now, metrics) as url:
+        yield int(url.rpartition(":")[2])
+
+
+async def said(port: int, request: bytes) -> tuple[int, bytes]:
+    """Status and body, which is empty where the server has hung up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        answer = await reader.read()
+    except ConnectionError:
+        answer = b""
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return (int(head.split()[1]) if head else 0), body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (health(), {"/": 200, "/live": 200, "/ready": 200}),
+        (health(ready=False), {"/": 200, "/live": 200, "/ready": 503}),
+        (health(live=False, ready=False), {"/": 200, "/live": 503, "/ready": 503}),
+    ],
+)
+def test_the_status_says_whether_it_is_live_and_ready(now: Health, expected: dict[str, int]) -> None:
+    async def run() -> None:
+        async with served(now) as port:
+            for path, status in expected.items():
+                found, body = await said(port, get(path))
+                assert found == status
+                assert json.loads(body)["service"] == "shop"
+                assert json.loads(body)["live"] is now.live
+
+    asyncio.run(run())
+
+
+def test_metrics_are_there_if_the_service_counts() -> None:
+    async def run() -> None:
+        async with served(health(), Metrics()) as port:
+            assert b"truenext_stage_running" in (await said(port, get("/metrics")))[1]
+        async with served(health()) as port:
+            assert (await said(port, get("/metrics")))[0] == 404
+
+    asyncio.run(run())
+
+
+def test_what_is_no_request_for_it_is_refused() -> None:
+    async def run() -> None:
+        async with served(health()) as port:
+            assert (await said(port, get("/nowhere")))[0] == 404
+            assert (await said(port, get("/live?x=1")))[0] == 200
+            assert (await said(port, b"POST / HTTP/1.1\r\n\r\n"))[0] == 405
+            assert (await said(port, b"nonsense\r\n\r\n"))[0] == 400
+            assert (await said(port, b"GET / HTTP/1.1\r\nx: " + b"x" * 20_000 + b"\r\n\r\n"))[0] in (400, 0)
+            assert await said(port, b"HEAD /live HTTP/1.1\r\n\r\n") == (200, b"")
+            assert (await said(port, get("/live")))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", 0.05)
+
+    async def run() -> None:
+        async with served(health()) as port:
+            assert (await said(port, b"GET / HT"))[0] == 0
+            assert (await said(port, get("/live")))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_more_connections_than_it_takes_are_hung_up_on() -> None:
+    async def run() -> None:
+        async with served(health()) as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(module.CONNECTIONS_MAX)]
+            # They are served in the order in which they came.
+            assert (await said(port, get("/live")))[0] == 0
+            for _, writer in idle:
+                writer.close()
+                await writer.wait_closed()
+            while (await said(port, get("/live")))[0] != 200:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    async def run() -> None:
+        async with served(health()) as port:
+            with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for --health"):
+                async with answering("127.0.0.1", port, health, None):
+                    pass
+
+    asyncio.run(run())

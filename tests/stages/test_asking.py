@@ -1,0 +1,217 @@
+"""What does a program know that waits for the reply of a flow? Source: docs/stages.md, "Beginning a flow" """
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.stages.flows import Number, Text, gone, run, until
+from truenext.errors import InDoubt, RolledBack
+from truenext.stage import Flow, NotDecoded, Refuse, Service
+from truenext.testing.stages import Stages
+
+
+def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "truenext.stage")
+    app = Service("shop")
+    go_on = asyncio.Event()
+    ended: list[int] = []
+
+    @app.single("slow", Number, Number)
+    async def slow(number: Number) -> Number:
+        await go_on.wait()
+        ended.append(number.n)
+        return number
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(TimeoutError, match=r"slow has not replied within 0.05 seconds; it may do so yet"):
+            await t.ask(slow, Number(1), timeout=0.05)
+        go_on.set()
+        await t.ended()
+        assert ended == [1]
+        await until(lambda: any("a reply has come too late" in each.getMessage() for each in caplog.records))
+        assert await t.ask(slow, Number(2)) == Number(2)
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
+def test_a_timeout_in_which_nothing_can_happen_is_refused_and_nothing_begins(timeout: Any) -> None:
+    app = Service("shop")
+
+    @app.single("answer", Number, Number)
+    async def answer(number: Number) -> Number:
+        raise AssertionError("nothing began")
+
+    async def work(t: Stages) -> None:
+        says = r"timeout is seconds, more than 0, not "
+        with pytest.raises(ValueError, match=says):
+            await app.ask(answer, Number(), trace="t", timeout=timeout)
+        with pytest.raises(ValueError, match=says):
+            await app.send(answer, Number(), trace="t", timeout=timeout)
+        with pytest.raises(ValueError, match=says):
+            app.initiate(timeout=timeout)
+        await t.ended()
+
+    run(app, work)
+
+
+def test_a_reply_that_is_not_what_was_expected_ends_the_ask_with_an_error() -> None:
+    class Wrong(msgspec.Struct):
+        n: str
+
+    app = Service("shop")
+    theirs = app.remote("answer", Number, Number)
+    other = Service("other")
+
+    @other.single("answer", Number, Wrong)
+    async def answer(number: Number) -> Wrong:
+        return Wrong("x")
+
+    async def work(t: Stages) -> None:
+        other.broker = (t.broker.url,)
+        async with other.running():
+            with pytest.raises(NotDecoded, match="Number"):
+                await t.ask(theirs, Number())
+
+    run(app, work)
+
+
+def test_a_hundred_asks_at_once_get_each_its_own_reply() -> None:
+    app = Service("shop")
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    @app.single("text", Number, Text)
+    def text(number: Number) -> Text:
+        return Text(f"{number.n}")
+
+    async def work(t: Stages) -> None:
+        doubles = asyncio.gather(*(t.ask(double, Number(n)) for n in range(50)))
+        texts = asyncio.gather(*(t.ask(text, Number(n)) for n in range(50)))
+        assert await doubles == [Number(2 * n) for n in range(50)]
+        assert await texts == [Text(f"{n}") for n in range(50)]
+
+    run(app, work)
+
+
+def test_an_ask_whose_flow_is_given_up_waits_until_its_timeout() -> None:
+    app = Service("shop")
+
+    @app.single("refuses", Number, Number)
+    async def refuses(number: Number) -> Number:
+        raise Refuse("no")
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(TimeoutError):
+            await t.ask(refuses, Number(1), timeout=0.1)
+        await t.ended(dead_letters=1)
+
+    run(app, work)
+
+
+def test_an_ask_that_is_cancelled_leaves_nothing_behind_and_its_flow_goes_on() -> None:
+    app = Service("shop")
+    go_on = asyncio.Event()
+    ended: list[int] = []
+
+    @app.single("slow", Number, Number)
+    async def slow(number: Number) -> Number:
+        await go_on.wait()
+        ended.append(number.n)
+        return number
+
+    async def work(t: Stages) -> None:
+        asking = asyncio.create_task(t.ask(slow, Number(1)))
+        await until(lambda: bool(t._running.busy))
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        go_on.set()
+        await t.ended()
+        assert ended == [1]
+
+    run(app, work)
+
+
+def test_an_ask_without_a_broker_says_that_nothing_was_sent() -> None:
+    app = Service("shop")
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(double, Number(1)) == Number(2)
+        async with gone(t.broker):
+            with pytest.raises((RolledBack, InDoubt, TimeoutError)):
+                await t.ask(double, Number(2), timeout=0.2)
+        assert await t.ask(double, Number(3)) == Number(6)
+
+    run(app, work)
+
+
+def test_an_ask_outlives_a_crash_of_the_broker() -> None:
+    app = Service("shop")
+    there = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @app.single("slow", Number, Number)
+    async def slow(number: Number) -> Number:
+        there.set()
+        await go_on.wait()
+        return number
+
+    async def work(t: Stages) -> None:
+        asking = asyncio.create_task(t.ask(slow, Number(1)))
+        await there.wait()
+        await t.broker.crash()
+        # Nothing waits in a topic: a reply that comes before this process has subscribed anew is lost.
+        await until(lambda: t._running.connection.health().reconnects == 1)
+        await until(lambda: {each.state for each in t._running.connection.health().consumers} == {"open"})
+        go_on.set()
+        assert await asking == Number(1)
+
+    run(app, work)
+
+
+def test_a_stage_may_ask_and_wait_though_it_holds_its_worker() -> None:
+    app = Service("shop", concurrency=1)
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    @app.single("asks", Number, Number)
+    async def asks(number: Number, flow: Flow) -> Number:
+        return await app.ask(double, number, trace=flow.trace, timeout=10)
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(asks, Number(4)) == Number(8)
+
+    run(app, work)
+
+
+def test_a_program_that_asks_without_stages_gets_its_reply() -> None:
+    app = Service("shop")
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    web = Service("web")
+    theirs = web.remote("double", Number, Number)
+
+    async def work(t: Stages) -> None:
+        web.broker = (t.broker.url,)
+        async with web.connected():
+            replies = await asyncio.gather(*(web.ask(theirs, Number(n), trace="t", timeout=10) for n in range(5)))
+        assert replies == [Number(2 * n) for n in range(5)]
+
+    run(app, work)

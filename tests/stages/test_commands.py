@@ -1,0 +1,335 @@
+"""What do `truenext stages check` and `describe` say, and what is said of a service that cannot be found?"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.integration.broker_process import BrokerProcess
+from truenext.cli.main import main
+from truenext.cli.stages.running import Queue, left_over
+from truenext.stage import Service
+from truenext.stage.core.references import references_of
+
+SHOP = """
+import msgspec
+
+from truenext.stage import Flow, Service
+
+app = Service("shop")
+
+
+class Order(msgspec.Struct):
+    id: str
+    count: int = 1
+
+
+class Reserve(msgspec.Struct):
+    count: int
+
+
+class Reserved(msgspec.Struct):
+    ok: bool
+
+
+class Placed(msgspec.Struct):
+    id: str
+    price: int = 0
+
+
+class Memo(msgspec.Struct):
+    id: str = ""
+
+
+stock = app.remote("stock.reserve", Reserve, Reserved)
+news = app.topic("order.news", Placed)
+place = app.endpoint("order.place", Order, Placed, state=Memo)
+
+
+@place.stage
+async def check(order: Order, memo: Memo, flow: Flow) -> None:
+    flow.request(stock, Reserve(order.count))
+
+
+@place.stage
+async def reserve(answer: Reserved, memo: Memo, flow: Flow) -> Placed:
+    flow.send(mail, Placed(memo.id))
+    flow.publish(news, Placed(memo.id))
+    return Placed(memo.id)
+
+
+@app.terminator("mail.confirm", Placed)
+def mail(placed: Placed) -> None: ...
+
+
+@app.subscriber(news)
+async def note(placed: Placed) -> None: ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the service is, and the command runs."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def stages(*words: str) -> Result:
+    return CliRunner().invoke(main, ["stages", *words])
+
+
+# ---- Which service ----
+
+
+@pytest.mark.parametrize(
+    ("place", "file", "complaint"),
+    [
+        ("shopp:app", "", "there is no module shopp in {folder}, and none is installed: go to the folder in which"),
+        ("shop:ap", "", "shop has no ap; its services are shop:app"),
+        ("shop:Order", "", "shop:Order is a StructMeta, and no Service; its services are shop:app"),
+        ("other:app", "import nowhere\n", "other cannot be imported: No module named 'nowhere' (other.py:1)"),
+        ("other:app", "app = 1\n", "other:app is a int, and no Service; there is no Service in it"),
+        (
+            "other:app",
+            "from truenext.stage import Service\napp = Service('a b')\n",
+            "'a b' is no name of an endpoint: say words of letters, digits, - and _, joined by dots, such as "
+            "order.place (other.py:2)",
+        ),
+        (
+            "other:app",
+            "from truenext.stage import Service\napp = Service('a')\napp.endpoint('b', int)\n",
+            "b has no stage: decorate a function with its .stage",
+        ),
+    ],
+)
+def test_what_is_no_service_is_said_and_what_to_do(folder: Path, place: str, file: str, complaint: str) -> None:
+    (folder / "other.py").write_text(file)
+    result = stages("describe", place)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"truenext: {complaint.format(folder=folder)}")
+
+
+def test_an_error_in_the_module_is_shown_from_its_own_first_line_on(folder: Path) -> None:
+    (folder / "other.py").write_text("def divide():\n    1 / 0\n\n\ndivide()\n")
+    result = stages("describe", "other:app")
+    assert result.exit_code == 2
+    trace, complaint = result.stderr.rstrip().rsplit("\n", 1)
+    assert complaint == "truenext: other cannot be imported: ZeroDivisionError: division by zero"
+    assert trace.count("  File ") == 2
+    assert 'other.py", line 5' in trace
+
+
+def test_a_service_without_stages_does_not_run(folder: Path) -> None:
+    (folder / "other.py").write_text("from truenext.stage import Service\napp = Service('asking')\n")
+    result = stages("run", "other:app")
+    assert result.exit_code == 2
+    assert result.stderr == "truenext: other:app has no stages to run: it only asks others\n"
+
+
+# ---- check ----
+
+
+def changed(folder: Path, old: str, new: str) -> Result:
+    """`check` of the service with a change."""
+    assert stages("check", "shop:app", "--against", "shop.json", "--write").exit_code == 0
+    assert old in SHOP
+    (folder / "changed.py").write_text(SHOP.replace(old, new))
+    return stages("check", "changed:app", "--against", "shop.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        ("count: int = 1", "count: int", "breaks: order.place: its message: `count` must be there now"),
+        ("count: int = 1", "count: str = ''", "breaks: order.place: its message: `count` was integer, and is string"),
+        ("    ok: bool", "    ok: bool\n    at: int", "breaks: order.place.stage.reserve: its message: `at` must be"),
+        ('id: str = ""', "id: int = 0", "breaks: order.place: its state: `id` was string, and is integer now"),
+        ("async def reserve", "async def book", "breaks: order.place.stage.reserve: the stage is gone"),
+        ('"order.place"', '"order.put"', "breaks: order.place: the endpoint is gone"),
+        ("price: int = 0", "price: str = ''", "breaks: order.place: its reply: `price` was integer, and may be string"),
+        ("price: int = 0", "price: str = ''", "breaks: shop.note: what is published to order.news: `price` was"),
+    ],
+)
+def test_what_breaks_is_said_and_ends_the_check_with_1(folder: Path, old: str, new: str, finding: str) -> None:
+    result = changed(folder, old, new)
+    assert result.exit_code == 1
+    assert any(line.startswith(finding) for line in result.stdout.splitlines()), result.stdout
+    # What it breaks, and what to do instead.
+    assert all(line.startswith(("breaks: ", "    ", "warning: ")) for line in result.stdout.splitlines()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("count: int = 1", "count: int = 1\n    item: str = ''"),
+        ("    count: int = 1\n", ""),
+        ("    ok: bool", "    ok: bool = False"),
+        ('    id: str = ""', '    id: str = ""\n    count: int = 0'),
+        ("@place.stage\nasync def reserve", "@place.stage\nasync def pay(r: Reserved, m: Memo) -> None: ...\n\n\n"
+         "@place.stage\nasync def reserve"),
+        ("@app.subscriber(news)\nasync def note(placed: Placed) -> None: ...\n", ""),
+        ("price: int = 0", "price: int = 0\n    tax: int = 0"),
+    ],
+)  # fmt: skip
+def test_what_breaks_nothing_ends_the_check_with_0(folder: Path, old: str, new: str) -> None:
+    result = changed(folder, old, new.replace("order.count", "1"))
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "Nothing breaks shop."), result.stdout
+    assert result.stdout.splitlines()[1].startswith("note: shop.json says how it was")
+
+
+def test_a_field_of_a_reply_that_may_be_missing_is_a_warning(folder: Path) -> None:
+    result = changed(
+        folder, "class Placed(msgspec.Struct):\n    id: str\n", "class Placed(msgspec.Struct):\n    id: str = ''\n"
+    )
+    assert result.exit_code == 0
+    assert result.stdout.startswith("warning: order.place: its reply: `id` may be missing now\n")
+
+
+def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(folder: Path) -> None:
+    first = stages("check", "shop:app", "--against", "a.json", "--write")
+    assert first.stdout == "a.json says how shop is now.\n"
+    written = (folder / "a.json").read_bytes()
+    assert stages("check", "shop:app", "--against", "a.json").stdout == "Nothing breaks shop.\n"
+    assert stages("check", "shop:app", "--against", "a.json", "--write").exit_code == 0
+    assert (folder / "a.json").read_bytes() == written
+    facts = json.loads(written)
+    assert facts["endpoints"]["order.place"]["stages"].keys() == {"order.place.stage.reserve"}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "there is no file a.json: --write makes it, and it is to be committed"),
+        ("{", "a.json is not what --write has written: "),
+        ('{"format": 2, "service": "shop", "endpoints": {}}', "a.json has format 2, and this knows 1: update truenext"),
+    ],
+)
+def test_a_file_that_says_nothing_is_no_answer(folder: Path, content: str | None, complaint: str) -> None:
+    if content is not None:
+        (folder / "a.json").write_text(content)
+    result = stages("check", "shop:app", "--against", "a.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"truenext: {complaint}")
+
+
+# ---- describe ----
+
+
+def test_a_service_is_described_as_a_tree() -> None:
+    lines = [line.strip("│├└─ \xa0") for line in stages("describe", "shop:app").stdout.splitlines()]
+    assert lines == [
+        "shop",
+        "order.place(Order) -> Placed, state Memo",
+        "check(Order) at order.place",
+        "requests stock.reserve",
+        "reserve(Reserved) at order.place.stage.reserve",
+        "sends to mail.confirm",
+        "publishes to topic order.news",
+        "mail.confirm(Placed)",
+        "mail(Placed) at mail.confirm",
+        "shop.note(Placed), subscribes to topic order.news",
+        "note(Placed)",
+        "endpoints of other services",
+        "stock.reserve(Reserve) -> Reserved",
+        "topics",
+        "order.news(Placed)",
+    ]
+
+
+def test_a_service_is_drawn(folder: Path) -> None:
+    assert stages("describe", "shop:app", "--svg", "shop.svg").exit_code == 0
+    drawn = ElementTree.parse(folder / "shop.svg").getroot()
+    texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
+    assert {"order.place(Order) -> Placed", "2 reserve(Reserved)", "topic order.news(Placed)", "requests"} <= set(texts)
+    # check asks, reserve sends and publishes, and what is published comes to a subscriber; the last is the tip.
+    assert sum(each.tag.endswith("path") for each in drawn.iter()) == 5
+
+
+def test_a_service_is_described_for_graphviz_and_for_programs() -> None:
+    dot = stages("describe", "shop:app", "--dot").stdout
+    assert dot.startswith('digraph "shop" {')
+    assert '"stage order.place check" -> "endpoint stock.reserve" [label="requests"];' in dot
+    assert '"topic order.news" -> "stage shop.note note";' in dot
+    facts = json.loads(stages("describe", "shop:app", "--json").stdout)
+    assert facts["endpoints"][0]["stages"][1]["queue"] == "order.place.stage.reserve"
+    assert "queues" not in facts
+
+
+def test_of_ways_to_describe_there_is_one() -> None:
+    assert stages("describe", "shop:app", "--dot", "--json").exit_code == 2
+
+
+def test_with_a_broker_it_says_how_many_messages_wait(broker: BrokerProcess) -> None:
+    for queue in ("order.place", "order.place", "DLQ.order.place.stage.reserve"):
+        broker.said("send", queue, "{}")
+    url = f"stomp://127.0.0.1:{broker.port}"
+    said = stages("describe", "shop:app", "--broker", url).stdout
+    assert "check(Order) at order.place: 2 waiting" in said
+    assert "reserve(Reserved) at order.place.stage.reserve: 0 waiting, 1 dead letter" in said
+    queues = json.loads(stages("describe", "shop:app", "--broker", url, "--json").stdout)["queues"]
+    assert queues["order.place"]["waiting"] == 2
+    assert queues["order.place.stage.reserve"]["dead_letters"] == 1
+
+
+# ---- What a function names ----
+
+
+app = Service("here")
+one = app.remote("one", int, int)
+two = app.remote("two", int, int)
+many = {"one": one}
+
+
+def test_what_a_function_names_is_found_and_how_it_is_called() -> None:
+    closed_over = app.remote("three", int, int)
+
+    async def asks(flow: object) -> None:
+        flow.request(one, 1)  # type: ignore[attr-defined]
+        flow.goto(closed_over, 1)  # type: ignore[attr-defined]
+        flow.send(sys.modules, one)  # type: ignore[attr-defined]
+        [flow.send(two, number) for number in range(3)]  # type: ignore[attr-defined]
+
+    def names() -> object:
+        return (lambda: one), two.name
+
+    def looks_up() -> object:
+        return many["one"]
+
+    assert references_of(asks) == [(one, "requests"), (closed_over, "goes to"), (two, "sends to")]
+    assert references_of(names) == [(one, "names"), (two, "names")]
+    # Not all is found.
+    assert references_of(looks_up) == []
+
+
+def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
+    service = Service("left")
+    first = service.endpoint("left.work", int)
+
+    @first.stage
+    async def begin(number: int) -> None: ...
+
+    @first.stage
+    async def end(number: int) -> None: ...
+
+    def queue(name: str, waiting: int = 1) -> Queue:
+        return Queue(name, waiting, 0, 0)
+
+    gone = queue("left.work.stage.middle")
+    others = [
+        queue("left.work"),
+        queue("left.work.stage.end"),
+        queue("left.work.stage.empty", 0),
+        queue("other.work.stage.middle"),
+        queue("DLQ.left.work.stage.middle"),
+    ]
+    assert left_over([gone, *others], service) == [gone]

@@ -1,0 +1,47 @@
+"""Is what `truenext stages check` says true: does old JSON still become values of the new types?
+
+TRUENEXT_EXAMPLES=20000 pytest tests/stages/test_compatibility.py       longer
+"""
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.stages.drawn_types import Kind, Made, changed, harmless, kinds, structs
+from truenext.stage.core.codec import Codec
+from truenext.stage.core.mismatch import mismatches
+
+LONG = settings(
+    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def codec(kind: Kind) -> tuple[Made, Codec[Any]]:
+    made = Made(kind)
+    return made, Codec(made.type, "this")
+
+
+@LONG
+@given(st.data())
+def test_what_does_not_break_is_read(data: st.DataObject) -> None:
+    old = data.draw(structs(), "old")
+    new = data.draw(st.one_of(changed(old), changed(old), kinds()), "new")
+    made, writing = codec(old)
+    _, reading = codec(new)
+    found = mismatches(writing.schema(), reading.schema())
+    event("breaks" if found else "breaks nothing")
+    if not found:
+        for value in data.draw(st.lists(made.values(), min_size=1, max_size=3), "values"):
+            reading.decode(writing.encode(value))
+
+
+@LONG
+@given(st.data())
+def test_what_is_harmless_is_not_called_breaking(data: st.DataObject) -> None:
+    old = data.draw(kinds(), "old")
+    new = data.draw(harmless(old), "new")
+    assert mismatches(codec(old)[1].schema(), codec(new)[1].schema()) == []

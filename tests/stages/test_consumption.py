@@ -1,0 +1,77 @@
+"""What becomes of a stage that cannot take messages? Source: docs/stages.md; docs/stages-deploying.md"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.stages.services.job import Job
+from truenext.client.tasks.connection import Connection
+from truenext.errors import ClosedError, Refused
+from truenext.stage import Service
+from truenext.stage import consumption as consuming
+from truenext.stage.core.health import judge
+from truenext.testing.stages import stages
+
+
+def service_that(handled: list[int]) -> Service:
+    app = Service("taking", concurrency=1)
+
+    @app.terminator("taking.jobs", Job)
+    async def jobs(job: Job) -> None:
+        handled.append(job.number)
+
+    return app
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> None:
+    """So often every stage is told this instead of getting messages."""
+    consume = Connection.consume
+    told: dict[Connection, int] = {}
+
+    async def failing_consume(self: Connection, *arguments: Any, **options: Any) -> None:
+        told[self] = told.get(self, 0) + 1
+        if told[self] <= times:
+            raise error
+        await consume(self, *arguments, **options)
+
+    monkeypatch.setattr(Connection, "consume", failing_consume)
+
+
+@pytest.mark.parametrize("error", [Refused("no room"), TimeoutError("not in time")], ids=repr)
+def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(consuming, "PAUSE_S", 0.05)
+    failing(monkeypatch, error, times=2)
+    handled: list[int] = []
+    app = service_that(handled)
+
+    async def run() -> None:
+        async with stages(app) as t:
+            why = f"taking.jobs takes no interactive messages yet: {error}"
+            while why not in (health := judge(t._running.facts(), stalled_after_s=300)).why:
+                await asyncio.sleep(0.001)
+            assert (health.live, health.ready) == (True, False)
+            await t.send(app.endpoints["taking.jobs"], Job(1))
+            await t.ended()
+            while not judge(t._running.facts(), stalled_after_s=300).ready:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+    assert handled == [1]
+
+
+def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ClosedError("the broker does not want this user any more"), times=1000)
+    app = service_that([])
+
+    async def run() -> None:
+        async with stages(app) as t:
+            with pytest.raises(ClosedError, match="does not want this user"):
+                await t._running.until_failed()
+            health = judge(t._running.facts(), stalled_after_s=300)
+            assert not health.live
+            assert (
+                "taking.jobs takes no interactive messages any more: ClosedError: the broker does not" in health.why[0]
+            )
+
+    asyncio.run(run())

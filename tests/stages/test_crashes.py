@@ -1,0 +1,179 @@
+"""One part dies at each named point of a message's way: what is done once, and what twice.
+
+Stated before anything is run: only the window repeats, which is open from SQL's COMMIT to the broker's.
+Source: docs/stages.md, "One transaction"
+"""
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+import truenext
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.service_process import ServiceProcess
+from tests.stages.services.job import Job
+from truenext.stage import Service
+
+SERVICE = "tests.stages.services.crashing:app"
+IS_WHOLE = "TRUENEXT_STAGES" in os.environ
+MESSAGES = 3
+PATIENCE_S = 60
+
+MESSAGING = ("received", "run", "committed")
+SQL = ("received", "run", "checked", "sent", "SQL committed", "committed")
+RUNS = {
+    # So often SQL of the message is committed at which somebody dies there; everywhere else once.
+    ("stage", "SQL committed"): 2,
+    ("broker", "sent"): 2,
+    ("broker", "SQL committed"): 2,
+}
+
+
+class Case(NamedTuple):
+    victim: str
+    point: str
+
+    @property
+    def runs(self) -> int:
+        return RUNS.get(self, 1)
+
+
+def _cases(victims: Sequence[str], points: Sequence[str], few: Sequence[tuple[str, str]]) -> list[Case]:
+    """All of them (`make stages`), or the few that `make test` has time for."""
+    every = [Case(victim, point) for victim in victims for point in points]
+    return every if IS_WHOLE else [case for case in every if case in few]
+
+
+class _Table:
+    """Where the stage notes what it has committed."""
+
+    def __init__(self, url: str, connect: Callable[[], sqlite3.Connection | psycopg.Connection[tuple[object, ...]]]):
+        self.url = url
+        self._connect = connect
+        with closing(connect()) as connection:
+            connection.execute("CREATE TABLE runs (number INTEGER)")
+            connection.commit()
+
+    def runs(self) -> Counter[object]:
+        with closing(self._connect()) as connection:
+            return Counter(number for (number,) in connection.execute("SELECT number FROM runs").fetchall())
+
+
+class _Trial:
+    def __init__(self, broker: BrokerProcess, folder: Path, case: Case, database: str | None, victim: int) -> None:
+        self._broker = broker
+        self._folder = folder
+        self._case = case
+        self._happened = folder / "happened"
+        self._environment = {"CRASH_AT": case.point, "CRASH_FILE": str(self._happened), "CRASH_PID": str(victim)}
+        if database is not None:
+            self._environment["CRASH_DATABASE"] = database
+
+    def run(self, revive: Callable[[], None]) -> Counter[object]:
+        """What came out at the end, how often. `revive` starts again what was killed."""
+        return asyncio.run(self._run(revive))
+
+    async def _run(self, revive: Callable[[], None]) -> Counter[object]:
+        async with truenext.connect(self._url) as connection:
+            sender = Service("sender", broker=self._url)
+            to = sender.remote("crashing.work", Job)
+            async with sender.connected(), sender.initiate() as begin:
+                for number in range(MESSAGES):
+                    begin.send(to, Job(number), trace=f"job {number}")
+            process = self._start()
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    while not self._happened.exists():
+                        await asyncio.sleep(0.01)
+                    # In this thread: what it starts dies with the one that started it.
+                    revive()
+                    if self._case.victim == "stage":
+                        await asyncio.to_thread(process.wait)
+                        process = self._start()
+                    while not await self._is_done(connection):
+                        await asyncio.sleep(0.05)
+                assert process.stop() == 0, process.log
+            finally:
+                process.kill()
+            done = [each async for each in connection.browse("/queue/crashing.done")]
+        return Counter(json.loads(each.body)["message"]["number"] for each in done)
+
+    @property
+    def _url(self) -> str:
+        return f"stomp://127.0.0.1:{self._broker.port}"
+
+    def _start(self) -> ServiceProcess:
+        return ServiceProcess(self._folder, SERVICE, self._url, environment=self._environment)
+
+    async def _is_done(self, connection: truenext.Connection) -> bool:
+        try:
+            answer = await connection.ask("queues")
+        except truenext.ConnectionLost:
+            return False
+        queues = {each["name"]: each for each in json.loads(answer)}
+        assert "DLQ.crashing.work" not in queues
+        work = queues.get("crashing.work", {"waiting": 0, "unacknowledged": 0})
+        done = queues.get("crashing.done", {"waiting": 0})
+        return bool(work["waiting"] == work["unacknowledged"] == 0 and done["waiting"] >= MESSAGES)
+
+
+def _try(
+    broker: BrokerProcess, folder: Path, case: Case, table: _Table | None, postgres: PostgresServer | None = None
+) -> None:
+    victim = os.getpid()
+    revive: Callable[[], None] = lambda: None  # noqa: E731
+    if case.victim == "stage":
+        victim = 0
+    elif case.victim == "broker":
+        victim, revive = broker.pid, broker.start_again_where_it_was
+    else:
+        assert postgres is not None
+        victim, revive = postgres.pid, postgres.start_again
+    done = _Trial(broker, folder, case, None if table is None else table.url, victim).run(revive)
+    assert done == Counter(range(MESSAGES)), "each message is handled, and what it says is there once"
+    if table is not None:
+        runs = table.runs()
+        assert sum(runs.values()) == MESSAGES - 1 + case.runs
+        assert len(runs) == MESSAGES
+
+
+@pytest.mark.parametrize("case", _cases(("stage", "broker"), MESSAGING, (("stage", "run"),)), ids="-".join)
+def test_without_sql_nothing_is_done_twice_whoever_dies_wherever(
+    broker: BrokerProcess, tmp_path: Path, case: Case
+) -> None:
+    _try(broker, tmp_path, case, None)
+
+
+@pytest.mark.parametrize("case", _cases(("stage", "broker"), SQL, (("stage", "SQL committed"),)), ids="-".join)
+def test_on_sqlite_only_the_window_repeats(broker: BrokerProcess, tmp_path: Path, case: Case) -> None:
+    file = tmp_path / "shop.db"
+    _try(broker, tmp_path, case, _Table(f"sqlite:///{file}", lambda: sqlite3.connect(file)))
+
+
+FEW = (("broker", "checked"), ("broker", "SQL committed"), ("database", "sent"))
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    """For all cases here, one after the other: they start it again."""
+    with own_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), SQL, FEW), ids="-".join)
+def test_on_postgresql_only_the_window_repeats(
+    broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case
+) -> None:
+    with own_postgres.database() as name:
+        table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
+        _try(broker, tmp_path, case, table, own_postgres)

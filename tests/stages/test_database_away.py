@@ -1,0 +1,97 @@
+"""The database goes away under load, and comes back. Source: docs/stages-failure.md"""
+
+import asyncio
+import os
+from collections import Counter
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from tests.stages.postgres import PostgresServer
+from tests.stages.services.job import Job
+from truenext.stage import Flow, Service
+from truenext.stage.gate import FREE
+from truenext.stage.sql.errors import Trouble
+from truenext.testing.stages import stages
+
+MESSAGES = 400
+AWAY_S = float(os.environ.get("TRUENEXT_AWAY_S", "4"))
+"""Longer than what nobody takes is waited for."""
+
+
+@pytest.mark.timeout(120 + 2 * AWAY_S)
+def test_while_the_database_is_away_nothing_is_charged_and_then_all_goes_on(own_postgres: PostgresServer) -> None:
+    attempts: Counter[int] = Counter()
+    app = Service("shop", concurrency=4)
+    work = app.endpoint("work", Job)
+
+    @work.stage
+    async def insert(job: Job, flow: Flow, sql: AsyncSession) -> None:
+        attempts[flow.attempt] += 1
+        await sql.execute(text("INSERT INTO inserted VALUES (:number)"), {"number": job.number})
+        flow.next(job)
+
+    @work.stage
+    def insert_in_a_thread(job: Job, flow: Flow, sql: Session) -> None:
+        attempts[flow.attempt] += 1
+        sql.execute(text("INSERT INTO inserted VALUES (:number)"), {"number": -job.number})
+
+    async def main(name: str) -> None:
+        async with stages(app, database=own_postgres.url(name)) as t:
+            async with t.sql() as sql:
+                await sql.execute(text("CREATE TABLE inserted (number INTEGER)"))
+            async with app.initiate() as begin:
+                for number in range(1, MESSAGES + 1):
+                    begin.send(work, Job(number), trace=f"job {number}")
+            while sum(attempts.values()) < MESSAGES // 4:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(own_postgres.stop)
+            # Who waits for the flows waits as long as the stages rest.
+            ended = asyncio.create_task(t.ended(timeout=AWAY_S + 60))
+            await asyncio.sleep(AWAY_S)
+            seen = sum(attempts.values())
+            assert seen < 2 * MESSAGES, "it was to be in the middle of its work"
+            await asyncio.to_thread(own_postgres.start)
+            await ended
+            async with t.sql() as sql:
+                rows = Counter((await sql.execute(text("SELECT number FROM inserted"))).scalars())
+        expected = {sign * number for number in range(1, MESSAGES + 1) for sign in (1, -1)}
+        assert set(rows) == expected
+        # What was under way when the server stopped may have been committed without an answer: that is the window.
+        assert sum(rows.values()) <= len(expected) + 8
+        assert set(attempts) == {1}
+
+    with own_postgres.database() as name:
+        asyncio.run(main(name))
+
+
+def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_times(
+    postgres: PostgresServer, postgres_database: str
+) -> None:
+    """It makes its own transaction read-only, which says the same as a database that can only be read."""
+    attempts: Counter[int] = Counter()
+    done: list[int] = []
+    app = Service("shop", concurrency=2)
+
+    @app.terminator("work", Job, attempts=2, retry={Exception: "0s"})
+    async def work(job: Job, flow: Flow, sql: AsyncSession) -> None:
+        if job.number == 0:
+            attempts[flow.attempt] += 1
+            await sql.execute(text("SET TRANSACTION READ ONLY"))
+        await sql.execute(text("INSERT INTO inserted VALUES (:number)"), {"number": job.number})
+        done.append(job.number)
+
+    async def main() -> None:
+        async with stages(app, database=postgres.url(postgres_database)) as t:
+            async with t.sql() as sql:
+                await sql.execute(text("CREATE TABLE inserted (number INTEGER)"))
+            for number in range(4):
+                await t.send(work, Job(number), trace=f"job {number}")
+            (letter,) = await t.ended(dead_letters=1)
+            assert "read-only transaction" in letter.last_cause
+
+    asyncio.run(main())
+    assert sorted(done) == [1, 2, 3]
+    assert attempts == {1: 1 + FREE[Trouble.AWAY], 2: 1}

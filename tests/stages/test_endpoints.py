@@ -1,0 +1,377 @@
+"""Do requests and replies go where they belong, over any number of endpoints and stages? Source: docs/stages.md"""
+
+import asyncio
+
+import pytest
+
+from tests.stages.flows import Memo, Number, Text, run
+from truenext.stage import Endpoint, Flow, Service
+from truenext.testing.stages import Stages
+
+
+def test_what_is_sent_comes_to_a_terminator_as_it_was() -> None:
+    app = Service("shop")
+    came: list[Text] = []
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None:
+        came.append(text)
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Text("tea \N{SNOWMAN}\n\0"))
+        await t.ended()
+        assert came == [Text("tea \N{SNOWMAN}\n\0")]
+
+    run(app, work)
+
+
+def test_the_reply_comes_to_whom_the_sender_has_named_with_the_state_that_was_given_along() -> None:
+    app = Service("shop")
+    came: list[tuple[Number, Memo]] = []
+
+    @app.single("double", Number, Number)
+    async def double(asked: Number) -> Number:
+        return Number(2 * asked.n)
+
+    @app.terminator("take", Number, state=Memo)
+    async def take(reply: Number, memo: Memo) -> None:
+        came.append((reply, memo))
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(double, Number(21), trace="test", reply_to=take, reply_state=Memo(7, "x"))
+        await t.ended()
+        assert came == [(Number(42), Memo(7, "x"))]
+
+    run(app, work)
+
+
+def three_levels(app: Service, seen: list[str]) -> Endpoint[Number, Number]:
+    """An endpoint of four stages, which asks one of two stages, which asks one of one stage."""
+
+    @app.single("leaf", Number, Number)
+    async def leaf(asked: Number) -> Number:
+        return Number(asked.n * 2)
+
+    middle = app.endpoint("middle", Number, Number, state=Memo)
+
+    @middle.stage
+    async def asks_leaf(asked: Number, memo: Memo, flow: Flow) -> None:
+        assert memo == Memo()
+        memo.n, memo.text = asked.n, "middle"
+        flow.request(leaf, asked)
+
+    @middle.stage
+    def answers(reply: Number, memo: Memo) -> Number:
+        assert memo.text == "middle"
+        seen.append(f"middle {memo.n}")
+        return Number(reply.n * 3)
+
+    outer = app.endpoint("outer", Number, Number, state=Memo)
+
+    @outer.stage
+    def first(asked: Number, memo: Memo, flow: Flow) -> None:
+        assert memo == Memo()
+        memo.n, memo.text = asked.n, "1"
+        flow.request(middle, asked)
+
+    @outer.stage
+    async def second(reply: Number, memo: Memo, flow: Flow) -> None:
+        assert memo.text == "1"
+        memo.text += "2"
+        flow.next(Number(reply.n + 1))
+
+    @outer.stage
+    async def third(reply: Number, memo: Memo, flow: Flow) -> None:
+        assert memo.text == "12"
+        memo.text += "3"
+        flow.request(leaf, reply)
+
+    @outer.stage
+    async def fourth(reply: Number, memo: Memo) -> Number:
+        seen.append(f"outer {memo.n} {memo.text}")
+        return Number(reply.n + memo.n)
+
+    return outer
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_of_three_levels_of_endpoints_has_its_own_state(interactive: bool, persistent: bool) -> None:
+    app = Service("shop")
+    seen: list[str] = []
+    outer = three_levels(app, seen)
+
+    async def work(t: Stages) -> None:
+        reply = await t.ask(outer, Number(5), interactive=interactive, persistent=persistent)
+        assert reply == Number((5 * 2 * 3 + 1) * 2 + 5)
+        assert seen == ["middle 5", "outer 5 123"]
+        await t.ended()
+
+    run(app, work)
+
+
+def test_flows_that_go_on_at_the_same_time_keep_apart() -> None:
+    app = Service("shop")
+    outer = three_levels(app, [])
+    replies: dict[int, int] = {}
+
+    @app.terminator("take", Number, state=Memo)
+    async def take(reply: Number, memo: Memo) -> None:
+        replies[memo.n] = reply.n
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            for n in range(50):
+                begin.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n=n), interactive=n % 2 == 0)
+        await t.ended()
+        assert replies == {n: (n * 6 + 1) * 2 + n for n in range(50)}
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_a_reply_that_is_returned_and_one_that_is_said_are_the_same(is_returned: bool) -> None:
+    app = Service("shop")
+    double = app.endpoint("double", Number, Number)
+
+    @double.stage
+    async def answer(asked: Number, flow: Flow) -> Number | None:
+        if is_returned:
+            return Number(2 * asked.n)
+        flow.reply(Number(2 * asked.n))
+        return None
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(double, Number(4)) == Number(8)
+
+    run(app, work)
+
+
+def test_a_reply_for_which_nobody_waits_is_dropped() -> None:
+    app = Service("shop")
+    ran: list[int] = []
+
+    @app.single("double", Number, Number)
+    async def double(asked: Number) -> Number:
+        ran.append(asked.n)
+        return Number(2 * asked.n)
+
+    async def work(t: Stages) -> None:
+        await t.send(double, Number(4))
+        assert await t.ended() == []
+        assert ran == [4]
+
+    run(app, work)
+
+
+def test_an_endpoint_may_reply_from_an_early_stage_and_then_its_later_ones_do_not_run() -> None:
+    app = Service("shop")
+    ran: list[str] = []
+    double = app.endpoint("double", Number, Number)
+
+    @double.stage
+    async def early(asked: Number, flow: Flow) -> Number | None:
+        if asked.n == 0:
+            return Number(0)
+        flow.next(asked)
+        return None
+
+    @double.stage
+    async def late(asked: Number) -> Number:
+        ran.append("late")
+        return Number(2 * asked.n)
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(double, Number(0)) == Number(0)
+        assert ran == []
+        assert await t.ask(double, Number(1)) == Number(2)
+
+    run(app, work)
+
+
+def test_a_stage_that_says_nothing_ends_its_flow() -> None:
+    app = Service("shop")
+    ran: list[str] = []
+    double = app.endpoint("double", Number, Number)
+
+    @double.stage
+    async def silent(asked: Number) -> None:
+        ran.append("silent")
+
+    @double.stage
+    async def late(asked: Number) -> Number:
+        ran.append("late")
+        return asked
+
+    async def work(t: Stages) -> None:
+        await t.send(double, Number(0))
+        assert await t.ended() == []
+        assert ran == ["silent"]
+
+    run(app, work)
+
+
+def test_the_id_that_a_sender_is_told_is_that_of_the_flow_and_of_its_first_message() -> None:
+    app = Service("shop")
+    came: list[tuple[str, str]] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        came.append((flow.id, flow.message_id))
+
+    async def work(t: Stages) -> None:
+        id = await t.send(take, Number())
+        await t.ended()
+        assert came == [(id, id)]
+        assert len(id) == 32
+
+    run(app, work)
+
+
+def test_all_stages_of_a_flow_see_one_flow_id_and_messages_of_their_own() -> None:
+    app = Service("shop")
+    flows: set[str] = set()
+    messages: list[str] = []
+    senders: list[str] = []
+
+    def note(flow: Flow) -> None:
+        flows.add(flow.id)
+        messages.append(flow.message_id)
+        senders.append(flow.sender)
+
+    @app.single("leaf", Number, Number)
+    async def leaf(asked: Number, flow: Flow) -> Number:
+        note(flow)
+        return asked
+
+    outer = app.endpoint("outer", Number, Number)
+
+    @outer.stage
+    async def ask(asked: Number, flow: Flow) -> None:
+        note(flow)
+        flow.request(leaf, asked)
+
+    @outer.stage
+    async def answer(reply: Number, flow: Flow) -> Number:
+        note(flow)
+        return reply
+
+    async def work(t: Stages) -> None:
+        id = await t.send(outer, Number())
+        await t.ended()
+        assert flows == {id}
+        assert messages[0] == id and len(set(messages)) == 3
+        assert senders == ["shop", "shop outer", "shop leaf"]
+
+    run(app, work)
+
+
+def test_plain_functions_and_async_ones_may_follow_one_another() -> None:
+    app = Service("shop")
+    chain = app.endpoint("chain", Number, Number)
+
+    @chain.stage
+    def one(asked: Number, flow: Flow) -> None:
+        flow.next(Number(asked.n + 1))
+
+    @chain.stage
+    async def two(asked: Number, flow: Flow) -> None:
+        flow.next(Number(asked.n + 1))
+
+    @chain.stage
+    def three(asked: Number) -> Number:
+        return Number(asked.n + 1)
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(chain, Number(0)) == Number(3)
+
+    run(app, work)
+
+
+def test_an_endpoint_of_another_service_is_asked_as_one_of_ones_own() -> None:
+    app = Service("shop")
+    stock = app.remote("stock.reserve", Number, Text)
+    place = app.endpoint("place", Number, Text, state=Memo)
+
+    @place.stage
+    async def ask(asked: Number, memo: Memo, flow: Flow) -> None:
+        memo.n = asked.n
+        flow.request(stock, Number(asked.n + 1))
+
+    @place.stage
+    async def answer(reply: Text, memo: Memo) -> Text:
+        return Text(f"{memo.n}: {reply.text}")
+
+    async def work(t: Stages) -> None:
+        asked = t.mock(stock, lambda number: Text(f"{number.n} reserved"))
+        assert await t.ask(place, Number(1)) == Text("1: 2 reserved")
+        assert asked == [Number(2)]
+
+    run(app, work)
+
+
+def test_two_services_on_one_broker_work_in_one_flow() -> None:
+    stock = Service("stock")
+
+    @stock.single(".reserve", Number, Text)
+    async def reserve(asked: Number, flow: Flow) -> Text:
+        return Text(f"{asked.n} for {flow.sender}, {flow.trace}")
+
+    shop = Service("shop")
+    theirs = shop.remote("stock.reserve", Number, Text)
+    place = shop.endpoint("place", Number, Text)
+
+    @place.stage
+    async def ask(asked: Number, flow: Flow) -> None:
+        flow.request(theirs, asked)
+
+    @place.stage
+    async def answer(reply: Text) -> Text:
+        return reply
+
+    async def work(t: Stages) -> None:
+        stock.broker = (t.broker.url,)
+        async with stock.running():
+            assert await t.ask(place, Number(3), trace="web o3") == Text("3 for shop place, web o3")
+
+    run(shop, work)
+
+
+def test_the_stages_of_a_service_are_shared_by_all_processes_that_run_it() -> None:
+    """Two runs of the same definitions, as two processes have them, each with one worker."""
+    both = asyncio.Barrier(2)
+    ran: list[str] = []
+
+    def make(process: str) -> tuple[Service, Endpoint[Number, Number]]:
+        app = Service("shop", concurrency=1)
+        count = app.endpoint("count", Number, Number, state=Memo)
+
+        @count.stage
+        async def one(asked: Number, memo: Memo, flow: Flow) -> None:
+            memo.n = asked.n
+            ran.append(f"one {process}")
+            await both.wait()
+            flow.next(asked)
+
+        @count.stage
+        async def two(asked: Number, memo: Memo) -> Number:
+            assert memo.n == asked.n
+            ran.append(f"two {process}")
+            await both.wait()
+            return asked
+
+        return app, count
+
+    first, count = make("a")
+    second, _ = make("b")
+
+    async def work(t: Stages) -> None:
+        second.broker = (t.broker.url,)
+        async with second.running():
+            await t.send(count, Number(1))
+            await t.send(count, Number(2))
+            await t.ended()
+        assert sorted(ran) == ["one a", "one b", "two a", "two b"]
+
+    run(first, work)

@@ -1,0 +1,324 @@
+"""Is what stages do in files that can be read, whatever becomes of the process and the disk?"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from truenext.client.core.message import Content
+from truenext.errors import ConfigurationError
+from truenext.history.stage_files import FORMAT, forget_old, stage_file, stage_files
+from truenext.stage import Flow, Refuse, Service
+from truenext.stage.core.codec import EMPTY
+from truenext.stage.core.envelope import Envelope, Facts
+from truenext.stage.events import TRACE_MAX, StageEvents
+from truenext.stage.interceptors.interceptor import Ending
+from truenext.testing import broker
+
+DAY_S = 24 * 3600.0
+
+
+def message(sequence: int, destination: str = "/queue/order.place", attempts: int = 0) -> Any:
+    headers = {"message-id": str(sequence), "truenext-sequence": str(sequence), "destination": destination}
+    headers |= {"truenext-deliveries": str(attempts + 1), "truenext-attempts": str(attempts)}
+    return Content(headers, b"", 1)
+
+
+def envelope(id: str = "m1", trace: str = "web o1") -> Envelope:
+    facts = Facts(id="f1", trace=trace, begun_ms=1, begun_by="web")
+    return Envelope(1, id, facts, "send", "web", EMPTY, parent="p1")
+
+
+class Place:
+    """What is told of a stage."""
+
+    queue = "order.place"
+
+
+STAGE: Any = Place()
+
+
+@contextmanager
+def told(folder: Path, **limits: int) -> Iterator[StageEvents]:
+    events = StageEvents(folder, "shop", "shop on web-1 pid 7", **limits)
+    try:
+        yield events
+    finally:
+        events.close()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Of all files, one after the other."""
+    return [json.loads(line) for path in stage_files(folder) for line in path.read_bytes().splitlines()]
+
+
+def kinds(folder: Path) -> list[str]:
+    return [each["kind"] for each in lines(folder)]
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path: Path) -> None:
+    with told(tmp_path / "new" / "folder") as events:
+        begun = events.begun(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
+        events.sql_committed(begun)
+        ending = Ending(outcome="failed", error=ValueError("secret"), run=0.25, commit=None, total=0.5)
+        events.ended(begun, ending)
+    opened, first, second, third, closed = lines(tmp_path / "new" / "folder")
+    process = opened["process"]
+    assert {each["process"] for each in (first, second, third, closed)} == {process}
+    assert [each["n"] for each in (opened, first, second, third, closed)] == [0, 1, 2, 3, 4]
+    assert opened | {"at": 0} == {
+        "kind": "opened",
+        "process": process,
+        "n": 0,
+        "at": 0,
+        "format": FORMAT,
+        "service": "shop",
+        "instance": "shop on web-1 pid 7",
+    }
+    assert first | {"at": 0} == {
+        "kind": "begun",
+        "process": process,
+        "n": 1,
+        "at": 0,
+        "stage": "order.place",
+        "queue": "order.place",
+        "sequence": 17,
+        "message": "m1",
+        "parent": "p1",
+        "flow": "f1",
+        "trace": "x" * TRACE_MAX,
+        "sender": "web",
+        "attempt": 3,
+        "deliveries": 3,
+    }
+    assert abs(first["at"] / 1e6 - time.time()) < 60, "microseconds since the epoch"
+    assert (second["kind"], second["of"]) == ("SQL committed", 1)
+    assert {name: third.get(name) for name in ("kind", "of", "run_us", "commit_us", "total_us", "error")} == {
+        "kind": "failed",
+        "of": 1,
+        "run_us": 250_000,
+        "commit_us": None,
+        "total_us": 500_000,
+        "error": "ValueError",
+    }
+    assert closed["kind"] == "closed"
+    assert (stage_files(tmp_path / "new" / "folder")[0].stat().st_mode & 0o777) == 0o600
+
+
+def test_what_is_published_has_no_place_in_the_history(tmp_path: Path) -> None:
+    with told(tmp_path) as events:
+        events.begun(STAGE, message(17, "/topic/news"), envelope())
+    assert not {"queue", "sequence"} & lines(tmp_path)[1].keys()
+
+
+def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: Path) -> None:
+    with told(tmp_path, file_bytes=1000, bytes_max=3000) as events:
+        for number in range(1, 31):
+            events.begun(STAGE, message(number), envelope())
+            path = stage_files(tmp_path)[-1]
+            until(lambda number=number: f'"n":{number},' in stage_files(tmp_path)[-1].read_text())
+            # Files that are made within one tick of the disk's clock have one time.
+            os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
+    left = stage_files(tmp_path)
+    assert sum(path.stat().st_size for path in left) < 4500
+    assert len(left) > 1
+    for path in left:
+        first, *others = path.read_bytes().splitlines()
+        assert json.loads(first)["kind"] == "opened"
+        assert others
+    numbers = [each["n"] for each in lines(tmp_path) if each["kind"] != "opened"]
+    assert numbers == list(range(numbers[0], 32)), "what is left has no hole"
+    assert numbers[0] > 1
+
+
+def test_what_is_old_goes_whoever_wrote_it_and_whoever_still_has_it_open_begins_another(tmp_path: Path) -> None:
+    with told(tmp_path) as events:
+        old = stage_files(tmp_path)[0]
+        os.utime(old, (time.time() - 31 * DAY_S, time.time() - 31 * DAY_S))
+        with told(tmp_path):
+            assert not old.exists()
+        events.begun(STAGE, message(1), envelope())
+    second = stage_file(tmp_path, events.process, 2)
+    assert second in stage_files(tmp_path)
+    assert [json.loads(line)["kind"] for line in second.read_bytes().splitlines()] == ["opened", "begun", "closed"]
+
+
+def test_files_of_30_days_are_kept(tmp_path: Path) -> None:
+    for number in (1, 2):
+        path = stage_file(tmp_path, f"p{number}", 1)
+        path.write_text("")
+        os.utime(path, (time.time() - 29 * DAY_S, time.time() - 29 * DAY_S))
+    assert not forget_old(tmp_path)
+
+
+def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
+    with told(tmp_path) as one, told(tmp_path) as other:
+        for number in range(100):
+            one.begun(STAGE, message(2 * number), envelope())
+            other.begun(STAGE, message(2 * number + 1), envelope())
+    begun = [each for each in lines(tmp_path) if each["kind"] == "begun"]
+    assert sorted(each["sequence"] for each in begun) == list(range(200))
+    for process, rest in ((one.process, 0), (other.process, 1)):
+        assert [each["n"] for each in begun if each["process"] == process] == list(range(1, 101))
+        assert all(each["sequence"] % 2 == rest for each in begun if each["process"] == process)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.stages.test_events import STAGE, envelope, message
+from truenext.stage.events import StageEvents
+
+events = StageEvents(Path(sys.argv[1]), "shop", "shop")
+number = 0
+while True:
+    number += 1
+    events.begun(STAGE, message(number), envelope())
+    if not number % 100:
+        time.sleep(0.001)
+"""
+
+
+def test_a_process_that_is_killed_leaves_what_can_be_read(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{root}"}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, env=environment)
+    try:
+        until(lambda: sum(path.stat().st_size for path in stage_files(tmp_path)) > 1_000_000)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    content = b"".join(path.read_bytes() for path in stage_files(tmp_path))
+    *whole, _torn = content.split(b"\n")
+    numbers = [json.loads(line)["n"] for line in whole]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="events of stages cannot be written"):
+        StageEvents(tmp_path / "file", "shop", "shop")
+
+
+def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_full = False
+    failures = 0
+    write = os.write
+
+    def half(file: int, data: Any) -> int:
+        nonlocal failures
+        if not is_full or len(data) < 100:
+            return write(file, data)
+        write(file, bytes(data)[: len(data) // 2])
+        failures += 1
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("truenext.stage.events.os.write", half)
+    monkeypatch.setattr("truenext.stage.events.AGAIN_S", 0.01)
+    caplog.set_level(logging.WARNING, "truenext.stage")
+    with told(tmp_path) as events:
+        events.begun(STAGE, message(1), envelope())
+        until(lambda: '"n":1,' in stage_files(tmp_path)[0].read_text())
+        is_full = True
+        events.begun(STAGE, message(2), envelope())
+        until(lambda: "cannot be written" in caplog.text)
+        # What waits now is tried with a new file.
+        events.begun(STAGE, message(3), envelope())
+        until(lambda: failures >= 2)
+        is_full = False
+        until(lambda: len(events._unwritten) == 0)
+        events.begun(STAGE, message(4), envelope())
+        until(lambda: "which is over" in caplog.text)
+    first, second = (path.read_bytes().split(b"\n") for path in stage_files(tmp_path))
+    assert [json.loads(line)["n"] for line in first[:-1]] == [0, 1]
+    assert first[-1].startswith(b"{"), "half a line, which is the last"
+    assert [json.loads(line)["n"] for line in second[:-1]] == [0, 4, 5]
+
+
+def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.stage.events.UNWRITTEN_BYTES_MAX", 10_000)
+    with told(tmp_path) as events:
+        for number in range(1000):
+            events.begun(STAGE, message(number), envelope())
+            assert len(events._unwritten) < 11_000
+
+
+class Failed(Exception):
+    pass
+
+
+def test_a_service_tells_what_its_stages_do(tmp_path: Path) -> None:
+    asyncio.run(run_a_service(tmp_path))
+    begun: dict[int, dict[str, Any]] = {}
+    story = []
+    for each in lines(tmp_path):
+        if each["kind"] == "begun":
+            begun[each["n"]] = each
+        elif "of" in each:
+            story.append((begun[each["of"]]["stage"], begun[each["of"]]["attempt"], each["kind"], each.get("error")))
+    assert sorted(story) == [
+        ("place", 1, "failed", "Failed"),
+        ("place", 2, "ended", None),
+        ("place.stage.last", 1, "SQL committed", None),
+        ("place.stage.last", 1, "ended", None),
+        ("refuse", 1, "refused", "Refuse"),
+    ]
+    first, again, last = (each for each in begun.values() if each["stage"] != "refuse")
+    assert first["message"] == again["message"] == first["flow"] == last["flow"] == last["parent"]
+    assert first["sequence"] == again["sequence"] < last["sequence"]
+    assert (first["deliveries"], again["deliveries"]) == (1, 2)
+    assert last["sender"] == "shop place"
+    assert kinds(tmp_path)[-1] == "closed"
+
+
+async def run_a_service(folder: Path) -> None:
+    sqlite3.connect(folder / "shop.db").close()
+    async with broker() as here:
+        app = Service("shop", broker=here.url, database=f"sqlite:///{folder / 'shop.db'}", events=folder)
+        place = app.endpoint("place", str, int)
+        refuse = app.endpoint("refuse", str)
+
+        @place.stage
+        async def first(said: str, flow: Flow) -> None:
+            if flow.attempt == 1:
+                raise Failed
+            flow.next(1)
+
+        @place.stage
+        def last(said: int, sql: Session) -> int:
+            return int(sql.execute(text("SELECT :said"), {"said": said}).scalar_one())
+
+        @refuse.stage
+        async def only(said: str) -> None:
+            raise Refuse("no")
+
+        async with app.running():
+            assert await app.ask(place, "tea", trace="o1") == 1
+            await app.send(refuse, "tea", trace="o2")
+            while '"refused"' not in "".join(path.read_text() for path in stage_files(folder)):
+                await asyncio.sleep(0.01)

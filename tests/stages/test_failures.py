@@ -1,0 +1,682 @@
+"""What becomes of a message whose stage fails, and of all others? Source: docs/stages.md, "When a stage fails" """
+
+import asyncio
+import logging
+import warnings
+from collections import Counter
+from functools import wraps
+from pathlib import Path
+
+import pytest
+
+import truenext
+from tests.stages.flows import Memo, Number, Text, gone, run, until
+from truenext.limits import CAUSE_BYTES_MAX
+from truenext.stage import Endpoint, Flow, FlowError, Refuse, Service
+from truenext.stage.core.failure import cause_of, said_of
+from truenext.stage.core.retry import Retries, Retry
+from truenext.testing.stages import Stages
+
+POLICY_ATTEMPTS = 7
+"""What the broker makes of each message if nobody says anything else."""
+
+
+class Busy(Exception):
+    pass
+
+
+class VeryBusy(Busy):
+    pass
+
+
+class Sending:
+    """A service with a stage that sends what it takes to another one."""
+
+    def __init__(self) -> None:
+        self.app = Service("shop")
+        self.ran: list[int] = []
+        """The attempts of the one that sends."""
+        self.came: list[int] = []
+
+        @self.app.terminator("take", Number)
+        async def take(number: Number) -> None:
+            self.came.append(number.n)
+
+        @self.app.terminator("sends", Number)
+        async def send(number: Number, flow: Flow) -> None:
+            self.ran.append(flow.attempt)
+            flow.send(take, number)
+
+        self.send: Endpoint[Number, None] = send
+
+
+def test_a_stage_that_fails_for_ever_is_tried_so_often_and_its_message_is_a_dead_letter_and_nothing_was_sent() -> None:
+    app = Service("shop")
+    ran: list[int] = []
+    replies: list[Number] = []
+
+    @app.single("fails", Number, Number, attempts=2)
+    async def fails(number: Number, flow: Flow) -> Number:
+        ran.append(flow.attempt)
+        flow.reply(number)
+        raise ValueError("no")
+
+    @app.terminator("take", Number)
+    async def take(reply: Number) -> None:
+        replies.append(reply)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(fails, Number(3), trace="o3", reply_to=take)
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.queue, letter.trace, letter.message, letter.attempts) == ("fails", "o3", {"n": 3}, 2)
+        assert (ran, replies) == ([1, 2], [])
+
+    run(app, work)
+
+
+def test_refuse_is_a_dead_letter_at_once() -> None:
+    app = Service("shop")
+    ran: list[int] = []
+
+    @app.single("refuses", Number, Number)
+    async def refuses(number: Number, flow: Flow) -> Number:
+        ran.append(flow.attempt)
+        raise Refuse("out of stock")
+
+    async def work(t: Stages) -> None:
+        await t.send(refuses, Number(3))
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.attempts, ran) == (1, [1])
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on(is_async: bool) -> None:
+    app = Service("shop", concurrency=1, attempts=2)
+    came: list[int] = []
+    take = app.endpoint("take", Number)
+
+    def plain(number: Number) -> None:
+        if number.n == 0:
+            raise MemoryError
+        came.append(number.n)
+
+    async def asynchronous(number: Number) -> None:
+        plain(number)
+
+    take.stage(asynchronous if is_async else plain)
+
+    async def work(t: Stages) -> None:
+        for n in range(3):
+            await t.send(take, Number(n))
+        await t.ended(dead_letters=1)
+        assert came == [1, 2]
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_cancellation_that_nobody_ordered_is_a_failure(is_async: bool) -> None:
+    """Something that the stage has waited for was cancelled."""
+    app = Service("shop", concurrency=1, attempts=2)
+    ran: list[int] = []
+    take = app.endpoint("take", Number)
+
+    def plain(number: Number, flow: Flow) -> None:
+        ran.append(flow.attempt)
+        raise asyncio.CancelledError
+
+    async def asynchronous(number: Number, flow: Flow) -> None:
+        plain(number, flow)
+
+    take.stage(asynchronous if is_async else plain)
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number())
+        await t.ended(dead_letters=1)
+        assert ran == [1, 2]
+
+    run(app, work)
+
+
+# ---- When it is tried again ----
+
+
+def test_a_stage_that_says_nothing_is_tried_again_as_the_policy_of_its_queue_says() -> None:
+    app = Service("shop")
+    ran: list[int] = []
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number, flow: Flow) -> None:
+        ran.append(flow.attempt)
+        raise ValueError("no")
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == POLICY_ATTEMPTS
+        assert ran == list(range(1, POLICY_ATTEMPTS + 1))
+
+    run(app, work)
+
+
+def test_attempts_beyond_the_policy_of_the_queue_change_nothing() -> None:
+    app = Service("shop", attempts=100)
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        raise ValueError("no")
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == POLICY_ATTEMPTS
+
+    run(app, work)
+
+
+def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_for_all_that_follow() -> None:
+    app = Service("shop", retry={Busy: "2s, 10s, 1m"})
+    ran: list[int] = []
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number, flow: Flow) -> None:
+        ran.append(flow.attempt)
+        raise Busy
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        for attempt, delay_s in ((1, 2), (2, 10), (3, 60), (4, 60)):
+            await until(lambda: not t._running.busy and ran == list(range(1, attempt + 1)))  # noqa: B023
+            await t.advance(seconds=delay_s - 0.5)
+            await asyncio.sleep(0.02)
+            assert len(ran) == attempt
+            await t.advance(seconds=0.6)
+        await t.ended(dead_letters=1)
+
+    run(app, work)
+
+
+def test_never_is_a_dead_letter_at_once() -> None:
+    app = Service("shop")
+
+    @app.terminator("fails", Number, retry={Busy: "never"})
+    async def fails(number: Number) -> None:
+        raise Busy
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == 1
+
+    run(app, work)
+
+
+def test_the_nearest_class_in_the_order_of_inheritance_counts_and_of_stage_endpoint_and_service_the_nearest() -> None:
+    app = Service("shop", retry={Exception: "never", Busy: "1ms"}, attempts=3)
+    attempts: Counter[str] = Counter()
+    raises = {"very busy": VeryBusy, "busy": Busy, "other": ValueError}
+
+    by_service = app.endpoint("service", Text)
+    by_endpoint = app.endpoint("endpoint", Text, retry={VeryBusy: "never"}, attempts=4)
+    by_stage = app.endpoint("staged", Text, retry={VeryBusy: "never"}, attempts=4)
+
+    @by_service.stage
+    async def of_service(text: Text) -> None:
+        attempts[f"service {text.text}"] += 1
+        raise raises[text.text]
+
+    @by_endpoint.stage
+    async def of_endpoint(text: Text) -> None:
+        attempts[f"endpoint {text.text}"] += 1
+        raise raises[text.text]
+
+    @by_stage.stage(retry={Busy: "never", VeryBusy: "1ms", Exception: "1ms"}, attempts=2)
+    async def of_stage(text: Text) -> None:
+        attempts[f"staged {text.text}"] += 1
+        raise raises[text.text]
+
+    async def work(t: Stages) -> None:
+        for endpoint in (by_service, by_endpoint, by_stage):
+            for name in raises:
+                await t.send(endpoint, Text(name))
+        await t.ended(dead_letters=9)
+        assert attempts == {
+            "service very busy": 3,
+            "service busy": 3,
+            "service other": 1,
+            "endpoint very busy": 1,
+            "endpoint busy": 4,
+            "endpoint other": 1,
+            "staged very busy": 2,
+            "staged busy": 1,
+            "staged other": 2,
+        }
+
+    run(app, work)
+
+
+def test_a_wrong_call_is_a_dead_letter_at_once_whatever_retry_says() -> None:
+    """It would be as wrong the next time."""
+    app = Service("shop", retry={Exception: "1ms"})
+
+    @app.terminator("wrong", Number)
+    async def wrong(number: Number, flow: Flow) -> None:
+        flow.reply(number)
+
+    async def work(t: Stages) -> None:
+        await t.send(wrong, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == 1
+        assert letter.last_cause.startswith("FlowError: wrong replies nothing")
+
+    run(app, work)
+
+
+def decides(error: BaseException, rules: dict[type[BaseException], str]) -> Retry:
+    return Retries(rules, "what is tested").decide(error, 1, None)
+
+
+def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
+    busy, inner = Busy(), ExceptionGroup("inner", [ValueError()])
+    rules: dict[type[BaseException], str] = {Busy: "2s", ValueError: "3s"}
+    assert decides(ExceptionGroup("one", [busy]), rules) == Retry(2)
+    assert decides(ExceptionGroup("with one that no rule names", [KeyError(), busy]), rules) == Retry(2)
+    assert decides(ExceptionGroup("the longest", [busy, inner]), rules) == Retry(3)
+    assert decides(ExceptionGroup("of no rule", [KeyError()]), rules) == Retry(None)
+    assert decides(ExceptionGroup("of any", [KeyError()]), {Exception: "5s"}) == Retry(5)
+    assert decides(ExceptionGroup("by its own class", [busy]), {**rules, ExceptionGroup: "7s"}) == Retry(7)
+
+
+def test_one_in_a_group_that_is_never_tried_again_is_enough() -> None:
+    for never in (Busy(), Refuse("out of stock"), FlowError("wrong"), ExceptionGroup("inner", [Busy()])):
+        assert decides(ExceptionGroup("", [ValueError(), never]), {Busy: "never", ValueError: "1s"}).is_refused
+
+
+def test_a_task_group_of_a_stage_fails_by_the_rules_of_what_is_in_it_and_its_cause_names_that() -> None:
+    app = Service("shop", retry={Busy: "never"})
+
+    async def ask(name: str) -> None:
+        raise Busy(name)
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask("first"))
+            group.create_task(ask("second"))
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == 1
+        lines = letter.last_cause.splitlines()
+        assert lines[0].startswith("ExceptionGroup: unhandled errors in a TaskGroup")
+        assert lines[2] == "in it Busy: first"
+        assert lines[3].startswith("at ask in test_failures.py:")
+        assert lines[4] == "in it Busy: second"
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_decorator_that_forgets_to_await_its_function_says_so_and_nothing_is_committed(is_async: bool) -> None:
+    app = Service("shop")
+
+    async def answer(number: Number, flow: Flow) -> Number:
+        return number
+
+    @wraps(answer)
+    def forgets(number: Number, flow: Flow) -> object:
+        flow.send(sink, number)
+        return answer(number, flow)
+
+    @wraps(answer)
+    async def forgets_too(number: Number, flow: Flow) -> object:
+        return forgets(number, flow)
+
+    @app.terminator("sink", Number)
+    async def sink(number: Number) -> None:
+        raise AssertionError("nothing was sent")
+
+    asked = app.endpoint("asked", Number, Number)
+    asked.stage(forgets_too if is_async else forgets)  # type: ignore[arg-type]
+
+    async def work(t: Stages) -> None:
+        await t.send(asked, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.last_cause.startswith("FlowError: answer has returned what nobody has awaited (coroutine)")
+        assert letter.attempts == 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(app, work)
+
+
+def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
+    app = Service("shop", attempts=3)
+    attempts: Counter[int] = Counter()
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        if number.n < 0:
+            attempts[number.n] += 1
+            raise ValueError("poison")
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        logging.getLogger("truenext.stage").setLevel(logging.ERROR)
+        async with app.initiate() as begin:
+            for n in range(1, 61):
+                begin.send(take, Number(-n), trace="poison")
+                begin.send(take, Number(n), trace="healthy")
+        # Healthy ones come while poison waits for its next try.
+        await until(lambda: len(came) == 60)
+        letters = await t.ended(dead_letters=60)
+        assert {letter.attempts for letter in letters} == {3}
+        assert attempts == {-n: 3 for n in range(1, 61)}
+        assert sorted(came) == list(range(1, 61))
+
+    try:
+        run(app, work)
+    finally:
+        logging.getLogger("truenext.stage").setLevel(logging.NOTSET)
+
+
+def test_a_dead_letter_that_is_redriven_continues_its_flow() -> None:
+    app = Service("shop", attempts=1)
+    is_up = False
+    ids: list[str] = []
+    replies: list[tuple[Text, Memo]] = []
+    outer = app.endpoint("outer", Number, Text, state=Memo)
+
+    @outer.stage
+    async def one(number: Number, memo: Memo, flow: Flow) -> None:
+        memo.n = number.n
+        flow.next(number)
+
+    @outer.stage
+    async def two(number: Number, memo: Memo, flow: Flow) -> Text:
+        ids.append(flow.message_id)
+        if not is_up:
+            raise ValueError("down")
+        return Text(f"{memo.n} {flow.trace} {flow.attempt}")
+
+    @app.terminator("take", Text, state=Memo)
+    async def take(reply: Text, memo: Memo) -> None:
+        replies.append((reply, memo))
+
+    async def work(t: Stages) -> None:
+        nonlocal is_up
+        async with app.initiate() as begin:
+            begin.send(outer, Number(4), trace="o4", reply_to=take, reply_state=Memo(8))
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.queue == "outer.stage.two"
+        is_up = True
+        async with truenext.connect(t.broker.url) as connection:
+            await connection.ask("redrive", {"queue": f"DLQ.{letter.queue}"})
+        await t.ended()
+        assert replies == [(Text("4 o4 1"), Memo(8))]
+        assert ids[0] == ids[1]
+
+    run(app, work)
+
+
+# ---- Causes ----
+
+
+def test_a_dead_letter_says_class_text_place_stage_and_process_of_its_first_and_its_last_failure() -> None:
+    app = Service("shop", attempts=3)
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number, flow: Flow) -> None:
+        raise ValueError(f"attempt {flow.attempt}") from KeyError("inner")
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        for attempt, cause in ((1, letter.first_cause), (3, letter.last_cause)):
+            first, *lines = cause.splitlines()
+            assert first == f"ValueError: attempt {attempt}"
+            assert lines[0].startswith("at fails in test_failures.py:")
+            assert lines[1] == "because KeyError: 'inner'"
+            assert lines[2].startswith("in stage fails, by shop on ") and " pid " in lines[2]
+
+    run(app, work)
+
+
+def test_a_cause_names_the_line_of_the_program_from_which_pythons_own_library_was_called() -> None:
+    app = Service("shop", attempts=1)
+
+    @app.terminator("fails", Number)
+    async def fails(number: Number) -> None:
+        (Path(__file__).parent / "is not there").read_text()
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.last_cause.splitlines()[1].startswith("at fails in test_failures.py:")
+
+    run(app, work)
+
+
+def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
+    told = 0
+
+    class Long(Exception):
+        def __str__(self) -> str:
+            nonlocal told
+            told += 1
+            return "x" * 100_000
+
+    class Short(Exception):
+        def __str__(self) -> str:
+            nonlocal told
+            told += 1
+            return "short"
+
+    error: Exception = Short()
+    for _ in range(10_000):
+        after = Short()
+        after.__cause__ = error
+        error = after
+    group = ExceptionGroup("many", [Short() for _ in range(10_000)])
+    for each, most in ((Long(), 1), (error, 1000), (group, 1000)):
+        told = 0
+        cause = cause_of(each, "stage", "process")
+        assert len(cause.encode()) <= CAUSE_BYTES_MAX and cause.endswith("\nin stage stage, by process")
+        assert told <= most
+    assert said_of(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
+
+
+def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
+    app = Service("shop")
+
+    @app.terminator("refuses", Number)
+    async def refuses(number: Number) -> None:
+        raise Refuse("out of stock")
+
+    async def work(t: Stages) -> None:
+        await t.send(refuses, Number())
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.last_cause.startswith("Refuse: out of stock\n")
+        with pytest.raises(AssertionError, match="out of stock"):
+            await t.ended()
+
+    run(app, work)
+
+
+def test_a_circle_a_wrong_call_and_an_undecodable_message_say_what_they_are() -> None:
+    app = Service("shop", attempts=1)
+    circle = app.endpoint("circle", Number, Number)
+
+    @circle.stage
+    async def again(number: Number, flow: Flow) -> Number | None:
+        flow.goto(circle, number)
+        return None
+
+    @app.terminator("wrong", Number)
+    async def wrong(number: Number, flow: Flow) -> None:
+        flow.reply(number)
+
+    async def work(t: Stages) -> None:
+        async with truenext.connect(t.broker.url) as connection:
+            await connection.send("/queue/wrong", "plain text")
+        (letter,) = await t.ended(dead_letters=1)
+        assert "no message of stages" in letter.last_cause
+        await t.send(wrong, Number())
+        assert "wrong replies nothing" in (await t.ended(dead_letters=2))[-1].last_cause
+        await t.send(circle, Number())
+        assert "more than 200 messages" in (await t.ended(dead_letters=3))[-1].last_cause
+
+    run(app, work)
+
+
+# ---- What is nobody's failure ----
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_stage_whose_connection_is_lost_during_its_commit_happens_once(when: str) -> None:
+    app = Service("shop")
+    came: list[tuple[int, int]] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        came.append((number.n, flow.attempt))
+
+    sends = app.endpoint("sends", Number)
+
+    @sends.stage
+    async def send(number: Number, flow: Flow) -> None:
+        flow.send(take, number)
+        if number.n < 1:
+            flow.send(sends, Number(number.n + 1))
+
+    async def work(t: Stages) -> None:
+        t.at("run", lambda: t.broker.lose_commit("before" if when == "before" else "after"), stage="sends", times=2)
+        await t.send(sends, Number(0))
+        await t.ended()
+        assert came == [(0, 1), (1, 1)]
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("point", ["received", "run"])
+def test_a_broker_that_crashes_while_a_stage_runs_is_no_attempt_and_the_flow_ends_once(point: str) -> None:
+    shop = Sending()
+
+    async def work(t: Stages) -> None:
+        crashes: list[asyncio.Task[None]] = []
+        t.at(
+            "received" if point == "received" else "run",
+            lambda: crashes.append(asyncio.ensure_future(t.broker.crash())),
+            stage="sends",
+            times=2,
+        )
+        await t.send(shop.send, Number(1))
+        await until(lambda: len(crashes) == 2)
+        await asyncio.gather(*crashes)
+        await t.ended()
+        assert shop.came == [1]
+
+    run(shop.app, work)
+
+
+def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
+    app = Service("shop")
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        for n in range(3):
+            async with gone(t.broker):
+                await asyncio.sleep(0.01)
+            await t.send(take, Number(n))
+            # One whose commit was lost runs once more.
+            await until(lambda: n in came)  # noqa: B023
+        await t.ended()
+        assert set(came) == {0, 1, 2}
+        # One of each lane, and that of the test: none was left behind.
+        assert len(t.broker._run.connections) == 3
+
+    run(app, work)
+
+
+def test_a_service_that_finds_no_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truenext.stage.running, "CONNECT_S", 0.2)
+    app = Service("shop", broker="stomp://127.0.0.1:1")
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None: ...
+
+    async def main() -> None:
+        with pytest.raises(truenext.ConnectionLost):
+            async with app.running():
+                raise AssertionError("not reached")
+        assert app._running is None
+
+    asyncio.run(main())
+
+
+def test_what_is_too_large_for_one_transaction_is_the_failure_of_its_stage() -> None:
+    app = Service("shop", attempts=2)
+    ran: list[int] = []
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None: ...
+
+    @app.terminator("sends", Number)
+    async def send(number: Number, flow: Flow) -> None:
+        ran.append(number.n)
+        for _ in range(number.n):
+            flow.send(take, Text("x" * 9_000_000))
+
+    async def work(t: Stages) -> None:
+        await t.send(send, Number(2))
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == 2
+        # The first time the broker refuses the commit, which gives the message back.
+        assert ran == [2, 2, 2]
+        await t.send(send, Number(1))
+        await t.ended(dead_letters=1)
+
+    run(app, work)
+
+
+def test_a_message_that_is_too_large_is_the_failure_of_its_stage() -> None:
+    app = Service("shop", attempts=1)
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None: ...
+
+    @app.terminator("sends", Number)
+    async def send(number: Number, flow: Flow) -> None:
+        flow.send(take, Text("x" * 17_000_000))
+
+    async def work(t: Stages) -> None:
+        await t.send(send, Number())
+        await t.ended(dead_letters=1)
+
+    run(app, work)
+
+
+def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
+    shop = Sending()
+
+    async def work(t: Stages) -> None:
+        t.at("received", t.broker.fill_disk, stage="sends")
+        await t.send(shop.send, Number(1))
+        await until(lambda: bool(shop.ran))
+        await asyncio.sleep(0.05)
+        assert shop.came == []
+        t.broker.free_disk()
+        await t.ended()
+        assert shop.came == [1]
+        assert set(shop.ran) == {1}
+
+    run(shop.app, work)

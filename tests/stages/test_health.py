@@ -1,0 +1,88 @@
+"""When is the process of a service live, and when is it ready? Source: docs/stages-deploying.md"""
+
+from typing import Any
+
+import pytest
+
+from truenext.stage.core.health import LOST_S, BrokerFacts, Facts, Health, StageFacts, State, judge
+
+
+def broker(state: str = "connected", since_s: float = 5.0, *, has_room: bool = True) -> BrokerFacts:
+    return BrokerFacts(lane="other", state=state, since_s=since_s, reconnects=0, has_room=has_room)
+
+
+def stage(**other: Any) -> StageFacts:
+    facts: dict[str, Any] = {
+        "busy": 0,
+        "waits_for_database": False,
+        "waits_for_broker": "",
+        "without_progress_s": 0.0,
+        "ended": "",
+    }
+    return StageFacts(stage="order.place", lane="other", **(facts | other))
+
+
+def judged(
+    state: State = "running",
+    *,
+    lost: BrokerFacts | None = None,
+    stages: list[StageFacts] | None = None,
+    database: str = "",
+) -> Health:
+    facts = Facts(service="shop", state=state, broker=[lost or broker()], database=database, stages=stages or [stage()])
+    return judge(facts, stalled_after_s=300)
+
+
+def test_a_service_that_runs_is_live_and_ready() -> None:
+    health = judged(stages=[stage(busy=3, without_progress_s=299)])
+    assert (health.live, health.ready, health.why) == (True, True, [])
+
+
+def test_a_stage_that_ends_none_of_its_messages_is_not_live() -> None:
+    health = judged(stages=[stage(busy=2, without_progress_s=301)])
+    assert (health.live, health.ready) == (False, False)
+    assert health.why == ["order.place has 2 other messages in hand, and none has ended for 301 seconds"]
+
+
+def test_a_stage_without_messages_is_live_however_long_none_has_ended() -> None:
+    assert judged(stages=[stage(busy=0, without_progress_s=9999)]).live
+
+
+def test_a_stage_that_takes_nothing_any_more_is_not_live() -> None:
+    health = judged(stages=[stage(ended="ClosedError: refused")])
+    assert not health.live
+    assert health.why == ["order.place takes no other messages any more: ClosedError: refused"]
+
+
+def test_a_broker_that_has_just_been_lost_is_not_ready_but_live() -> None:
+    health = judged(lost=broker("connecting", LOST_S - 1))
+    assert (health.live, health.ready) == (True, False)
+
+
+@pytest.mark.parametrize("lost", [broker("connecting", LOST_S + 1), broker("closed")], ids=lambda each: each.state)
+def test_a_broker_that_is_not_found_again_is_not_live(lost: BrokerFacts) -> None:
+    assert not judged(lost=lost).live
+
+
+def test_a_database_that_is_away_is_not_ready_but_live() -> None:
+    health = judged(database="the database is away: refused")
+    assert (health.live, health.ready, health.why) == (True, False, ["the database is away: refused"])
+
+
+def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
+    health = judged(stages=[stage(), stage(waits_for_broker="no more consumers")])
+    assert (health.live, health.ready) == (True, False)
+    assert health.why == ["order.place takes no other messages yet: no more consumers"]
+
+
+def test_a_broker_without_room_is_not_ready_but_live() -> None:
+    health = judged(lost=broker(has_room=False))
+    assert (health.live, health.ready) == (True, False)
+    assert health.why == ["the broker has no room on its disk for what stages send of other messages"]
+
+
+@pytest.mark.parametrize("state", ["waiting for the broker", "waiting for the database", "stopping"])
+def test_a_service_that_comes_up_or_stops_is_live_and_not_ready(state: State) -> None:
+    stages = [stage(busy=1, without_progress_s=9999, ended="it was stopped")]
+    health = judged(state, lost=broker("connecting", 9999), stages=stages)
+    assert (health.live, health.ready, health.why) == (True, False, [f"it is {state}"])

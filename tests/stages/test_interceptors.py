@@ -1,0 +1,139 @@
+"""Are interceptors called as they are promised to be, and what becomes of their errors?"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.stages.executions import ending, execution, send
+from truenext.stage.interceptors.chain import Chain
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
+
+
+class Noting(Interceptor):
+    """Writes down what it is told, and fails if it is to."""
+
+    def __init__(self, name: str, notes: list[str], fails: str = "") -> None:
+        self._name = name
+        self._notes = notes
+        self._fails = fails
+
+    def _note(self, what: str) -> None:
+        self._notes.append(f"{self._name} {what}")
+        if what.startswith(self._fails) and self._fails:
+            raise RuntimeError(f"{self._name} {what}")
+
+    @contextmanager
+    def around(self, execution: Execution) -> Iterator[None]:
+        self._note(f"enters {execution.stage}")
+        try:
+            yield
+        except Exception as error:
+            # To swallow it must not help.
+            self._note(f"hears of {error}")
+        else:
+            self._note("leaves")
+
+    def sending(self, execution: Execution | None, send: Send) -> None:
+        self._note(f"sends {send.destination}")
+        send.carrier[self._name] = "1"
+
+    def ended(self, execution: Execution, ending: Ending) -> None:
+        self._note(ending.outcome)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+def test_interceptors_are_entered_in_order_and_left_in_the_other_order(notes: list[str]) -> None:
+    with Chain([Noting("a", notes), Noting("b", notes)]).around(execution()):
+        notes.append("stage")
+    assert notes == ["a enters place", "b enters place", "stage", "b leaves", "a leaves"]
+
+
+def test_interceptors_hear_of_the_exception_of_the_stage_and_cannot_swallow_it(notes: list[str]) -> None:
+    with pytest.raises(ValueError, match="own"), Chain([Noting("a", notes), Noting("b", notes)]).around(execution()):
+        raise ValueError("own")
+    assert notes[-2:] == ["b hears of own", "a hears of own"]
+
+
+def test_an_interceptor_that_fails_before_the_stage_fails_it(notes: list[str]) -> None:
+    chain = Chain([Noting("a", notes), Noting("b", notes, fails="enters")])
+    with pytest.raises(RuntimeError, match="b enters place"), chain.around(execution()):
+        notes.append("stage")
+    assert notes == ["a enters place", "b enters place", "a hears of b enters place"]
+
+
+def test_an_interceptor_that_fails_behind_the_stage_fails_it(notes: list[str]) -> None:
+    chain = Chain([Noting("a", notes), Noting("b", notes, fails="leaves")])
+    with pytest.raises(RuntimeError, match="b leaves"), chain.around(execution()):
+        pass
+    assert notes[-1] == "a hears of b leaves"
+
+
+def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
+    notes: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = Chain([Noting("a", notes, fails="hears")])
+    with pytest.raises(ValueError, match="own"), chain.around(execution()):
+        raise ValueError("own")
+    assert [record.getMessage() for record in caplog.records] == ["the end of Noting has failed as well"]
+
+
+def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_has_failed(
+    notes: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    leaving = send()
+    Chain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, leaving)
+    assert leaving.carrier == {"b": "1"}
+    assert [record.getMessage() for record in caplog.records] == ["Noting.sending has failed"]
+
+
+def test_every_interceptor_hears_how_a_run_has_ended_though_another_one_has_failed(
+    notes: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = Chain([Noting("a", notes, fails="in doubt"), Noting("b", notes)])
+    chain.ended(execution(), ending("in doubt"))
+    assert notes == ["a in doubt", "b in doubt"]
+    assert [record.getMessage() for record in caplog.records] == ["Noting.ended has failed"]
+
+
+def test_two_messages_share_neither_carrier_nor_what_interceptors_keep() -> None:
+    one, other = send(), send()
+    one.carrier["a"] = "1"
+    assert other.carrier == {}
+    first, second = execution(), execution()
+    first.kept[Interceptor()] = 1
+    assert second.kept == {}
+
+
+def test_a_hook_that_nobody_overrides_is_not_called() -> None:
+    class OnlyEnded(Interceptor):
+        def ended(self, execution: Execution, ending: Ending) -> None:
+            pass
+
+    chain = Chain([Interceptor(), OnlyEnded()])
+    assert (chain.has_around, chain.has_sending, chain.has_ended) == (False, False, True)
+    chain = Chain([])
+    assert not (chain.has_around or chain.has_sending or chain.has_ended)
+
+
+def test_only_tracing_needs_opentelemetry() -> None:
+    program = """
+import sys
+sys.modules["opentelemetry"] = None
+import truenext.stage.interceptors.chain, truenext.stage.interceptors.log, truenext.stage.interceptors.metrics
+import truenext.stage.interceptors
+try:
+    import truenext.stage.interceptors.tracing
+except ImportError:
+    print("tracing")
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "tracing\n"
+    )

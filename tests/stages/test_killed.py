@@ -1,0 +1,55 @@
+"""A message that kills its process takes no other with it. Source: docs/stages.md, "When a stage fails" """
+
+import asyncio
+import json
+from pathlib import Path
+
+import truenext
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.service_process import ServiceProcess
+from tests.stages.services.killing import ATTEMPTS, Job, app, work
+
+MESSAGES = 1000
+PATIENCE_S = 100
+
+
+async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
+    """Start the service again whenever it dies, as an orchestrator does. How often it was started."""
+    url = f"stomp://127.0.0.1:{broker.port}"
+    async with truenext.connect(url) as connection:
+        app.broker = (url,)
+        async with app.connected(), app.initiate() as begin:
+            for number in range(MESSAGES):
+                begin.send(work, Job(number, kills=number == MESSAGES // 3), trace=f"job {number}")
+        started = 0
+        process = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    if process is None or process.has_ended:
+                        process = ServiceProcess(folder, "tests.stages.services.killing:app", url)
+                        started += 1
+                    await asyncio.sleep(0.1)
+                    queues = {each["name"]: each for each in json.loads(await connection.ask("queues"))}
+                    left = queues.get("killing.work", {"waiting": 0, "unacknowledged": 0})
+                    if not left["waiting"] and not left["unacknowledged"] and not process.has_ended:
+                        return started
+        finally:
+            if process is not None:
+                process.kill()
+
+
+async def _taken(broker: BrokerProcess, queue: str) -> list[truenext.Content]:
+    async with truenext.connect(f"stomp://127.0.0.1:{broker.port}") as connection:
+        return [each async for each in connection.browse(f"/queue/{queue}")]
+
+
+def test_of_a_thousand_messages_only_the_one_that_kills_its_process_is_a_dead_letter(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    started = asyncio.run(_run_until_done(broker, tmp_path))
+    assert started == ATTEMPTS + 1
+    letters = asyncio.run(_taken(broker, "DLQ.killing.work"))
+    assert [json.loads(each.body)["message"]["number"] for each in letters] == [MESSAGES // 3]
+    done = [json.loads(each.body)["message"]["number"] for each in asyncio.run(_taken(broker, "killing.done"))]
+    assert sorted(done) == [number for number in range(MESSAGES) if number != MESSAGES // 3]

@@ -1,0 +1,28 @@
+"""Does the process of a service end when it was told to, at the latest?"""
+
+import subprocess
+import sys
+
+SECONDS = 30
+
+
+def status_after(calls: str) -> int:
+    """Of a process in which nothing else ends."""
+    program = f"""
+import time
+from truenext.cli.stages.leaving import Deadline
+deadline = Deadline()
+{calls}
+time.sleep({SECONDS})
+"""
+    return subprocess.run([sys.executable, "-c", program], timeout=SECONDS * 2, check=False).returncode
+
+
+def test_of_several_deadlines_the_earliest_counts_also_if_it_was_set_first() -> None:
+    # A second signal that comes while the first is being handled sets its deadline first.
+    assert status_after("deadline.set(0.01, 7); deadline.set(1000, 8)") == 7
+    assert status_after("deadline.set(1000, 8); deadline.set(0.01, 7)") == 7
+
+
+def test_no_deadline_is_left_once_it_is_lifted() -> None:
+    assert status_after("deadline.set(0.5, 7); deadline.lift(); time.sleep(1); raise SystemExit(3)") == 3

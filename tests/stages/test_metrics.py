@@ -1,0 +1,127 @@
+"""Are the messages of each stage counted, and does Prometheus understand it?"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.stages.executions import ending, execution, send
+from truenext.stage.interceptors.chain import Chain
+from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
+from truenext.stage.interceptors.metrics import BUCKETS, Metrics
+
+KEY = ("order", "place")
+
+
+def test_outcomes_are_counted_by_stage() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(), ending())
+    metrics.ended(execution(), ending())
+    metrics.ended(execution(), ending("failed", ValueError()))
+    metrics.ended(execution("pay"), ending("given back"))
+    figures = metrics.snapshot()
+    assert figures[KEY].outcomes == {"ended": 2, "failed": 1}
+    assert figures["order", "pay"].outcomes == {"given back": 1}
+
+
+def test_a_run_counts_as_running_until_its_stage_ends_however_it_does() -> None:
+    metrics = Metrics()
+    try:
+        with Chain([metrics]).around(execution()):
+            assert metrics.snapshot()[KEY].running == 1
+            raise ValueError
+    except ValueError:
+        assert metrics.snapshot()[KEY].running == 0
+
+
+def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
+    metrics = Metrics()
+    for seconds in (0.0, BUCKETS[0], 0.3, BUCKETS[-1], 11.0):
+        metrics.ended(execution(), ending(run=seconds))
+    run = metrics.snapshot()[KEY].run
+    assert (run.buckets[0], run.buckets[7], run.buckets[-2], run.buckets[-1]) == (2, 1, 1, 1)
+    assert run.count == 5
+    assert run.seconds == BUCKETS[0] + 0.3 + BUCKETS[-1] + 11.0
+
+
+def test_a_message_that_came_to_no_run_counts_without_one() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(), ending("refused", run=None))
+    figures = metrics.snapshot()[KEY]
+    assert (figures.outcomes, figures.run.count, figures.total.count) == ({"refused": 1}, 0, 1)
+
+
+def test_messages_are_counted_by_the_stage_that_sends_them() -> None:
+    metrics = Metrics()
+    metrics.sending(execution(), send())
+    metrics.sending(execution(), send("mail"))
+    metrics.sending(None, send())
+    assert metrics.snapshot()[KEY].sent == 2
+    assert metrics.sent_outside == 1
+
+
+def test_a_snapshot_does_not_change_any_more() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(), ending())
+    before = metrics.snapshot()
+    metrics.ended(execution(), ending())
+    assert before[KEY].outcomes == {"ended": 1}
+    assert before[KEY].run.count == 1
+
+
+def test_nothing_is_lost_where_threads_count_at_once() -> None:
+    metrics = Metrics()
+    start = threading.Barrier(4)
+
+    def count() -> None:
+        start.wait()
+        for _ in range(2000):
+            metrics.ended(execution(), ending())
+
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(count) for _ in range(4)]:
+            each.result()
+    assert metrics.snapshot()[KEY].outcomes == {"ended": 8000}
+
+
+def test_figures_as_text_for_prometheus() -> None:
+    metrics = Metrics()
+    metrics.ended(execution(), ending("given back", run=0.02))
+    metrics.ended(execution(), ending(run=0.2))
+    metrics.sending(None, send())
+    lines = metrics.exposition().splitlines()
+    labels = 'endpoint="order",stage="place"'
+    for line in (
+        "# TYPE truenext_stage_running gauge",
+        f"truenext_stage_running{{{labels}}} 0",
+        "# TYPE truenext_stage_messages_total counter",
+        f'truenext_stage_messages_total{{{labels},outcome="ended"}} 1',
+        f'truenext_stage_messages_total{{{labels},outcome="given back"}} 1',
+        'truenext_stage_sent_total{endpoint="",stage=""} 1',
+        "# TYPE truenext_stage_run_seconds histogram",
+        f'truenext_stage_run_seconds_bucket{{{labels},le="0.01"}} 0',
+        f'truenext_stage_run_seconds_bucket{{{labels},le="0.025"}} 1',
+        f'truenext_stage_run_seconds_bucket{{{labels},le="10.0"}} 2',
+        f'truenext_stage_run_seconds_bucket{{{labels},le="+Inf"}} 2',
+        f"truenext_stage_run_seconds_sum{{{labels}}} 0.22",
+        f"truenext_stage_run_seconds_count{{{labels}}} 2",
+        f"truenext_stage_total_seconds_count{{{labels}}} 2",
+    ):
+        assert line in lines
+    assert metrics.exposition().endswith("\n")
+
+
+def test_a_text_for_prometheus_escapes_what_would_end_a_label() -> None:
+    labels = {"name": 'a"b\\c\nd'}
+    assert exposition("x", "gauge", "About x.", [Sample(labels, 1.5)]) == (
+        '# HELP x About x.\n# TYPE x gauge\nx{name="a\\"b\\\\c\\nd"} 1.5\n'
+    )
+
+
+def test_buckets_for_prometheus_add_up() -> None:
+    text = exposition("x", "histogram", "About x.", [Histogram({"a": "1"}, (0.5, 1.0), (1, 2, 3), 4.5)])
+    assert text.splitlines()[2:] == [
+        'x_bucket{a="1",le="0.5"} 1',
+        'x_bucket{a="1",le="1.0"} 3',
+        'x_bucket{a="1",le="+Inf"} 6',
+        'x_sum{a="1"} 4.5',
+        'x_count{a="1"} 6',
+    ]

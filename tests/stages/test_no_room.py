@@ -1,0 +1,41 @@
+"""What stages do while the broker has no room on its disk. Source: docs/stages.md, "When a stage fails" """
+
+import asyncio
+
+from tests.stages.flows import Number, run
+from truenext.stage import Flow, Service
+from truenext.stage.core.health import judge
+from truenext.testing.stages import Stages
+
+
+def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses() -> None:
+    app = Service("shop", concurrency=4)
+    work_on = app.endpoint("work", Number)
+    attempts: list[int] = []
+    ended: list[int] = []
+
+    @work_on.stage
+    async def first(number: Number, flow: Flow) -> None:
+        attempts.append(flow.attempt)
+        flow.next(number)
+
+    @work_on.stage
+    async def last(number: Number) -> None:
+        ended.append(number.n)
+
+    async def work(t: Stages) -> None:
+        t.at("run", t.broker.fill_disk)
+        async with app.initiate() as begin:
+            for n in range(4):
+                begin.send(work_on, Number(n), trace=f"{n}")
+        await asyncio.sleep(1.2)
+        # Each of the four at first, after half a second, and after one more, at most.
+        assert len(attempts) <= 16
+        assert not ended
+        assert any("no room" in why for why in judge(t._running.facts(), stalled_after_s=300).why)
+        t.broker.free_disk()
+        await t.ended()
+        assert sorted(ended) == [0, 1, 2, 3]
+        assert set(attempts) == {1}
+
+    run(app, work)

@@ -1,0 +1,54 @@
+"""Messages that never succeed, among many others, in two processes. Source: docs/stages.md, "When a stage fails" """
+
+import asyncio
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import truenext
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.service_process import ServiceProcess
+from tests.stages.services.job import Job
+from tests.stages.services.poisoned import EACH, app, work
+
+MESSAGES = int(os.environ.get("TRUENEXT_FLOWS", "400"))
+
+
+def test_each_poison_message_has_exactly_its_attempts_and_the_others_one(broker: BrokerProcess, tmp_path: Path) -> None:
+    url = f"stomp://127.0.0.1:{broker.port}"
+    runs = tmp_path / "runs"
+
+    async def main() -> list[truenext.Content]:
+        app.broker = (url,)
+        async with app.connected(), app.initiate() as begin:
+            for number in range(MESSAGES):
+                begin.send(work, Job(number), trace=f"job {number}")
+        environment = {"RUNS": str(runs)}
+        service = "tests.stages.services.poisoned:app"
+        processes = [ServiceProcess(tmp_path, service, url, environment=environment) for _ in range(2)]
+        try:
+            async with truenext.connect(url) as connection, asyncio.timeout(60):
+                while True:
+                    await asyncio.sleep(0.1)
+                    queues = {each["name"]: each for each in json.loads(await connection.ask("queues"))}
+                    left = queues["poisoned.work"]
+                    if not left["waiting"] and not left["unacknowledged"]:
+                        break
+                letters = [each async for each in connection.browse("/queue/DLQ.poisoned.work")]
+                assert queues["poisoned.done"]["waiting"] == MESSAGES - MESSAGES // EACH
+            assert [process.stop() for process in processes] == [0, 0]
+            return letters
+        finally:
+            for process in processes:
+                process.kill()
+
+    letters = asyncio.run(main())
+    poison = set(range(0, MESSAGES, EACH))
+    assert {json.loads(each.body)["message"]["number"] for each in letters} == poison
+    assert len(letters) == len(poison)
+    for letter in letters:
+        assert letter.headers["truenext-original-attempts"] == "3"
+        assert "ValueError: poison" in letter.headers["truenext-original-last-cause"]
+    expected = Counter({number: 3 if number in poison else 1 for number in range(MESSAGES)})
+    assert Counter(map(int, runs.read_text().split())) == expected

@@ -1,0 +1,191 @@
+"""Does the process of a service come up and stop as it should, with messages in the middle of their work?"""
+
+import asyncio
+import json
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.stages.service_process import ServiceProcess
+from tests.stages.services.job import Job
+from tests.stages.services.working import blocking, never, slow, stubborn
+from truenext.stage import Endpoint, Service
+
+SERVICE = "tests.stages.services.working:app"
+Start = Callable[..., ServiceProcess]
+BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+"""Which of two that come at once is the second, nobody says."""
+
+
+@pytest.fixture
+def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
+    """A process of the service; `up` waits until it takes messages."""
+    processes: list[ServiceProcess] = []
+
+    def start(*options: str, up: bool = True) -> ServiceProcess:
+        process = ServiceProcess(tmp_path, SERVICE, url_of(broker), *options)
+        processes.append(process)
+        if up:
+            process.await_lines("work runs ")
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def url_of(broker: BrokerProcess) -> str:
+    return f"stomp://127.0.0.1:{broker.port}"
+
+
+def begin(broker: BrokerProcess, endpoint: Endpoint[Job, None], numbers: range) -> None:
+    """Flows of the service, from elsewhere."""
+
+    async def send() -> None:
+        other = Service("other", broker=url_of(broker))
+        async with other.connected(), other.initiate() as flows:
+            for number in numbers:
+                flows.send(endpoint, Job(number), trace=f"job {number}")
+
+    asyncio.run(send())
+
+
+def numbers(process: ServiceProcess, what: str) -> Counter[str]:
+    return Counter(line.removeprefix(what) for line in process.lines(what))
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_on_sigterm_a_service_finishes_what_it_has_and_others_do_the_rest(broker: BrokerProcess, start: Start) -> None:
+    first, second = start(), start()
+    begin(broker, slow, range(8))
+    first.await_lines("begun ", 2)
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    assert numbers(first, "slept ") == numbers(first, "begun ")
+    second.await_lines("begun ", 3)
+    second.signal(signal.SIGINT)
+    assert second.wait() == 0
+    third = start()
+    broker.await_facts("work.slow", waiting=0, unacknowledged=0)
+    broker.await_facts("work.slow.stage.finish", waiting=0, unacknowledged=0)
+    third.signal(signal.SIGTERM)
+    assert third.wait() == 0
+    # Each once, and each by its first attempt: nobody was charged.
+    begun = numbers(first, "begun ") + numbers(second, "begun ") + numbers(third, "begun ")
+    done = numbers(first, "done ") + numbers(second, "done ") + numbers(third, "done ")
+    assert begun == done == Counter(f"{number} 1" for number in range(8))
+
+
+def test_on_a_second_signal_a_service_gives_back_what_it_has_at_once(broker: BrokerProcess, start: Start) -> None:
+    first = start()
+    begin(broker, slow, range(2))
+    begin(broker, never, range(2, 3))
+    first.await_lines("begun ", 3)
+    # Two of a kind may be one.
+    first.signal(signal.SIGTERM)
+    first.signal(signal.SIGINT)
+    assert first.wait() in BY_SIGNAL
+    assert "the process ends without waiting for functions that do not" in first.log
+    broker.await_facts("work.slow", waiting=2, unacknowledged=0)
+    second = start()
+    # By the first attempt again.
+    assert set(second.await_lines("begun ", 3)) == {"begun 0 1", "begun 1 1", "begun 2 1"}
+
+
+def test_a_service_ends_though_a_stage_swallows_its_cancellation_and_gives_its_message_back(
+    broker: BrokerProcess, start: Start
+) -> None:
+    process = start()
+    begin(broker, stubborn, range(1))
+    process.await_lines("begun ")
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGINT)
+    assert process.wait(40) in BY_SIGNAL
+    assert "the process ends without waiting for stages that do not" in process.log
+    broker.await_facts("work.stubborn", waiting=1, unacknowledged=0)
+    second = start()
+    second.await_lines("begun 0 1")
+
+
+def test_a_service_ends_though_a_stage_blocks_its_event_loop(broker: BrokerProcess, start: Start) -> None:
+    process = start()
+    begin(broker, blocking, range(1))
+    process.await_lines("begun ")
+    began = time.monotonic()
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGINT)
+    assert process.wait(40) in BY_SIGNAL
+    assert time.monotonic() - began > 9
+    broker.await_facts("work.blocking", waiting=1, unacknowledged=0)
+
+
+def test_a_service_waits_for_its_broker_and_says_how_it_is(broker: BrokerProcess, start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    broker.kill()
+    process = start("--health", str(port), up=False)
+    process.await_lines("cannot connect")
+    assert get(port, "/live")[0] == 200
+    status, said = get(port, "/ready")
+    assert status == 503
+    assert json.loads(said)["why"] == ["it is waiting for the broker"]
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, start: Start) -> None:
+    process = start("--health", "0")
+    (line,) = process.await_lines("work runs ")
+    assert line.startswith(f"work runs 5 stages of 4 endpoints at {url_of(broker)}; health at http://127.0.0.1:")
+    port = int(line.rpartition(":")[2])
+    begin(broker, never, range(1))
+    process.await_lines("begun ")
+    # Its other stages may subscribe a moment later.
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (answer := get(port, "/ready"))[0] != 200:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.005)
+    said = answer[1]
+    busy = {(each["stage"], each["lane"]): each["busy"] for each in json.loads(said)["stages"]}
+    assert busy.pop(("work.never", "other")) == 1
+    assert set(busy.values()) == {0}
+    assert 'truenext_stage_running{endpoint="work.never",stage="never"} 1' in get(port, "/metrics")[1]
+    broker.kill()
+    process.await_lines("connection lost")
+    assert get(port, "/ready")[0] == 503
+    assert get(port, "/live")[0] == 200
+
+
+def test_a_stage_that_ends_no_message_is_not_live(broker: BrokerProcess, start: Start) -> None:
+    process = start("--health", "0", "--stalled-after", "0.001")
+    port = int(process.await_lines("work runs ")[0].rpartition(":")[2])
+    assert get(port, "/live")[0] == 200
+    begin(broker, never, range(1))
+    process.await_lines("begun ")
+    status, said = get(port, "/live")
+    assert status == 503
+    assert "work.never has 1 other message in hand" in said
+
+
+def test_messages_of_a_stage_that_is_no_more_are_told_at_the_start(broker: BrokerProcess, start: Start) -> None:
+    broker.said("send", "work.slow.stage.former", "{}")
+    broker.said("send", "other.stage.former", "{}")
+    process = start()
+    assert "queue='work.slow.stage.former' messages=1 consumers=0" in process.await_lines("a stage that is no more")[0]
+    assert "other.stage.former" not in process.log

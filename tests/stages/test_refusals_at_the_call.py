@@ -1,0 +1,290 @@
+"""What is wrong with a call is refused where it is made, and its stage has failed. Source: docs/stages.md"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pytest
+
+from tests.stages.flows import Memo, Number, Text, run
+from truenext.errors import LocalProtocolError
+from truenext.stage import Flow, FlowError, Service
+from truenext.testing.stages import Stages
+
+Say = Callable[[Flow, "Shop"], object]
+
+
+class Shop:
+    """A service in whose stages a test says something."""
+
+    def __init__(self, say: Mapping[str, Say]) -> None:
+        """By the text of the message with which it is said."""
+        self.app = app = Service("shop", attempts=1)
+        self.heard: dict[str, str] = {}
+        self.leaf = app.remote("leaf", Number, Number)
+        self.texts = app.remote("texts", Number, Text)
+        self.sink = app.remote("sink", Number)
+        self.topic = app.topic("numbers", Number)
+        self.stateless = app.endpoint("stateless", Number, Number)
+        self.other = app.endpoint("other", Number, Text)
+        self.chain = app.endpoint("chain", Text, Number, state=Memo)
+
+        @self.stateless.stage
+        async def answer(number: Number) -> Number:
+            return number
+
+        @self.other.stage
+        async def answer_text(number: Number) -> Text:
+            return Text()
+
+        def hears(name: str, flow: Flow) -> None:
+            try:
+                say[name](flow, self)
+            except FlowError as error:
+                self.heard[name] = str(error)
+                raise
+
+        @self.chain.stage
+        async def first(name: Text, memo: Memo, flow: Flow) -> None:
+            if memo.n:
+                flow.next(Number())
+            else:
+                hears(name.text, flow)
+
+        @self.chain.stage
+        async def last(number: Number, memo: Memo, flow: Flow) -> Number:
+            hears(memo.text, flow)
+            return number
+
+        @app.terminator("terminator", Text)
+        async def terminator(name: Text, flow: Flow) -> None:
+            hears(name.text, flow)
+
+        self.terminator = terminator
+
+
+@cache
+def heard() -> Mapping[str, str]:
+    """What each of the calls below has been told. Each was of a stage that has failed by that."""
+    shop = Shop(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS)
+
+    async def work(t: Stages) -> None:
+        async with shop.app.initiate() as begin:
+            for name in IN_THE_FIRST | PAIRS:
+                # Somebody waits for the reply.
+                begin.send(shop.chain, Text(name), trace="t", reply_to=shop.sink)
+            for name in IN_THE_LAST:
+                begin.send(shop.chain, Text(name), trace="t", state=Memo(1, name), reply_to=shop.sink)
+            for name in IN_A_TERMINATOR:
+                begin.send(shop.terminator, Text(name), trace="t")
+        await t.ended(dead_letters=len(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS))
+        assert not (await t.broker.queue("sink")).waiting
+
+    run(shop.app, work)
+    return shop.heard
+
+
+REFUSED: dict[str, tuple[Say, list[str]]] = {
+    "a request of what replies nothing": (
+        lambda flow, shop: flow.request(shop.sink, Number()),
+        ["sink replies nothing", "send"],
+    ),
+    "a request whose reply the next stage does not take": (
+        lambda flow, shop: flow.request(shop.texts, Number()),
+        ["texts", "Text", "last", "Number"],
+    ),
+    "a request with a wrong message": (
+        lambda flow, shop: flow.request(shop.leaf, Text("x")),  # type: ignore[misc]
+        ["Text", "Number"],
+    ),
+    "next with a wrong message": (lambda flow, shop: flow.next(Text("x")), ["Text", "Number"]),
+    "next_direct with a wrong message": (lambda flow, shop: flow.next_direct(Text("x")), ["Text", "Number"]),
+    "a wrong reply": (lambda flow, shop: flow.reply(Text("x")), ["Text", "Number"]),
+    "goto to what replies something else": (lambda flow, shop: flow.goto(shop.other, Number()), ["other", "chain"]),
+    "goto to what replies nothing": (lambda flow, shop: flow.goto(shop.sink, Number()), ["sink", "chain"]),
+    "goto with a state to what has none": (
+        lambda flow, shop: flow.goto(shop.stateless, Number(), state=Memo()),
+        ["stateless", "no state"],
+    ),
+    "goto with a wrong message": (
+        lambda flow, shop: flow.goto(shop.leaf, Text("x")),  # type: ignore[misc]
+        ["Text", "Number"],
+    ),
+    "send with a wrong message": (
+        lambda flow, shop: flow.send(shop.sink, Text("x")),  # type: ignore[misc]
+        ["Text", "Number"],
+    ),
+    "send with a wrong state": (lambda flow, shop: flow.send(shop.chain, Text(), state=Number()), ["Number", "Memo"]),
+    "send with who is to take a reply that never comes": (
+        lambda flow, shop: flow.send(shop.sink, Number(), reply_to=shop.terminator),  # type: ignore[misc]
+        ["sink replies nothing", "terminator"],
+    ),
+    "send with who does not take the reply": (
+        lambda flow, shop: flow.send(shop.texts, Number(), reply_to=shop.sink),  # type: ignore[misc]
+        ["texts", "sink"],
+    ),
+    "send with a state for who takes the reply, and nobody who takes it": (
+        lambda flow, shop: flow.send(shop.leaf, Number(), reply_state=Memo()),
+        ["reply_state", "reply_to"],
+    ),
+    "publish with a wrong message": (
+        lambda flow, shop: flow.publish(shop.topic, Text("x")),  # type: ignore[misc]
+        ["Text", "Number"],
+    ),
+    "a time to live of nothing": (lambda flow, shop: flow.send(shop.sink, Number(), ttl=0), ["ttl", "0.001"]),
+    "a time to live that is text": (
+        lambda flow, shop: flow.send(shop.sink, Number(), ttl="5"),  # type: ignore[arg-type]
+        ["ttl", "'5'"],
+    ),
+    "a time to live for ever": (lambda flow, shop: flow.send(shop.sink, Number(), ttl=float("inf")), ["ttl", "inf"]),
+    "interactive that is text": (
+        lambda flow, shop: flow.send(shop.sink, Number(), interactive="no"),  # type: ignore[arg-type]
+        ["interactive is True or False", "'no'"],
+    ),
+    "persistent that is a number": (
+        lambda flow, shop: flow.publish(shop.topic, Number(), persistent=1),  # type: ignore[arg-type]
+        ["persistent is True or False", "1"],
+    ),
+    "properties that have no names": (
+        lambda flow, shop: flow.send(shop.sink, Number(), properties=5),  # type: ignore[arg-type]
+        ["properties", "5"],
+    ),
+    "attachments that have no names": (
+        lambda flow, shop: flow.request(shop.leaf, Number(), attachments=[b"x"]),  # type: ignore[arg-type]
+        ["attachments are bytes, by names", "list"],
+    ),
+    "a reply to what is no endpoint": (
+        lambda flow, shop: flow.send(shop.leaf, Number(), reply_to="sink"),  # type: ignore[arg-type]
+        ["reply_to is an endpoint or a topic", "'sink'"],
+    ),
+    "a trace of nothing": (lambda flow, shop: flow.send(shop.sink, Number(), trace="!"), ["trace", "not empty"]),
+}
+
+
+IN_THE_FIRST = {name: say for name, (say, _) in REFUSED.items()}
+IN_THE_LAST: dict[str, Say] = {
+    "request": lambda flow, shop: flow.request(shop.leaf, Number()),
+    "next": lambda flow, shop: flow.next(Number()),
+    "next_direct": lambda flow, shop: flow.next_direct(Number()),
+}
+IN_A_TERMINATOR: dict[str, Say] = {"reply": lambda flow, shop: flow.reply(Number())}
+ONE_OF_FIVE: dict[str, Say] = IN_THE_LAST | {
+    "reply": lambda flow, shop: flow.reply(Number()),
+    "goto": lambda flow, shop: flow.goto(shop.leaf, Number()),
+}
+
+
+def both(one: Say, other: Say) -> Say:
+    return lambda flow, shop: (one(flow, shop), other(flow, shop))
+
+
+PAIRS = {
+    f"{one} and {other}": both(ONE_OF_FIVE[one], ONE_OF_FIVE[other])
+    for one in ONE_OF_FIVE
+    for other in ONE_OF_FIVE
+    if (one, other) != ("request", "request")
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_wrong_is_said_at_the_call(what: str) -> None:
+    said = heard()[what]
+    assert all(word in said for word in REFUSED[what][1]), said
+
+
+@pytest.mark.parametrize("what", IN_THE_LAST)
+def test_the_last_stage_cannot_go_on_with_a_next_one(what: str) -> None:
+    said = heard()[what]
+    assert all(word in said for word in ("last", "chain", what)), said
+
+
+def test_who_replies_nothing_cannot_reply() -> None:
+    assert "terminator replies nothing" in heard()["reply"]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_stage_does_one_of_the_five_and_only_requests_may_be_several(pair: str) -> None:
+    one, _, other = pair.partition(" and ")
+    said = heard()[pair]
+    assert all(word in said for word in ("chain", one, other)), said
+
+
+def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> None:
+    app = Service("shop")
+    came: list[Number] = []
+    chain = app.endpoint("chain", Number)
+
+    @chain.stage
+    async def one(number: Number, flow: Flow) -> None:
+        flow.next(Number(1))
+        with pytest.raises(LocalProtocolError):
+            flow.next(Number(2))
+        with pytest.raises(FlowError):
+            flow.send(chain, Text("x"))  # type: ignore[misc]
+
+    @chain.stage
+    async def two(number: Number) -> None:
+        came.append(number)
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        await t.ended()
+        assert came == [Number(1)]
+
+    run(app, work)
+
+
+# ---- Where flows begin outside of stages ----
+
+
+def test_what_is_wrong_with_an_initiation_is_said_at_its_call_and_nothing_of_it_is_sent() -> None:
+    shop = Shop({})
+    app = shop.app
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(FlowError, match=r"Text.*Number"):
+            async with app.initiate() as begin:
+                begin.send(shop.stateless, Number(), trace="t")
+                begin.send(shop.stateless, Text("x"), trace="t")  # type: ignore[misc]
+        with pytest.raises(FlowError, match=r"trace.*not empty"):
+            await app.send(shop.stateless, Number(), trace="")
+        with pytest.raises(FlowError, match=r"ttl.*0.001"):
+            await app.send(shop.stateless, Number(), trace="t", ttl=-1)
+        with pytest.raises(FlowError, match=r"ttl.*0.001"):
+            await app.send(shop.stateless, Number(), trace="t", ttl=float("nan"))
+        with pytest.raises(TypeError, match="prio"):
+            await app.send(shop.stateless, Number(), trace="t", prio=9)  # type: ignore[call-arg]
+        with pytest.raises(FlowError, match="terminator replies nothing"):
+            await app.ask(shop.terminator, Text(), trace="t")
+        with pytest.raises(FlowError, match=r"property.*JSON"):
+            await app.send(shop.stateless, Number(), trace="t", properties={"x": object()})
+        assert await t.ended() == []
+        assert not (await t.broker.queue("stateless")).waiting
+
+    run(app, work)
+
+
+def test_an_initiation_without_a_connection_says_what_to_do() -> None:
+    app = Service("shop")
+    with pytest.raises(LocalProtocolError, match=r"shop is not connected: async with shop.connected\(\)"):
+        app.initiate()
+
+
+def test_a_service_runs_once_in_a_process() -> None:
+    app = Service("shop")
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(LocalProtocolError, match="shop runs already"):
+            async with app.connected():
+                raise AssertionError("not reached")
+
+    run(app, work)
+
+
+def test_with_instead_of_async_with_is_refused_in_the_event_loop() -> None:
+    app = Service("shop")
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(LocalProtocolError, match="async with"), app.initiate():
+            raise AssertionError("not reached")
+
+    run(app, work)

@@ -1,0 +1,85 @@
+"""Is a stage removed as docs/stages-deploying.md says, in two deployments, without harm to flows under way?"""
+
+import asyncio
+
+import msgspec
+
+import truenext
+import truenext.testing
+from truenext.stage import Flow, Service
+from truenext.stage.core.compatibility import breaks, compare, interface_of
+
+
+class Step(msgspec.Struct):
+    path: list[str] = []
+
+
+class Steps:
+    """Functions of stages that say where a flow has been; those of old and new code alike."""
+
+    async def begin(self, step: Step, flow: Flow) -> None:
+        flow.next(Step([*step.path, "begin"]))
+
+    async def middle(self, step: Step, flow: Flow) -> None:
+        flow.next(Step([*step.path, "middle"]))
+
+    async def end(self, step: Step) -> Step:
+        return Step([*step.path, "end"])
+
+
+def service(url: str, *names: str) -> Service:
+    """A name is that of the function; behind a colon that of the stage, if it is another."""
+    app = Service("shop", broker=url, concurrency=1)
+    place = app.endpoint("order.place", Step, Step)
+    for name in names:
+        function, _, stage = name.partition(":")
+        place.stage(name=stage or function)(getattr(Steps(), function))
+    return app
+
+
+OLD = ("begin", "middle", "end")
+FIRST_DEPLOYMENT = ("begin", "end", "middle", "end:end_of_before")
+SECOND_DEPLOYMENT = ("begin", "end")
+
+
+def changes(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
+    of = [service("stomp://127.0.0.1:1", *names) for names in (before, now)]
+    return breaks(compare(*(interface_of(each.name, each.endpoints) for each in of)))
+
+
+def test_at_once_it_would_break_flows_and_the_first_deployment_does_not() -> None:
+    assert changes(OLD, SECOND_DEPLOYMENT)
+    assert not changes(OLD, FIRST_DEPLOYMENT)
+
+
+def test_flows_of_before_go_the_old_way_and_new_ones_the_new_way() -> None:
+    async def run() -> None:
+        async with truenext.testing.broker() as broker:
+            ended: dict[str, list[str]] = {}
+            other = Service("other", broker=broker.url)
+            place = other.remote("order.place", Step, Step)
+
+            @other.terminator("ended", Step)
+            async def end(step: Step, flow: Flow) -> None:
+                ended[flow.trace] = step.path
+
+            async def begin(trace: str) -> None:
+                async with other.initiate() as begun:
+                    begun.send(place, Step(), trace=trace, reply_to=end)
+
+            async with other.running(), truenext.connect(broker.url) as operator:
+                await operator.ask("pause", {"queue": "order.place.stage.middle"})
+                async with service(broker.url, *OLD).running():
+                    await begin("old")
+                    while not (await broker.queue("order.place.stage.middle")).messages:
+                        await asyncio.sleep(0.005)
+                async with service(broker.url, *FIRST_DEPLOYMENT).running(), asyncio.timeout(10):
+                    await begin("new")
+                    while not ended:
+                        await asyncio.sleep(0.005)
+                    await operator.ask("resume", {"queue": "order.place.stage.middle"})
+                    while len(ended) < 2:
+                        await asyncio.sleep(0.005)
+            assert ended == {"new": ["begin", "end"], "old": ["begin", "middle", "end"]}
+
+    asyncio.run(run())

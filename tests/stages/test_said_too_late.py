@@ -1,0 +1,84 @@
+"""What is said to the wrong one, or too late, is refused where it is said. Source: docs/stages.md, "Endpoints" """
+
+from typing import Any
+
+import pytest
+
+from tests.stages.flows import Number, run, until
+from truenext.stage import Flow, FlowError, Initiation, Service
+from truenext.testing.stages import Stages
+
+
+def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> None:
+    app = Service("shop")
+    news: Any = app.topic("news", Number)
+    seen: list[str] = []
+    take: Any = app.endpoint("take", Number)
+
+    async def first(number: Number, flow: Flow) -> None:
+        for say in (
+            lambda: flow.send(news, number),
+            lambda: flow.publish(take, number),
+            lambda: flow.request(news, number),
+            lambda: flow.goto(news, number),
+            lambda: flow.send("take", number),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(FlowError) as error:
+                say()
+            seen.append(str(error.value))
+        flow.next(number)
+
+    async def last(number: Number) -> None: ...
+
+    take.stage(first)
+    take.stage(last)
+
+    async def work(t: Stages) -> None:
+        for say in (app.send, app.ask):
+            with pytest.raises(FlowError, match="is no endpoint"):
+                await say(news, Number(1), trace="t")
+        with pytest.raises(FlowError, match="is no topic: send to it"):
+            await app.publish(take, Number(1), trace="t")
+        await t.send(take, Number(1))
+        await t.ended()
+        assert len(seen) == 5
+
+    run(app, work)
+
+
+def test_what_is_said_when_the_stage_or_the_block_has_ended_is_refused() -> None:
+    app = Service("shop")
+    take = app.endpoint("take", Number)
+    kept: list[Flow] = []
+
+    @take.stage
+    async def first(number: Number, flow: Flow) -> None:
+        kept.append(flow)
+
+    async def work(t: Stages) -> None:
+        begun: list[Initiation] = []
+        async with app.initiate() as begin:
+            begun.append(begin)
+            begin.send(take, Number(1), trace="t")
+        with pytest.raises(FlowError, match="too late"):
+            begun[0].send(take, Number(2), trace="t")
+        await until(lambda: bool(kept))
+        await t.ended()
+        with pytest.raises(FlowError, match="too late"):
+            kept[0].send(take, Number(3))
+
+    run(app, work)
+
+
+def test_attachments_are_bytes() -> None:
+    app = Service("shop")
+    take = app.endpoint("take", Number)
+
+    @take.stage
+    async def first(number: Number) -> None: ...
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(FlowError, match="attachment 'a' is str: attachments are bytes"):
+            await t.send(take, Number(1), attachments={"a": "text"})  # type: ignore[dict-item]
+
+    run(app, work)

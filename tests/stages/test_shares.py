@@ -1,0 +1,112 @@
+"""Room that several share: whose turn is it, and what becomes of the turn of one who does not wait any more?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from truenext.stage.shares import Shares
+
+
+class Sharing:
+    """Some who want a share, in the order in which they come, and who has had it so far."""
+
+    def __init__(self, total: int) -> None:
+        self.shares = Shares(total)
+        self.had: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def begin(self, name: str, share: int) -> asyncio.Task[None]:
+        end = self._ends[name] = asyncio.Event()
+
+        async def have() -> None:
+            async with self.shares.taken(share):
+                self.had.append(name)
+                await end.wait()
+
+        task = asyncio.create_task(have())
+        await settle()
+        return task
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_loop
+async def test_one_who_needs_little_does_not_pass_one_who_waits_for_much() -> None:
+    sharing = Sharing(10)
+    await sharing.begin("first", 6)
+    await sharing.begin("much", 8)
+    await sharing.begin("little", 1)
+    assert sharing.had == ["first"]
+    await sharing.end("first")
+    assert sharing.had == ["first", "much", "little"]
+
+
+@in_loop
+async def test_one_who_wants_more_than_there_is_gets_all_of_it() -> None:
+    sharing = Sharing(10)
+    await sharing.begin("little", 1)
+    await sharing.begin("more", 1000)
+    assert sharing.had == ["little"]
+    await sharing.end("little")
+    await sharing.begin("last", 1)
+    assert sharing.had == ["little", "more"]
+    await sharing.end("more")
+    assert sharing.had == ["little", "more", "last"]
+
+
+@in_loop
+async def test_one_who_does_not_wait_any_more_is_in_nobodys_way() -> None:
+    sharing = Sharing(10)
+    await sharing.begin("first", 6)
+    much = await sharing.begin("much", 8)
+    await sharing.begin("little", 1)
+    much.cancel()
+    await settle()
+    assert sharing.had == ["first", "little"]
+    await sharing.begin("rest", 3)
+    assert sharing.had == ["first", "little", "rest"]
+
+
+@in_loop
+async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_to_the_next() -> None:
+    sharing = Sharing(10)
+    first = await sharing.begin("first", 10)
+    much = await sharing.begin("much", 10)
+    await sharing.begin("next", 10)
+    first.cancel()
+    await asyncio.sleep(0)
+    # Its turn has come, and it does not run yet.
+    much.cancel()
+    await settle()
+    assert sharing.had == ["first", "next"]
+    await sharing.end("next")
+    await sharing.begin("all", 10)
+    assert sharing.had == ["first", "next", "all"]
+
+
+@in_loop
+async def test_a_block_that_raises_gives_its_share_back() -> None:
+    sharing = Sharing(10)
+    with pytest.raises(ValueError, match="of the block"):
+        async with sharing.shares.taken(10):
+            raise ValueError("of the block")
+    await sharing.begin("all", 10)
+    assert sharing.had == ["all"]

@@ -1,0 +1,270 @@
+"""Can a flow be kept in bytes, and go on from them later? Source: docs/stages.md"""
+
+import pytest
+
+from tests.stages.flows import Memo, Number, Text, run
+from truenext.stage import Flow, FlowError, Service
+from truenext.testing.stages import Stages
+
+
+def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    replies: list[str] = []
+
+    inner = app.endpoint("inner", Number, Text, state=Memo)
+
+    @inner.stage
+    async def one(number: Number, memo: Memo, flow: Flow) -> None:
+        memo.n = number.n
+        flow.next(Text("x"))
+
+    @inner.stage
+    async def waits(text: Text, memo: Memo, flow: Flow) -> None:
+        memo.text = "before"
+        flow.properties["p"] = 1
+        stashed.append(flow.stash())
+        memo.text = "after"
+
+    @inner.stage
+    async def last(text: Text, memo: Memo, flow: Flow) -> Text:
+        return Text(f"{memo.n} {memo.text} {text.text} {flow.properties} {flow.trace}")
+
+    outer = app.endpoint("outer", Number, Text, state=Memo)
+
+    @outer.stage
+    async def ask(number: Number, memo: Memo, flow: Flow) -> None:
+        memo.text = "outer"
+        flow.request(inner, number)
+
+    @outer.stage
+    async def answer(reply: Text, memo: Memo) -> Text:
+        return Text(f"{memo.text} {reply.text}")
+
+    @app.terminator("take", Text, state=Memo)
+    async def take(reply: Text, memo: Memo) -> None:
+        replies.append(f"{memo.n}: {reply.text}")
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(outer, Number(5), trace="o5", reply_to=take, reply_state=Memo(9))
+        # The flow stays where it is: nobody has gone on with it.
+        await t.ended()
+        assert replies == []
+        (data,) = stashed
+        for text in ("first", "second"):
+            async with app.initiate() as begin:
+                flow = begin.unstash(data)
+                assert (flow.message, flow.state, flow.trace) == (Text("x"), Memo(5, "before"), "o5")
+                flow.next(Text(text))
+        await t.ended()
+        assert sorted(replies) == [f"9: outer 5 before {text} {{'p': 1}} o5" for text in ("first", "second")]
+
+    run(app, work)
+
+
+def test_each_unstash_is_a_continuation_of_its_own_in_one_initiation_too() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    ids: list[str] = []
+    chain = app.endpoint("chain", Number, Number)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(number: Number, flow: Flow) -> Number:
+        ids.append(flow.message_id)
+        return number
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        await t.ended()
+        for _ in range(2):
+            async with app.initiate() as begin:
+                begin.unstash(stashed[0]).next(Number(1))
+                begin.unstash(stashed[0]).next(Number(2))
+        await t.ended()
+        assert len(set(ids)) == 4
+
+    run(app, work)
+
+
+def test_what_was_stashed_may_reply_request_and_go_elsewhere() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    replies: list[Text] = []
+
+    @app.single("leaf", Number, Text)
+    async def leaf(number: Number) -> Text:
+        return Text(f"leaf {number.n}")
+
+    chain = app.endpoint("chain", Number, Text, state=Memo)
+
+    @chain.stage
+    async def waits(number: Number, memo: Memo, flow: Flow) -> None:
+        memo.text = "kept"
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(text: Text, memo: Memo) -> Text:
+        return Text(f"{memo.text} {text.text}")
+
+    @app.terminator("take", Text)
+    async def take(reply: Text) -> None:
+        replies.append(reply)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(chain, Number(), trace="t", reply_to=take)
+        await t.ended()
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).reply(Text("at once"))
+        await t.ended()
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).request(leaf, Number(1))
+        await t.ended()
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).goto(leaf, Number(2))
+        await t.ended()
+        assert replies == [Text("at once"), Text("kept leaf 1"), Text("leaf 2")]
+        # What it was refused in its stage it is refused here.
+        with pytest.raises(FlowError):
+            async with app.initiate() as begin:
+                begin.unstash(stashed[0]).reply(Number())
+
+    run(app, work)
+
+
+def test_next_direct_has_no_stage_to_go_on_with_from_a_stash() -> None:
+    """There is no transaction of a stage that the next one could share."""
+    app = Service("shop")
+    stashed: list[bytes] = []
+    ran: list[str] = []
+    chain = app.endpoint("chain", Number, Number)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(number: Number) -> Number:
+        ran.append("last")
+        return number
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        await t.ended()
+        with pytest.raises(FlowError, match="next_direct"):
+            async with app.initiate() as begin:
+                begin.unstash(stashed[0]).next_direct(Number())
+
+    run(app, work)
+
+
+def test_a_stage_that_has_stashed_may_go_on_at_the_same_time() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    chain = app.endpoint("chain", Number, Text)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> Text:
+        stashed.append(flow.stash())
+        return Text("first answer")
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(chain, Number()) == Text("first answer")
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).reply(Text("dropped, for nobody waits any more"))
+        await t.ended()
+
+    run(app, work)
+
+
+def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None:
+    app, other = Service("shop"), Service("other")
+    stashed: list[bytes] = []
+
+    @other.terminator("theirs", Number)
+    async def theirs(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    async def of_others(t: Stages) -> None:
+        await t.send(theirs, Number())
+        await t.ended()
+
+    run(other, of_others)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            for data in (b"", b"{}", b"\xff", b"[" * 100_000):
+                with pytest.raises(FlowError, match="not what a stage has stashed"):
+                    begin.unstash(data)
+            with pytest.raises(FlowError, match=r"theirs.*not of this service"):
+                begin.unstash(stashed[0])
+
+    run(app, work)
+
+
+def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_committed() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    called: list[str] = []
+    chain = app.endpoint("chain", Number, Number)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(number: Number) -> Number:
+        return number
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        await t.ended()
+        async with app.initiate() as begin:
+            flow = begin.unstash(stashed[0])
+            flow.after_commit(called.append, "committed")
+            flow.next(Number())
+            assert called == []
+        assert called == ["committed"]
+        with pytest.raises(ZeroDivisionError):
+            async with app.initiate() as begin:
+                flow = begin.unstash(stashed[0])
+                flow.after_commit(called.append, "never")
+                raise ZeroDivisionError
+        assert called == ["committed"]
+
+    run(app, work)
+
+
+def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    ended: list[str] = []
+    chain = app.endpoint("chain", Number)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(number: Number) -> None:
+        ended.append("last")
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number(), ttl=100)
+        await t.ended()
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).next(Number())
+        await t.ended()
+        assert ended == ["last"]
+        await t.advance(seconds=101)
+        async with app.initiate() as begin:
+            begin.unstash(stashed[0]).next(Number())
+        await t.ended()
+        assert ended == ["last"]
+
+    run(app, work)

@@ -1,0 +1,102 @@
+"""What becomes of messages when their service stops? Source: docs/stages.md, "Stopping" """
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.stages.flows import Number, run, until
+from truenext.stage import Flow, Service
+from truenext.testing.stages import Stages
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back_the_rest(is_async: bool) -> None:
+    app = Service("shop", concurrency=2)
+    begun: list[int] = []
+    ended: list[int] = []
+    go_on, go_on_in_thread = asyncio.Event(), threading.Event()
+    take = app.endpoint("take", Number)
+    done = app.remote("done", Number)
+
+    async def asynchronous(number: Number, flow: Flow) -> None:
+        begun.append(number.n)
+        await go_on.wait()
+        flow.send(done, number)
+        ended.append(number.n)
+
+    def plain(number: Number, flow: Flow) -> None:
+        begun.append(number.n)
+        assert go_on_in_thread.wait(20)
+        flow.send(done, number)
+        ended.append(number.n)
+
+    take.stage(asynchronous if is_async else plain)
+
+    async def work(t: Stages) -> None:
+        app.broker = (t.broker.url,)
+
+        async def run_until(stop: asyncio.Event) -> None:
+            async with app.running():
+                async with app.initiate() as begin:
+                    for n in range(5):
+                        begin.send(take, Number(n), trace=f"{n}")
+                await stop.wait()
+
+        stop = asyncio.Event()
+        running = asyncio.create_task(run_until(stop))
+        await until(lambda: len(begun) == 2)
+        stop.set()
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        go_on.set()
+        go_on_in_thread.set()
+        await running
+        assert sorted(begun) == sorted(ended) == [0, 1]
+        left = await t.broker.queue("take")
+        assert (left.waiting, left.unacknowledged) == (3, 0)
+        assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}
+        assert (await t.broker.queue("done")).waiting == 2
+
+    run(Service("nobody"), work)
+
+
+def test_what_does_not_end_in_time_is_given_back_without_an_attempt() -> None:
+    app = Service("shop")
+    begun: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        begun.append(number.n)
+        await asyncio.Event().wait()
+
+    async def work(t: Stages) -> None:
+        app.broker = (t.broker.url,)
+        async with app.running():
+            await app.send(take, Number(1), trace="t")
+            await until(lambda: begun == [1])
+            running = app._running
+            assert running is not None
+            await running.stop(timeout=0.05)
+        left = await t.broker.queue("take")
+        assert [each.headers["truenext-attempts"] for each in left.messages] == ["0"]
+
+    run(Service("nobody"), work)
+
+
+def test_a_service_can_run_again_after_it_has_stopped() -> None:
+    app = Service("shop")
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        app.broker = (t.broker.url,)
+        for n in range(3):
+            async with app.running():
+                await app.send(take, Number(n), trace=f"{n}")
+                await until(lambda: len(came) == n + 1)  # noqa: B023
+
+    run(Service("nobody"), work)

@@ -1,0 +1,390 @@
+"""Does the test kit of stages do what its page says? Source: docs/stages-testing.md"""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+import truenext
+from tests.integration.pages import ROOT
+from tests.stages.flows import Memo, Number, Text, run, until
+from truenext.errors import LocalProtocolError
+from truenext.stage import Endpoint, Flow, Refuse, Service
+from truenext.testing import stages as kit
+from truenext.testing.stages import Stages, stages
+
+PAGE = ROOT / "docs" / "stages-testing.md"
+
+
+def shop() -> tuple[Service, Endpoint[Number, Text], Endpoint[Number, Text]]:
+    """An endpoint that asks one of another service."""
+    app = Service("shop", attempts=2)
+    stock = app.remote("stock", Number, Text)
+    place = app.endpoint("place", Number, Text, state=Memo)
+
+    @place.stage
+    async def ask(number: Number, memo: Memo, flow: Flow) -> None:
+        flow.request(stock, number)
+
+    @place.stage
+    async def answer(reply: Text, memo: Memo) -> Text:
+        if reply.text == "bad":
+            raise ValueError("bad")
+        return reply
+
+    return app, place, stock
+
+
+# ---- Mocks ----
+
+
+def test_a_mock_answers_as_the_test_says_and_notes_what_it_was_asked() -> None:
+    app, place, stock = shop()
+
+    async def work(t: Stages) -> None:
+        asked = t.mock(stock, lambda number: Text(f"{number.n}"))
+        assert [(await t.ask(place, Number(n))).text for n in (1, 2)] == ["1", "2"]
+        assert asked == [Number(1), Number(2)]
+
+    run(app, work)
+
+
+def test_a_mock_answers_anew_from_the_moment_it_is_mocked_anew_and_its_list_begins_anew() -> None:
+    app, place, stock = shop()
+
+    async def work(t: Stages) -> None:
+        before = t.mock(stock, lambda number: Text("old"))
+        assert await t.ask(place, Number(1)) == Text("old")
+        after = t.mock(stock, lambda number: Text("new"))
+        assert await t.ask(place, Number(2)) == Text("new")
+        assert (before, after) == ([Number(1)], [Number(2)])
+
+    run(app, work)
+
+
+def test_an_exception_of_a_mock_is_a_failure_there() -> None:
+    app, place, stock = shop()
+
+    async def work(t: Stages) -> None:
+        def answer(number: Number) -> Text:
+            raise Refuse("out of stock")
+
+        asked = t.mock(stock, answer)
+        await t.send(place, Number(1))
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.queue, letter.attempts, len(asked)) == ("stock", 1, 1)
+        assert letter.last_cause.startswith("Refuse: out of stock")
+
+    run(app, work)
+
+
+def test_an_endpoint_of_the_service_itself_cannot_be_mocked() -> None:
+    app, place, _ = shop()
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(ValueError, match="place is an endpoint of the service itself"):
+            t.mock(place, lambda number: Text())
+
+    run(app, work)
+
+
+def test_what_asks_nobody_can_be_mocked_too() -> None:
+    app = Service("shop")
+    sink = app.remote("sink", Number)
+
+    async def work(t: Stages) -> None:
+        asked = t.mock(sink, lambda number: None)
+        await t.send(sink, Number(3))
+        await t.ended()
+        assert asked == [Number(3)]
+
+    run(app, work)
+
+
+# ---- The end ----
+
+
+def test_ended_waits_for_all_that_is_under_way_and_for_what_is_tried_again() -> None:
+    app = Service("shop", retry={ValueError: "5m"})
+    ran: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        ran.append(flow.attempt)
+        await asyncio.sleep(0.02)
+        if flow.attempt < 3:
+            raise ValueError("not yet")
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number())
+        assert await t.ended() == []
+        assert ran == [1, 2, 3]
+
+    run(app, work)
+
+
+def test_a_dead_letter_that_was_not_expected_fails_the_test_with_its_cause() -> None:
+    app, place, stock = shop()
+
+    async def work(t: Stages) -> None:
+        t.mock(stock, lambda number: Text("bad"))
+        await t.send(place, Number(1), trace="o1")
+        with pytest.raises(AssertionError) as failed:
+            await t.ended()
+        said = str(failed.value)
+        assert said.startswith("0 dead letters were expected, there are 1:\n")
+        assert "place.stage.answer has given up 'o1' after 2 attempts: ValueError: bad" in said
+        with pytest.raises(AssertionError, match="2 dead letters were expected, there are 1"):
+            await t.ended(dead_letters=2)
+
+    run(app, work)
+
+
+def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> None:
+    app = Service("shop")
+
+    @app.terminator("b", Number)
+    async def first(number: Number) -> None:
+        raise Refuse(f"{number.n}")
+
+    @app.terminator("a", Number)
+    async def second(number: Number) -> None:
+        raise Refuse(f"{number.n}")
+
+    async def work(t: Stages) -> None:
+        for n, to in enumerate((first, second, first)):
+            await t.send(to, Number(n), trace=f"o{n}")
+            await t.ended(dead_letters=n + 1)
+        letters = await t.dead_letters()
+        assert [(each.queue, each.trace, each.message) for each in letters] == [
+            ("b", "o0", {"n": 0}),
+            ("a", "o1", {"n": 1}),
+            ("b", "o2", {"n": 2}),
+        ]
+
+    run(app, work)
+
+
+def test_what_waits_for_nobody_is_told_with_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "NOBODY_S", 0.1)
+    app, place, _ = shop()
+
+    async def work(t: Stages) -> None:
+        await t.send(place, Number(1))
+        with pytest.raises(TimeoutError, match=r"nobody takes what waits: stock has 1; is an endpoint to be mocked\?"):
+            await t.ended()
+
+    run(app, work)
+
+
+def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
+    app = Service("shop")
+    go_on = asyncio.Event()
+
+    @app.terminator("slow", Number)
+    async def slow(number: Number) -> None:
+        await go_on.wait()
+
+    async def work(t: Stages) -> None:
+        await t.send(slow, Number())
+        with pytest.raises(TimeoutError, match=r"have not ended within 0.1 seconds: slow has 1, slow is at work"):
+            await t.ended(timeout=0.1)
+        go_on.set()
+        await t.ended()
+
+    run(app, work)
+
+
+def test_an_end_without_anything_under_way_comes_at_once() -> None:
+    app, _, _ = shop()
+
+    async def work(t: Stages) -> None:
+        assert await t.ended(timeout=5) == []
+
+    run(app, work)
+
+
+# ---- Faults and time ----
+
+
+def test_what_is_ordered_at_a_point_happens_so_often_and_in_that_stage_alone() -> None:
+    app = Service("shop")
+    points: list[str] = []
+    chain = app.endpoint("chain", Number)
+
+    @chain.stage
+    async def one(number: Number, flow: Flow) -> None:
+        flow.next(number)
+
+    @chain.stage
+    async def two(number: Number) -> None: ...
+
+    async def work(t: Stages) -> None:
+        t.at("received", lambda: points.append("once, in any"))
+        t.at("run", lambda: points.append("one"), stage="chain")
+        t.at("committed", lambda: points.append("two"), stage="chain.stage.two", times=2)
+        for _ in range(3):
+            await t.send(chain, Number())
+            await t.ended()
+        assert points == ["once, in any", "one", "two", "two"]
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("point", ["received", "run"])
+def test_what_an_action_raises_before_the_commit_is_a_failure_of_the_stage(point: str) -> None:
+    app = Service("shop")
+    ended: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        flow.after_commit(ended.append, flow.attempt)
+
+    def fails() -> None:
+        raise ConnectionError("nobody there")
+
+    async def work(t: Stages) -> None:
+        t.at("received" if point == "received" else "run", fails)
+        await t.send(take, Number())
+        await t.ended()
+        assert ended == [2]
+
+    run(app, work)
+
+
+def test_time_is_put_forward_for_delays_and_expiry_alone() -> None:
+    app = Service("shop", retry={ValueError: "10m"})
+    ran: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        ran.append(flow.attempt)
+        raise ValueError("not yet")
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number())
+        await until(lambda: ran == [1] and not t._running.busy)
+        await t.advance(seconds=590)
+        assert ran == [1]
+        await t.advance(seconds=20)
+        await until(lambda: ran == [1, 2])
+
+    run(app, work)
+
+
+# ---- SQL ----
+
+
+def test_a_test_has_a_session_of_its_own_and_an_empty_database() -> None:
+    app = Service("shop")
+
+    @app.terminator("take", Number)
+    async def take(number: Number, sql: AsyncSession) -> None:
+        await sql.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number.n})
+
+    async def work(t: Stages) -> None:
+        async with t.sql() as sql:
+            await sql.execute(text("CREATE TABLE orders (n INTEGER)"))
+        await t.send(take, Number(4))
+        await t.ended()
+        async with t.sql() as sql:
+            assert (await sql.execute(text("SELECT n FROM orders"))).scalars().all() == [4]
+        with pytest.raises(ZeroDivisionError):
+            async with t.sql() as sql:
+                await sql.execute(text("DELETE FROM orders"))
+                raise ZeroDivisionError
+        async with t.sql() as sql:
+            assert (await sql.execute(text("SELECT count(*) FROM orders"))).scalar_one() == 1
+
+    # Each is another one.
+    for _ in range(2):
+        run(app, work, database="sqlite://")
+
+
+def test_a_service_without_a_database_has_no_session_for_its_test() -> None:
+    app, _, _ = shop()
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(LocalProtocolError, match="no stage of shop asks for a session"):
+            async with t.sql():
+                raise AssertionError("not reached")
+
+    run(app, work)
+
+
+# ---- The kit itself ----
+
+
+def test_a_service_can_be_tested_again_and_again_and_one_at_a_time() -> None:
+    app, place, stock = shop()
+
+    async def main() -> None:
+        async with stages(app) as t:
+            t.mock(stock, lambda number: Text("first"))
+            assert await t.ask(place, Number()) == Text("first")
+            with pytest.raises(LocalProtocolError, match="shop runs already"):
+                async with stages(app):
+                    raise AssertionError("not reached")
+        async with stages(app) as t:
+            t.mock(stock, lambda number: Text("second"))
+            assert await t.ask(place, Number()) == Text("second")
+
+    asyncio.run(main())
+
+
+def test_the_broker_of_the_kit_is_that_of_other_tests() -> None:
+    app = Service("shop")
+    came: list[Number] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number)
+
+    async def work(t: Stages) -> None:
+        async with truenext.connect(t.broker.url) as connection:
+            assert connection.session_id
+        t.broker.lose_commit("after")
+        await t.send(take, Number(1))
+        await t.broker.crash()
+        await t.ended()
+        assert came == [Number(1)]
+
+    run(app, work)
+
+
+def test_an_error_of_the_test_is_raised_and_nothing_is_left_of_the_service() -> None:
+    app, place, stock = shop()
+
+    async def work(t: Stages) -> None:
+        t.mock(stock, lambda number: Text())
+        await t.send(place, Number())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(app, work)
+    assert app._running is None
+
+
+# ---- The page ----
+
+
+def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
+    service, *tests = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "shop.py").write_text(service)
+    (tmp_path / "test_shop.py").write_text("\n\n".join(tests))
+    count = sum(test.count("def test_") for test in tests)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{count} passed" in ran.stdout, ran.stdout + ran.stderr

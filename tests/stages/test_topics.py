@@ -1,0 +1,263 @@
+"""Who gets what is published? Source: docs/stages.md, "Endpoints" """
+
+import asyncio
+
+import pytest
+
+import truenext
+from tests.stages.flows import Number, run, until
+from truenext.stage import DefinitionError, Endpoint, Flow, Refuse, Service, Topic
+from truenext.testing.stages import Stages
+
+
+def test_each_subscriber_of_a_topic_gets_what_is_published() -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    came: list[str] = []
+
+    @app.subscriber(topic)
+    async def first(number: Number, flow: Flow) -> None:
+        came.append(f"first {number.n} {flow.trace}")
+
+    @app.subscriber(topic)
+    def second(number: Number) -> None:
+        came.append(f"second {number.n}")
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(1), trace="p1")
+        await t.ended()
+        assert sorted(came) == ["first 1 p1", "second 1"]
+
+    run(app, work)
+
+
+def test_a_subscriber_gets_what_is_published_once_whatever_its_priority() -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    came: list[int] = []
+
+    @app.subscriber(topic)
+    async def listen(number: Number) -> None:
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(1))
+        await t.publish(topic, Number(2), interactive=True)
+        await t.ended()
+        assert sorted(came) == [1, 2]
+
+    run(app, work)
+
+
+def test_a_subscriber_takes_one_message_at_a_time() -> None:
+    app = Service("shop", concurrency=8)
+    topic = app.topic("prices", Number)
+    inside: list[int] = []
+    came: list[int] = []
+
+    @app.subscriber(topic)
+    async def listen(number: Number) -> None:
+        inside.append(number.n)
+        assert len(inside) == 1
+        await asyncio.sleep(0.001)
+        inside.clear()
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            for n in range(10):
+                begin.publish(topic, Number(n), trace=f"{n}")
+        await t.ended()
+        assert came == list(range(10))
+
+    run(app, work)
+
+
+def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_is_not_there_does_not() -> None:
+    came: list[tuple[str, int]] = []
+
+    def make(process: str) -> tuple[Service, Topic[Number]]:
+        app = Service("shop")
+        topic = app.topic("prices", Number)
+
+        @app.subscriber(topic)
+        async def listen(number: Number) -> None:
+            came.append((process, number.n))
+
+        return app, topic
+
+    first, topic = make("a")
+    second, _ = make("b")
+
+    async def work(t: Stages) -> None:
+        second.broker = (t.broker.url,)
+        await t.publish(topic, Number(1))
+        await until(lambda: came == [("a", 1)])
+        async with second.running():
+            # Until it has subscribed.
+            async with asyncio.timeout(20):
+                while ("b", 0) not in came:
+                    await t.publish(topic, Number(0))
+                    await asyncio.sleep(0.01)
+            await t.publish(topic, Number(2))
+            await until(lambda: ("a", 2) in came and ("b", 2) in came)
+        await t.publish(topic, Number(3))
+        await until(lambda: ("a", 3) in came)
+        await t.ended()
+        assert {("a", 1), ("b", 1), ("b", 3)} & set(came) == {("a", 1)}
+
+    run(first, work)
+
+
+def test_a_stage_publishes_in_its_transaction() -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    came: list[str] = []
+
+    @app.subscriber(topic)
+    async def listen(number: Number, flow: Flow) -> None:
+        came.append(f"{number.n} {flow.trace} {flow.sender}")
+
+    @app.terminator("tells", Number)
+    async def tells(number: Number, flow: Flow) -> None:
+        flow.publish(topic, number, trace="child")
+        if flow.attempt == 1:
+            raise ValueError("not yet")
+
+    async def work(t: Stages) -> None:
+        await t.send(tells, Number(4), trace="parent")
+        await t.ended()
+        assert came == ["4 parent|child shop tells"]
+
+    run(app, work)
+
+
+def test_a_subscriber_asks_and_sends_as_any_stage() -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    @app.subscriber(topic)
+    async def listen(number: Number, flow: Flow) -> None:
+        flow.send(double, number, reply_to=take)
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(4))
+        await t.ended()
+        assert came == [8]
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("attempts", [None, 2, 9])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int | None, is_async: bool) -> None:
+    app = Service("shop", attempts=attempts)
+    topic = app.topic("prices", Number)
+    seen: list[int] = []
+    came: list[int] = []
+
+    def plain(number: Number, flow: Flow) -> None:
+        if number.n == 0:
+            seen.append(flow.attempt)
+            raise ValueError("no")
+        came.append(number.n)
+
+    async def asynchronous(number: Number, flow: Flow) -> None:
+        plain(number, flow)
+
+    app.subscriber(topic)(asynchronous if is_async else plain)
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(0))
+        for _ in range(100):
+            await t.ended()
+            if len(seen) == (attempts or 7):
+                break
+            await t.advance(seconds=2)
+        for _ in range(5):
+            await t.advance(seconds=10)
+            await t.ended()
+        assert seen == list(range(1, (attempts or 7) + 1))
+        await t.publish(topic, Number(2))
+        await until(lambda: came == [2])
+
+    run(app, work)
+
+
+def test_what_a_subscriber_refuses_or_cannot_read_is_gone_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    seen: list[int] = []
+
+    @app.subscriber(topic)
+    async def listen(number: Number, flow: Flow) -> None:
+        seen.append(flow.attempt)
+        raise Refuse("not this one")
+
+    async def work(t: Stages) -> None:
+        async with truenext.connect(t.broker.url) as connection:
+            await connection.send("/topic/prices", "plain text")
+        await t.publish(topic, Number(0))
+        await until(lambda: len(refusals()) == 2)
+        for _ in range(5):
+            await t.advance(seconds=10)
+            await t.ended()
+        assert (len(refusals()), seen) == (2, [1])
+
+    def refusals() -> list[str]:
+        return [each.message for each in caplog.records if each.message == "a stage has refused its message"]
+
+    run(app, work)
+
+
+def test_a_subscriber_is_checked_as_any_stage() -> None:
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+
+    async def wrong(text: str) -> None: ...
+
+    async def replies(number: Number) -> Number:
+        return number
+
+    with pytest.raises(DefinitionError, match=r"wrong.*takes Number.*cannot take str"):
+        app.subscriber(topic)(wrong)
+    with pytest.raises(DefinitionError, match=r"replies.*returns Number, but the endpoint replies nothing"):
+        app.subscriber(topic)(replies)
+
+
+def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
+    app = Service("shop")
+    topic = app.topic("replies", Number)
+    came: list[int] = []
+    endpoints: list[Endpoint[Number, Number]] = []
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    endpoints.append(double)
+
+    @app.subscriber(topic)
+    async def first(number: Number) -> None:
+        came.append(number.n)
+
+    @app.subscriber(topic)
+    async def second(number: Number) -> None:
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(double, Number(3), trace="t", reply_to=topic)
+        await t.ended()
+        assert came == [6, 6]
+
+    run(app, work)

@@ -1,0 +1,425 @@
+"""What can a message, a reply and a state be, and what becomes of one that is something else? Source: docs/stages.md"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, TypedDict
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+from pydantic.alias_generators import to_camel
+
+import truenext
+from tests.stages.flows import Memo, Number, Text, run
+from truenext.errors import TruenextError
+from truenext.stage import DefinitionError, FlowError, NotDecoded, Service
+from truenext.stage.core.codec import Codec
+from truenext.testing.stages import Stages
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Item(msgspec.Struct):
+    name: str
+    prices: list[Decimal] = []
+
+
+@dataclass
+class Line:
+    item: Item
+    count: int = 1
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class Customer(pydantic.BaseModel):
+    id: UUID
+    born: date | None = None
+    age: int = pydantic.Field(default=18, ge=18)
+    memos: list[Memo] = []
+
+
+class Envelope(msgspec.Struct):
+    """Of each kind one, in one another."""
+
+    customer: Customer
+    lines: list[Line]
+    at: datetime
+    color: Color = Color.RED
+    raw: bytes = b""
+
+
+class Keyed(TypedDict):
+    n: int
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    n: int = 0
+
+
+CUSTOMER = Customer(id=UUID(int=7), born=date(2000, 1, 2), memos=[Memo(1, "x")])
+LINE = Line(Item("tea", [Decimal("1.10")]), 2, {"a": [1, None, {"b": 1.5}]})
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "a Struct": (Item, Item("tea", [Decimal("1.10")])),
+    "a dataclass": (Line, LINE),
+    "a model of pydantic": (Customer, CUSTOMER),
+    "all in one another": (Envelope, Envelope(CUSTOMER, [LINE], datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), raw=b"\0")),
+    "a list of Structs": (list[Item], [Item("a"), Item("b")]),
+    "a list of models": (list[Customer], [CUSTOMER]),
+    "a dict": (dict[str, int], {"a": 1}),
+    "a TypedDict": (Keyed, {"n": 1}),
+    "a tuple": (tuple[int, str], (1, "a")),
+    "a text": (str, "text"),
+    "a number": (int, 7),
+    "a float that is given as a whole number": (float, 7),
+    "a truth": (bool, True),
+    "nothing or something": (Item | None, None),
+    "a time": (datetime, datetime(2026, 1, 2, tzinfo=UTC)),
+    "an enum": (Color, Color.RED),
+    "whatever JSON has": (Any, {"a": [1, "x", None]}),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_each_type_comes_back_as_it_was(what: str) -> None:
+    kind, value = VALUES[what]
+    codec: Codec[Any] = Codec(kind, "what is tested")
+    came = codec.decode(codec.encode(value))
+    assert came == value
+    assert type(came) is type(value) or kind is float
+
+
+def test_messages_replies_and_states_of_all_kinds_go_through_a_broker() -> None:
+    app = Service("shop")
+    seen: list[object] = []
+    first = app.endpoint("first", Customer, Line, state=Memo)
+    second = app.endpoint("second", list[Item], Envelope, state=dict[str, int])
+
+    @first.stage
+    async def answer(customer: Customer, memo: Memo) -> Line:
+        seen.append(customer)
+        return LINE
+
+    @second.stage
+    async def answer_too(items: list[Item], state: dict[str, int]) -> Envelope:
+        seen.append(items)
+        return Envelope(CUSTOMER, [LINE], datetime(2026, 1, 2, tzinfo=UTC))
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(first, CUSTOMER) == LINE
+        reply = await t.ask(second, [Item("a")])
+        assert (reply.customer, reply.lines) == (CUSTOMER, [LINE])
+        assert seen == [CUSTOMER, [Item("a")]]
+
+    run(app, work)
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults() -> None:
+    class Old(msgspec.Struct):
+        id: str
+        gone: int = 1
+
+    class New(msgspec.Struct):
+        id: str
+        added: str = "default"
+
+    @dataclass
+    class NewLine:
+        id: str
+        added: str = "default"
+
+    class NewModel(pydantic.BaseModel):
+        id: str
+        added: str = "default"
+
+    sent = Codec(Old, "what is sent").encode(Old("7"))
+    assert Codec(New, "what comes").decode(sent) == New("7")
+    assert Codec(NewLine, "what comes").decode(sent) == NewLine("7")
+    assert Codec(NewModel, "what comes").decode(sent) == NewModel(id="7")
+
+
+def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
+    class TheirReply(msgspec.Struct):
+        ok: bool
+        more: tuple[int, ...] = (1, 2)
+
+    class OurReply(msgspec.Struct):
+        ok: bool
+        missing: str = "default"
+
+    app = Service("shop")
+    stock = app.remote("stock", Number, OurReply)
+    theirs = Service("stock")
+
+    @theirs.single("stock", Number, TheirReply)
+    async def answer(number: Number) -> TheirReply:
+        return TheirReply(True)
+
+    async def work(t: Stages) -> None:
+        theirs.broker = (t.broker.url,)
+        async with theirs.running():
+            assert await t.ask(stock, Number()) == OurReply(True)
+
+    run(app, work)
+
+
+# ---- What is none ----
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"plain text",
+        b"",
+        b"\xff\xfe",
+        b'{"n": 1}',
+        b"[1, 2]",
+        b"[" * 50_000,
+        b'{"version": 2, "id": "a", "flow": {"id": "a", "trace": "t", "begunMs": 1, "begunBy": "x"}, "kind": "send",'
+        b' "sender": "x", "message": {"n": 1}}',
+    ],
+    ids=["text", "empty", "not UTF-8", "other JSON", "a list", "deep", "a later version"],
+)
+def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_once(body: bytes) -> None:
+    app = Service("shop", concurrency=1)
+    came: list[Number] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number)
+
+    async def work(t: Stages) -> None:
+        async with truenext.connect(t.broker.url) as connection:
+            await connection.send("/queue/take", body)
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.queue, letter.attempts, letter.message) == ("take", 1, body)
+        await t.send(take, Number(1))
+        await t.ended(dead_letters=1)
+        assert came == [Number(1)]
+
+    run(app, work)
+
+
+def test_a_message_of_a_flow_that_is_not_what_its_stage_takes_is_a_dead_letter_at_once() -> None:
+    """Two services that have another idea of one endpoint."""
+    app = Service("shop")
+    ran: list[Number] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        ran.append(number)
+
+    class Wrong(msgspec.Struct):
+        n: str
+
+    theirs = app.remote("take", Wrong)
+
+    async def work(t: Stages) -> None:
+        await t.send(theirs, Wrong("x"), trace="o7")
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.trace, letter.message, letter.attempts, ran) == ("o7", {"n": "x"}, 1, [])
+
+    run(app, work)
+
+
+def test_a_state_that_is_none_any_more_is_a_dead_letter_at_once() -> None:
+    app = Service("shop")
+    ran: list[Number] = []
+
+    @app.terminator("take", Number, state=Memo)
+    async def take(number: Number, memo: Memo) -> None:
+        ran.append(number)
+
+    theirs = app.remote("take", Number)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            begin.send(theirs, Number(), trace="t", state={"n": "x"})
+        (letter,) = await t.ended(dead_letters=1)
+        assert (letter.attempts, ran) == (1, [])
+
+    run(app, work)
+
+
+def test_a_model_that_refuses_a_value_says_so_at_the_sender_and_at_the_receiver() -> None:
+    codec = Codec(Customer, "what is tested")
+    with pytest.raises(NotDecoded, match="greater than or equal to 18"):
+        codec.decode(b'{"id": "00000000-0000-0000-0000-000000000007", "age": 3}')
+    with pytest.raises(FlowError, match="greater than or equal to 18"):
+        codec.encode(Customer.model_construct(id=UUID(int=7), age=3))
+
+
+LOOKS_ALIKE: dict[str, tuple[Any, Any]] = {
+    "another Struct whose fields have defaults": (Number, Text("x")),
+    "a dataclass for a Struct": (Number, Memo()),
+    "a Struct for a dataclass": (Memo, Number()),
+    "another model": (Customer, Item("x")),
+    "a text for a Struct": (Number, "x"),
+    "a list for a Struct": (Number, [1]),
+    "None for a Struct": (Number, None),
+    "a field of a wrong type": (Number, Number("x")),  # type: ignore[arg-type]
+    "a field of a wrong type in a dataclass": (Memo, Memo("x")),  # type: ignore[arg-type]
+    "a field of a wrong type deep inside": (list[Line], [Line(Item(7))]),  # type: ignore[arg-type]
+    "what cannot be JSON": (dict[str, object], {"x": object()}),
+    "a text for a number": (int, "7"),
+    "a truth for a number": (int, True),
+}
+
+
+@pytest.mark.parametrize("what", LOOKS_ALIKE)
+def test_what_is_not_of_its_type_is_refused_where_it_is_said(what: str) -> None:
+    kind, value = LOOKS_ALIKE[what]
+    with pytest.raises(TruenextError):
+        Codec(kind, "what is tested").encode(value)
+
+
+def test_a_value_of_a_subclass_is_one_of_its_class() -> None:
+    class Same(Number):
+        def doubled(self) -> int:
+            return 2 * self.n
+
+    codec = Codec(Number, "what is tested")
+    assert codec.decode(codec.encode(Same(3))) == Number(3)
+
+
+class MoreNumber(Number):
+    more: int = 1
+
+
+@dataclass
+class MoreMemo(Memo):
+    more: int = 1
+
+
+class MoreCustomer(Customer):
+    more: int = 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(Number, MoreNumber()), (Memo, MoreMemo()), (Customer, MoreCustomer(id=UUID(int=7)))],
+    ids=["Struct", "dataclass", "model"],
+)
+def test_a_value_of_a_subclass_that_has_more_fields_is_refused_where_it_is_said(kind: Any, value: Any) -> None:
+    with pytest.raises(
+        FlowError, match=rf"{type(value).__name__} has fields that {kind.__name__} does not.* lost: more"
+    ):
+        Codec(kind, "what is tested").encode(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (Frozen, "keys that are Frozen"),
+        (tuple[int, int], "keys that are tuple"),
+        (bool, "keys that are bool"),
+        (str | None, "keys that are none"),
+        (Keyed, "keys that are Keyed"),
+        (Customer, "keys that are Customer"),
+        (int | str, "texts or numbers"),
+    ],
+)
+def test_a_dict_whose_keys_json_does_not_have_is_refused_by_name(key: Any, says: str) -> None:
+    class Has(msgspec.Struct):
+        counts: list[dict[key, int]]
+
+    with pytest.raises(DefinitionError, match=rf"what is tested is Has, in which a dict has .*{says}"):
+        Codec(Has, "what is tested")
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1: 1}, {1.5: 1}, {Color.RED: 1}, {UUID(int=7): 1}, {date(2026, 1, 2): 1}])
+def test_a_dict_comes_back_with_its_keys(value: dict[Any, int]) -> None:
+    (key,) = value
+    kind: Any = dict.__class_getitem__((type(key), int))
+    codec: Codec[Any] = Codec(kind, "what is tested")
+    assert codec.decode(codec.encode(value)) == value
+
+
+class WritesOtherwise(pydantic.BaseModel):
+    id: int = pydantic.Field(0, serialization_alias="number")
+
+
+class ReadsOtherwise(pydantic.BaseModel):
+    id: int = pydantic.Field(0, validation_alias="number")
+
+
+class ReadsWithin(pydantic.BaseModel):
+    id: int = pydantic.Field(0, validation_alias=pydantic.AliasPath("ids", 0))
+
+
+class Excludes(pydantic.BaseModel):
+    id: int = pydantic.Field(0, exclude=True)
+
+
+class Secret(pydantic.BaseModel):
+    word: pydantic.SecretStr | None = None
+
+
+class HasOne(pydantic.BaseModel):
+    within: dict[str, list[WritesOtherwise]] = {}
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (WritesOtherwise, "id of WritesOtherwise is written as number and not read as that"),
+        (ReadsOtherwise, "id of ReadsOtherwise is written as id and not read as that"),
+        (ReadsWithin, "id of ReadsWithin is written as id and not read as that"),
+        (Excludes, "id of Excludes is excluded"),
+        (Secret, "Secret has a SecretStr, of which only stars would be sent"),
+        (HasOne, "id of WritesOtherwise is written as number and not read as that"),
+    ],
+)
+def test_a_model_that_would_not_come_back_as_it_was_is_refused_by_name(model: Any, says: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"what is tested is list\[.*{model.__name__}\], in which {says}"):
+        Codec(list[model], "what is tested")
+
+
+class Aliased(pydantic.BaseModel):
+    """Of each kind one that comes back; and it refuses what it does not know."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    id: int = pydantic.Field(alias="number")
+    either: int = pydantic.Field(0, validation_alias=pydantic.AliasChoices("one", "either"))
+    both: int = pydantic.Field(0, validation_alias="two", serialization_alias="two")
+    inner: pydantic.Json[list[int]] = []
+    next: "Aliased | None" = None
+
+    @pydantic.computed_field
+    def doubled(self) -> int:
+        return 2 * self.id
+
+
+class Camel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    first_name: str = ""
+
+
+class Root(pydantic.RootModel[list[int]]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Aliased.model_validate({"number": 7, "one": 8, "two": 9, "inner": "[1]", "next": {"number": 1}}),
+        Camel(first_name="Ada"),
+        Root([1, 2]),
+    ],
+    ids=["aliases", "generated aliases", "a root"],
+)
+def test_a_model_comes_back_with_its_aliases_and_what_it_computes(value: pydantic.BaseModel) -> None:
+    codec: Codec[Any] = Codec(type(value), "what is tested")
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_nothing_that_comes_names_a_class() -> None:
+    """What looks like a class to other serializers is just a field."""
+    codec: Codec[Any] = Codec(dict[str, Any], "what is tested")
+    data = b'{"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}'
+    assert codec.decode(data) == {"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}

@@ -1,0 +1,20 @@
+"""Does a type checker see what is wrong with a message, a state, a reply or an option, and nothing else?"""
+
+import os
+import re
+from pathlib import Path
+
+from mypy import api
+
+PAGE = Path(__file__).with_name("typed_service.py")
+
+
+def test_mypy_sees_each_wrong_line_of_a_service_and_no_other() -> None:
+    # The settings of this repository are none of a program's.
+    said, complaint, _ = api.run(["--strict", "--config-file=", f"--cache-dir={os.devnull}", str(PAGE)])
+    assert not complaint
+    found = {int(line) for line in re.findall(rf"{PAGE.name}:(\d+): error:", said)}
+    lines = PAGE.read_text().splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert len(wrong) > 20
+    assert found == wrong, said
