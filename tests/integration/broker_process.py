@@ -114,11 +114,12 @@ class BrokerProcess:
 
     # ---- Life ----
 
-    def start(self) -> None:
+    def start(self, port: int = 0) -> None:
+        """Port 0 is a free one."""
         assert self._process is None, "it runs already"
         self._log.unlink(missing_ok=True)
         self._log_checked = 0
-        serve = ["serve", "--data", str(self.data), "--listen", "stomp://127.0.0.1:0", *self.options]
+        serve = ["serve", "--data", str(self.data), "--listen", f"stomp://127.0.0.1:{port}", *self.options]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 dying_with_us([*self._command, *serve]),
@@ -161,6 +162,12 @@ class BrokerProcess:
             self.kill()
         self.close_clients()
         self.start()
+
+    def start_again_where_it_was(self) -> None:
+        """Somebody else has killed it; its clients find it at the same port."""
+        status = self.wait_for_end()
+        assert status == -signal.SIGKILL, f"broker had ended by itself, with {status}, log:\n{self.log}"
+        self.start(self.port)
 
     def wait_for_end(self) -> int:
         """The exit status of a broker that ends by itself."""

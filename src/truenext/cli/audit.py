@@ -20,6 +20,13 @@ from truenext.errors import ConfigurationError, TruenextError
 @click.option(
     "--stuck", "stuck_seconds", type=Seconds(), default=10.0, show_default=True, help="Seconds without a dispatch."
 )
+@click.option(
+    "--stages",
+    metavar="DIR",
+    multiple=True,
+    type=Place(exists=True, file_okay=False),
+    help="Where services of stages wrote what they did; may be repeated.",
+)
 @click.option("--out", type=Place(file_okay=False), help="Write the tables and a page there.")
 def audit(
     folders: tuple[Path, ...],
@@ -27,6 +34,7 @@ def audit(
     since: datetime | None,
     queue: str | None,
     stuck_seconds: float,
+    stages: tuple[Path, ...],
     out: Path | None,
 ) -> None:
     """Prove from the history in DIR whether the contract held.
@@ -43,7 +51,9 @@ def audit(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
-        verdicts = run(folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, out=out)
+        verdicts = run(
+            folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
+        )
     except TruenextError as error:
         raise Unasked(error) from error
     raise SystemExit(0 if all(verdict.is_held for verdict in verdicts) else 1)

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from truenext.cli import terminal
+from truenext.cli.lazy import LazyGroup
 from truenext.errors import ConfigurationError, ConnectionLost, RemoteProtocolError
 
 COMPLAINT_MAX = 4000
@@ -53,7 +54,7 @@ class Unasked(Failure):
     exit_code = NO_ANSWER
 
 
-class Commands(click.Group):
+class Commands(LazyGroup):
     """Says in one line what is wrong with a command line, and what came of writing to standard output."""
 
     def main(

@@ -2,12 +2,24 @@
 
 import logging
 import sys
+from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+TRACEBACK_MAX = 16_000
+"""Characters of one traceback; more is cut out of its middle."""
+
+
 class FieldFormatter(logging.Formatter):
     """`TIME LEVEL event key=value ...`"""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        text = super().formatException(ei)
+        if len(text) <= TRACEBACK_MAX:
+            return text
+        half = TRACEBACK_MAX // 2
+        return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)

@@ -1,183 +1,36 @@
 """The `truenext` command."""
 
-import logging
-from functools import partial
-from pathlib import Path
-from typing import Any
-
 import click
 
-from truenext.broker.config import configure
-from truenext.broker.settings import LogLevel
-from truenext.cli import logs
-from truenext.cli.audit import audit
-from truenext.cli.bulk import move, purge, redrive
-from truenext.cli.config import config as config_command
-from truenext.cli.config import reload
-from truenext.cli.ending import Commands, Failure
-from truenext.cli.history import history as history_command
-from truenext.cli.looking import queues, status
-from truenext.cli.messages import browse, receive, send
-from truenext.cli.pause import pause, resume
-from truenext.cli.record import record
-from truenext.cli.schedule import scheduled, unschedule
-from truenext.cli.serve import serve as run_broker
-from truenext.cli.store import store
-from truenext.cli.values import URL, Place, ServerName, Size
-from truenext.errors import TruenextError
-from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
-from truenext.policy import StoreAndDispatch, WhenFull
-from truenext.size import said
-from truenext.url import DEFAULT_URL
+from truenext.cli.ending import Commands
 from truenext.version import VERSION
 
-logger = logging.getLogger(__name__)
+HOMES = {
+    "audit": "audit",
+    "browse": "messages",
+    "config": "config",
+    "history": "history",
+    "move": "bulk",
+    "pause": "pause",
+    "purge": "bulk",
+    "queues": "looking",
+    "receive": "messages",
+    "record": "record",
+    "redrive": "bulk",
+    "reload": "config",
+    "resume": "pause",
+    "scheduled": "schedule",
+    "send": "messages",
+    "serve": "serving",
+    "stages": "stages.group",
+    "status": "looking",
+    "store": "store",
+    "unschedule": "schedule",
+}
+"""Of each command the module that has it, in this package."""
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, homes=HOMES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""
-
-
-@main.command()
-@click.option("--data", type=Place(file_okay=False), help="Folder the messages are kept in.")
-@click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
-@click.option(
-    "--config",
-    type=Place(exists=True, dir_okay=False),
-    help="File with these and other settings, see docs/policies.md; options say it differently.",
-)
-@click.option(
-    "--listen",
-    type=URL,
-    multiple=True,
-    show_default=DEFAULT_URL,
-    help="Where to listen, stomp://HOST:PORT; port 0 picks a free one. May be repeated.",
-)
-@click.option(
-    "--server-name",
-    type=ServerName(),
-    show_default=f"truenext/{VERSION}",
-    help="What CONNECTED says in its header `server`.",
-)
-@click.option(
-    "--history/--no-history",
-    default=None,
-    show_default="history",
-    help="Write down what happens to every message, for `truenext audit`; in DIR/history.",
-)
-@click.option(
-    "--memory-limit",
-    type=Size(MEMORY_LIMIT_MIN),
-    show_default=said(MEMORY_LIMIT),
-    help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
-)
-@click.option(
-    "--queue-memory-limit",
-    type=Size(),
-    help="Memory that the messages of one queue may take; no limit of its own by default.",
-)
-@click.option(
-    "--page-size",
-    type=click.IntRange(1, PAGE_SIZE_MAX),
-    show_default=str(PAGE_SIZE),
-    help="Messages read from disk at a time.",
-)
-@click.option(
-    "--disk-limit",
-    type=Size(DISK_LIMIT_MIN),
-    help="What messages may take on disk, the history apart; by default what the disk has, but for a reserve.",
-)
-@click.option(
-    "--when-full",
-    type=click.Choice([each.value for each in WhenFull]),
-    show_default=WhenFull.SLOW.value,
-    help="Producers near the limit of the disk wait, or are refused. Consumers go on either way.",
-)
-@click.option(
-    "--store-and-dispatch",
-    type=click.Choice([each.value for each in StoreAndDispatch]),
-    show_default=StoreAndDispatch.DURABLE.value,
-    help="Dispatch a persistent message once it is durable, or while it is being written.",
-)
-@click.option(
-    "--allow-anonymous", is_flag=True, default=None, help="Let anybody in who reaches an address beyond loopback."
-)
-@click.option(
-    "--log-level",
-    type=click.Choice([each.value for each in LogLevel]),
-    show_default=LogLevel.WARNING.value,
-)
-def serve(
-    data: Path | None,
-    memory: bool,
-    config: Path | None,
-    listen: tuple[str, ...],
-    server_name: str | None,
-    history: bool | None,
-    memory_limit: int | None,
-    queue_memory_limit: int | None,
-    page_size: int | None,
-    disk_limit: int | None,
-    when_full: str | None,
-    store_and_dispatch: str | None,
-    allow_anonymous: bool | None,
-    log_level: str | None,
-) -> None:
-    """Run a broker until SIGTERM or Ctrl-C.
-
-    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop.
-    With --config the file is read again on SIGHUP, and when `truenext reload` asks for it.
-    """
-    if memory and data is not None:
-        raise click.UsageError("--data and --memory exclude each other: messages are kept in a folder, or nowhere")
-    read = partial(
-        configure,
-        config,
-        broker=_said(
-            data=data,
-            memory=memory or None,
-            listen=listen or None,
-            server_name=server_name,
-            history=history,
-            memory_limit=memory_limit,
-            disk_limit=disk_limit,
-            when_full=when_full and WhenFull(when_full),
-            allow_anonymous=allow_anonymous,
-            log_level=log_level and LogLevel(log_level),
-        ),
-        policy=_said(
-            page_size=page_size,
-            memory_limit=queue_memory_limit,
-            store_and_dispatch=store_and_dispatch and StoreAndDispatch(store_and_dispatch),
-        ),
-    )
-    try:
-        configuration = read()
-        settings = configuration.broker
-        if settings.data is None and not settings.memory:
-            raise click.UsageError("say where messages are kept: --data DIR, or --memory for nowhere")
-        if settings.memory and settings.disk_limit is not None:
-            raise click.UsageError("--disk-limit is for a broker with --data")
-        if settings.memory and history:
-            raise click.UsageError("--history is for a broker with --data")
-        logs.configure(settings.log_level.value)
-        if config is not None:
-            logger.info("configuration read", extra={"file": str(config)})
-        run_broker(configuration, read if config is not None else None)
-    except TruenextError as error:
-        raise Failure(error) from error
-
-
-def _said(**options: Any) -> dict[str, Any]:
-    """Those that were given."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-for command in (
-    *(send, receive, browse, queues, status),
-    *(redrive, move, purge, pause, resume, scheduled, unschedule),
-    *(reload, config_command, audit, history_command, store, record),
-):
-    main.add_command(command)

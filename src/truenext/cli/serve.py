@@ -16,6 +16,7 @@ from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.cli import logs, machine
 from truenext.cli.files import connections_max
+from truenext.cli.loops import new_event_loop
 from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
@@ -28,11 +29,6 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 from truenext.url import Address, parse_url
-
-if sys.platform == "win32":
-    new_event_loop = asyncio.new_event_loop
-else:
-    from uvloop import new_event_loop
 
 logger = logging.getLogger(__name__)
 

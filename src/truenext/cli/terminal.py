@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 _ORDERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 # What could not be read as UTF-8 where the command was started is a surrogate, which cannot be written.
@@ -99,11 +100,12 @@ def flush_errors() -> None:
             forget(sys.stderr)
 
 
-def show(table: Table) -> None:
+def show(drawn: Table | Tree) -> None:
     console = Console()
     # Not printed by rich, which ends the process by itself when nobody reads.
     with console.capture() as captured:
-        console.print(table)
+        # A branch is one line, however wide.
+        console.print(drawn, soft_wrap=isinstance(drawn, Tree))
     click.echo(captured.get(), nl=False)
 
 

@@ -136,6 +136,54 @@ class Url(click.ParamType[str]):
         return value
 
 
+class HostAndPort(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, or the port alone on this machine's own address."""
+
+    name = "host:port"
+
+    _HOST = re.compile(r"[0-9A-Za-z._:%-]*")
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16
+        if not is_port or bool(host) != bool(colon) or not self._HOST.fullmatch(host):
+            self.fail(f"{_shown(value)} is not HOST:PORT, such as 0.0.0.0:8080, or a port", param, ctx)
+        return host or "127.0.0.1", int(port)
+
+
+class ServicePlace(click.ParamType[str]):
+    """MODULE:NAME of a service."""
+
+    name = "module:name"
+
+    _IS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not self._IS.fullmatch(value):
+            self.fail(
+                f"{_shown(value)} is not MODULE:NAME: say shop:app for `app = Service(...)` in shop.py", param, ctx
+            )
+        return value
+
+
+class DatabaseUrl(click.ParamType[str]):
+    """A database, as SQLAlchemy writes it. It is not said again: there may be a password in it."""
+
+    name = "url"
+
+    _IS = re.compile(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?://.*")
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not self._IS.fullmatch(value) or not value.isprintable():
+            self.fail("is no URL of a database, such as postgresql+psycopg:///shop", param, ctx)
+        return value
+
+
 class Master(click.ParamType[str]):
     """Where Spark runs. Source: Spark, "Submitting Applications", "Master URLs"."""
 

@@ -1,0 +1,24 @@
+"""Commands that are loaded when they are asked for: `truenext send` needs nothing of what a broker is made of."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    def __init__(self, *arguments: Any, homes: Mapping[str, str], **options: Any) -> None:
+        """`homes` has the commands by name: each is, by that name, in a module of `truenext.cli`."""
+        super().__init__(*arguments, **options)
+        self._homes = homes
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = self._homes.get(cmd_name)
+        if home is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"truenext.cli.{home}"), cmd_name)
+        return command

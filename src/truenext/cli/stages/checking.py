@@ -1,0 +1,82 @@
+"""`truenext stages check`: does a change of a service break messages that are under way, or other services?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from truenext.cli import terminal
+from truenext.cli.ending import Failure, Unasked
+from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.terminal import counted
+from truenext.cli.values import Place
+from truenext.errors import ConfigurationError
+from truenext.stage.core.compatibility import FORMAT, Finding, Interface, breaks, compare, interface_of
+
+
+@click.command()
+@service_argument
+@click.option(
+    "--against",
+    "file",
+    type=Place(dir_okay=False),
+    required=True,
+    help="What the service took, kept and replied before, as --write has written it.",
+)
+@click.option("--write", is_flag=True, help="Write into that file how it is now.")
+def check(place: str, file: Path, write: bool) -> None:
+    """Say which changes of the service break messages that are under way, or services that ask it.
+
+    FILE is to be committed with the service, and written anew with each change that is deployed. Exits 0 if nothing
+    breaks, or if FILE was written; 1 if something breaks; 2 if that is not known.
+    """
+    try:
+        service = service_at(place)
+        now = interface_of(service.name, service.endpoints)
+        before = None if write and not file.exists() else _read(file)
+    except ConfigurationError as error:
+        raise Failure(error) from error
+    except OSError as error:
+        raise Unasked(error) from error
+    findings = [] if before is None else compare(before, now)
+    for finding in findings:
+        _say(finding)
+    if write:
+        try:
+            file.write_bytes(_encoded(now))
+        except OSError as error:
+            raise Failure(error) from error
+        terminal.say(f"{file} says how {service.name} is now.")
+        return
+    if breaks(findings):
+        terminal.say(f"{counted(sum(each.breaks for each in findings), 'change')} of {service.name} would break it.")
+        raise SystemExit(1)
+    terminal.say(f"Nothing breaks {service.name}.")
+    if before != now:
+        terminal.say(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
+
+
+def _read(file: Path) -> Interface:
+    """Raises: ConfigurationError, OSError"""
+    try:
+        interface = msgspec.json.decode(file.read_bytes(), type=Interface)
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"{file} is not what --write has written: {error}") from error
+    if interface.format != FORMAT:
+        raise ConfigurationError(f"{file} has format {interface.format}, and this knows {FORMAT}: update truenext")
+    return interface
+
+
+def _encoded(interface: Interface) -> bytes:
+    """So that a change of one thing changes the lines of that thing."""
+    return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
+
+
+def _say(finding: Finding) -> None:
+    terminal.say(f"{'breaks' if finding.breaks else 'warning'}: {finding.where}: {finding.what}")
+    terminal.say(f"    {finding.why}")
+    terminal.say(f"    {finding.instead}")

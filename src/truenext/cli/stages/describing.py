@@ -1,0 +1,160 @@
+"""`truenext stages describe`: what a service consists of, as text, as a picture, or for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.tree import Tree
+
+from truenext.cli import terminal
+from truenext.cli.connecting import ask, connected
+from truenext.cli.ending import Failure
+from truenext.cli.stages.drawing import dot, svg
+from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.terminal import counted
+from truenext.cli.values import URL, Place
+from truenext.destination import DEAD_LETTER_PREFIX
+from truenext.errors import ConfigurationError
+from truenext.stage.core.graph import Graph, graph_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from truenext.stage.core.graph import EndpointNode, StageNode
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Of one queue, as the broker says."""
+
+    waiting: int = 0
+    unacknowledged: int = 0
+    scheduled: int = 0
+    consumers: int = 0
+    dead_letters: int = 0
+
+    def __str__(self) -> str:
+        said = [f"{self.waiting:,} waiting"]
+        if self.unacknowledged:
+            said.append(f"{self.unacknowledged:,} unacknowledged")
+        if self.scheduled:
+            said.append(f"{self.scheduled:,} scheduled")
+        if self.dead_letters:
+            said.append(counted(self.dead_letters, "dead letter"))
+        return ", ".join(said)
+
+
+@click.command()
+@service_argument
+@click.option("--broker", type=URL, help="Say how many messages wait in each queue of this broker.")
+@click.option("--svg", "picture", type=Place(dir_okay=False), metavar="FILE", help="Draw a picture into FILE.")
+@click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def describe(place: str, broker: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
+    """Say which endpoints a service has, their stages in order, their queues, what each takes and replies, and whom
+    each names.
+
+    Whom a stage asks is read from its code, as far as that says it: what its function names itself, and in which call.
+    """
+    if (picture is not None) + as_dot + as_json > 1:
+        raise click.UsageError("--svg, --dot and --json exclude each other")
+    try:
+        service = service_at(place)
+    except ConfigurationError as error:
+        raise Failure(error) from error
+    graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
+    counts = None if broker is None else _counts(broker)
+    notes = _notes(graph, counts)
+    if picture is not None:
+        try:
+            picture.write_text(svg(graph, notes), encoding="utf-8")
+        except OSError as error:
+            raise Failure(error) from error
+    elif as_dot:
+        terminal.say(dot(graph, notes).rstrip())
+    elif as_json:
+        terminal.write_json(_for_programs(graph, counts))
+    else:
+        terminal.show(_tree(graph, notes))
+
+
+def _counts(url: str) -> dict[str, Counts]:
+    with connected(url) as connection:
+        queues = {each["name"]: each for each in ask(connection, "queues")}
+    return {
+        name: Counts(
+            facts["waiting"],
+            facts["unacknowledged"],
+            facts["scheduled"],
+            facts["consumers"],
+            queues.get(f"{DEAD_LETTER_PREFIX}{name}", {}).get("waiting", 0),
+        )
+        for name, facts in {**dict.fromkeys(_originals(queues), _NONE), **queues}.items()
+    }
+
+
+_NONE = {"waiting": 0, "unacknowledged": 0, "scheduled": 0, "consumers": 0}
+
+
+def _originals(queues: Mapping[str, Any]) -> list[str]:
+    """Those of dead-letter queues, which may be gone themselves."""
+    return [name.removeprefix(DEAD_LETTER_PREFIX) for name in queues if name.startswith(DEAD_LETTER_PREFIX)]
+
+
+def _notes(graph: Graph, counts: Mapping[str, Counts] | None) -> dict[str, str]:
+    """What is said of each queue, if a broker was asked."""
+    if counts is None:
+        return {}
+    queues = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]
+    return {queue: str(counts.get(queue, Counts())) for queue in [*queues, *(each.name for each in graph.remotes)]}
+
+
+def _for_programs(graph: Graph, counts: Mapping[str, Counts] | None) -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(graph)
+    if counts is not None:
+        facts["queues"] = {queue: counts.get(queue, Counts()) for queue in _notes(graph, counts)}
+    return facts
+
+
+# ---- As text ----
+
+
+def _tree(graph: Graph, notes: Mapping[str, str]) -> Tree:
+    tree = Tree(terminal.cell(graph.service))
+    for endpoint in graph.endpoints:
+        branch = tree.add(terminal.cell(_endpoint(endpoint)))
+        for stage in endpoint.stages:
+            leaf = branch.add(terminal.cell(_stage(stage, notes)))
+            for each in stage.refers:
+                topic = "topic " if each.kind == "topic" else ""
+                leaf.add(terminal.cell(f"{each.how} {topic}{each.to}"))
+    if graph.remotes:
+        branch = tree.add("endpoints of other services")
+        for remote in graph.remotes:
+            branch.add(terminal.cell(f"{_call(remote.name, remote.takes, remote.replies)}{_note(remote.name, notes)}"))
+    if graph.topics:
+        branch = tree.add("topics")
+        for node in graph.topics:
+            branch.add(terminal.cell(_call(node.name, node.takes, None)))
+    return tree
+
+
+def _endpoint(endpoint: EndpointNode) -> str:
+    said = _call(endpoint.name, endpoint.takes, endpoint.replies)
+    if endpoint.topic:
+        said += f", subscribes to topic {endpoint.topic}"
+    return said if endpoint.state is None else f"{said}, state {endpoint.state}"
+
+
+def _call(name: str, takes: str, replies: str | None) -> str:
+    return f"{name}({takes})" if replies is None else f"{name}({takes}) -> {replies}"
+
+
+def _stage(stage: StageNode, notes: Mapping[str, str]) -> str:
+    return f"{stage.name}({stage.takes}){f' at {stage.queue}' if stage.queue else ''}{_note(stage.queue, notes)}"
+
+
+def _note(queue: str, notes: Mapping[str, str]) -> str:
+    return f": {notes[queue]}" if queue in notes else ""

@@ -1,0 +1,12 @@
+"""The commands of `truenext stages`."""
+
+import click
+
+from truenext.cli.lazy import LazyGroup
+
+HOMES = {"check": "stages.checking", "describe": "stages.describing", "run": "stages.running"}
+
+
+@click.group(cls=LazyGroup, homes=HOMES)
+def stages() -> None:
+    """A service of stages: run it, look at it, and see what a change of it breaks (docs/stages.md)."""

@@ -1,0 +1,90 @@
+"""Which service is MODULE:NAME? What can be wrong with that, and what is to be done about it?"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from truenext.cli import terminal
+from truenext.cli.values import ServicePlace
+from truenext.errors import ConfigurationError
+from truenext.stage.service import Service
+
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+
+_OURS = str(Path(__file__).parents[2])
+
+service_argument = click.argument("place", metavar="MODULE:NAME", type=ServicePlace())
+
+
+def service_at(place: str) -> Service:
+    """Import it, as from the current folder.
+
+    Raises: ConfigurationError, whatever is wrong with it
+    """
+    module_name, _, name = place.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found: object = _module(module_name, folder)
+    for word in name.split("."):
+        if not hasattr(found, word):
+            raise ConfigurationError(f"{module_name} has no {name}{_services_in(sys.modules[module_name])}")
+        found = getattr(found, word)
+    if not isinstance(found, Service):
+        raise ConfigurationError(
+            f"{place} is a {type(found).__name__}, and no Service{_services_in(sys.modules[module_name])}"
+        )
+    found.check()
+    return found
+
+
+def _module(name: str, folder: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"there is no module {error.name} in {folder}, and none is installed: go to the folder in which "
+                f"{name.partition('.')[0]}.py is, or say the module as Python imports it"
+            ) from error
+        raise ConfigurationError(f"{name} cannot be imported: {error}{_where(error)}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}{_where(error)}") from error
+    except Exception as error:
+        # Whoever has written it needs all of it.
+        shown = traceback.format_exception(error.with_traceback(_own(error.__traceback__)))
+        terminal.say("".join(shown).rstrip(), err=True)
+        raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """From the first line of the program on."""
+    while trace is not None and not _is_own(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _where(error: Exception) -> str:
+    """In which line of the program."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_own(frame.filename):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith((_OURS, "<")) and "importlib" not in file
+
+
+def _services_in(module: ModuleType) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, Service))
+    if not names:
+        return "; there is no Service in it"
+    return f"; its services are {', '.join(f'{module.__name__}:{name}' for name in names)}"

@@ -1,0 +1,254 @@
+"""`truenext stages run`: how the process of a service comes up, and how it ends.
+
+SIGTERM or SIGINT      take no more, finish what is in hand, give back the rest; then it ends with 0
+a second one           what is in hand is given back at once; it ends as that signal ends a process
+a third one            ends it
+
+Whatever its stages do, it ends ten seconds later at the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from truenext.broker.settings import LogLevel
+from truenext.cli import logs, terminal
+from truenext.cli.ending import Failure
+from truenext.cli.loops import new_event_loop
+from truenext.cli.stages.answering import answering
+from truenext.cli.stages.leaving import THREADS_S, Deadline, leave_threads
+from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.terminal import counted
+from truenext.cli.values import URL, DatabaseUrl, HostAndPort, Place, Seconds
+from truenext.errors import ConfigurationError, TruenextError
+from truenext.stage.core.health import judge
+from truenext.stage.core.names import endpoint_of
+from truenext.stage.interceptors.metrics import Metrics
+from truenext.stage.running import STOP_S, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from truenext.stage.core.health import Health
+    from truenext.stage.definition import Definition
+    from truenext.stage.service import Service
+
+logger = logging.getLogger("truenext.stage")
+
+STALLED_S = 300.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+AT_ONCE_S = 0.0
+LEAVE_S = 10.0
+"""For whatever is left to be closed after that; also the time of who has blocked the event loop."""
+
+
+@click.command()
+@service_argument
+@click.option("--broker", type=URL, multiple=True, help="Instead of the service's own; of several the first there is.")
+@click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option(
+    "--events", type=Place(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
+)
+@click.option(
+    "--health",
+    "health_at",
+    type=HostAndPort(),
+    help="Answer GET /live, /ready and / there, and /metrics if the service has the interceptor Metrics. "
+    "A port alone is on 127.0.0.1, port 0 picks a free one.",
+)
+@click.option(
+    "--stalled-after",
+    "stalled_after_s",
+    type=Seconds(),
+    default=STALLED_S,
+    show_default=True,
+    help="Seconds: a stage that has messages in hand and ends none for so long is not live.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice([each.value for each in LogLevel]),
+    default=LogLevel.WARNING.value,
+    show_default=True,
+)
+def run(
+    place: str,
+    broker: tuple[str, ...],
+    database: str | None,
+    events: Path | None,
+    health_at: tuple[str, int] | None,
+    stalled_after_s: float,
+    log_level: str,
+) -> None:
+    """Run the stages of a service until SIGTERM or Ctrl-C.
+
+    Prints one line once it takes messages. A broker or database that is not there yet is waited for. On the first
+    signal it finishes what it has in hand, 30 seconds at most, gives back the rest, and exits 0.
+    """
+    logs.configure(log_level)
+    deadline, status = Deadline(), 1
+    try:
+        service = service_at(place)
+        if broker:
+            service.broker = broker
+        if database is not None:
+            service.database = database
+        if events is not None:
+            service.events = events
+        if not service.stages:
+            raise ConfigurationError(f"{place} has no stages to run: it only asks others")
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            try:
+                status = runner.run(_Process(service, stalled_after_s, deadline).run(health_at))
+            finally:
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                # The loop's end waits for stages that have swallowed their cancellation.
+                deadline.set(THREADS_S, status)
+    except TruenextError as error:
+        failure = Failure(error)
+        failure.show()
+        status = failure.exit_code
+    except Exception as error:
+        logger.critical("the service has ended by an error", exc_info=error)
+        status = 1
+    deadline.lift()
+    leave_threads(status)
+    raise SystemExit(status)
+
+
+class _Process:
+    def __init__(self, service: Service, stalled_after_s: float, deadline: Deadline) -> None:
+        self._service = service
+        self._deadline = deadline
+        self._stalled_after_s = stalled_after_s
+        self._signals: list[signal.Signals] = []
+        self._main: asyncio.Task[object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: Running | None = None
+
+    async def run(self, health_at: tuple[str, int] | None) -> int:
+        """Its exit status. Raises: TruenextError, whatever has ended it otherwise"""
+        service = self._service
+        self._listen_to_signals()
+        self._running = running = Running(
+            service,
+            service.plans(),
+            broker=service.broker,
+            database=service.database,
+            events=service.events,
+            waits=True,
+        )
+        async with AsyncExitStack() as stack:
+            said = ""
+            if health_at is not None:
+                metrics = next((each for each in service.interceptors if isinstance(each, Metrics)), None)
+                url = await stack.enter_async_context(answering(*health_at, self._health, metrics))
+                said = f"; health at {url}"
+            await stack.enter_async_context(service.as_run_by(running))
+            try:
+                await running.connect()
+                await _warn_of_what_is_left(running, service)
+                await running.start()
+                terminal.say(
+                    f"{service.name} runs {counted(len(service.stages), 'stage')} of "
+                    f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{said}"
+                )
+                sys.stdout.flush()
+                await running.until_failed()
+            except asyncio.CancelledError:
+                self._check_signal()
+            except Exception as error:
+                logger.critical("the service stops: a stage takes no messages any more", extra={"error": str(error)})
+                await self._stop(running)
+                raise
+            await self._stop(running)
+        return self._status
+
+    async def _stop(self, running: Running) -> None:
+        try:
+            # Both signals may have come before anything was done about the first.
+            await running.stop(STOP_S if len(self._signals) < 2 else AT_ONCE_S)
+        except asyncio.CancelledError:
+            self._check_signal()
+            logger.warning("what is in hand is given back at once", extra={"signal": self._signals[-1].name})
+            await running.stop(AT_ONCE_S)
+
+    def _health(self) -> Health:
+        assert self._running is not None, "it was made before"
+        return judge(self._running.facts(), self._stalled_after_s)
+
+    def _listen_to_signals(self) -> None:
+        # All is done in this task, so that what the lifespan opens is closed where it was opened.
+        self._main = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        # Not by the loop, which a stage may block.
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signals.append(signal.Signals(number))
+        is_first = len(self._signals) == 1
+        self._deadline.set((STOP_S if is_first else AT_ONCE_S) + LEAVE_S, self._status)
+        if not is_first:
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
+        assert self._main is not None, "it listens"
+        assert self._loop is not None, "it listens"
+        self._loop.call_soon_threadsafe(self._main.cancel)
+
+    @property
+    def _status(self) -> int:
+        return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
+
+    def _check_signal(self) -> None:
+        """It was a signal that has cancelled all this. Raises: CancelledError if not"""
+        assert self._main is not None, "it listens"
+        if not self._signals:
+            raise asyncio.CancelledError
+        while self._main.cancelling():
+            self._main.uncancel()
+
+
+class Queue(msgspec.Struct):
+    name: str
+    waiting: int
+    unacknowledged: int
+    consumers: int
+
+
+async def _warn_of_what_is_left(running: Running, definition: Definition) -> None:
+    """In queues of stages that are no more: a version before has left it, or does so still."""
+    try:
+        queues = msgspec.json.decode(await running.connection.ask("queues"), type=list[Queue])
+    except (TruenextError, TimeoutError) as error:
+        logger.warning("whether queues of former stages have messages is not known", extra={"error": str(error)})
+        return
+    for queue in left_over(queues, definition):
+        logger.warning(
+            "messages wait for a stage that is no more",
+            extra={
+                "queue": queue.name,
+                "messages": queue.waiting + queue.unacknowledged,
+                "consumers": queue.consumers,
+            },
+        )
+
+
+def left_over(queues: Iterable[Queue], definition: Definition) -> list[Queue]:
+    """Those of endpoints of the service, in which something waits, of which it has no stage."""
+    return [
+        each
+        for each in queues
+        if each.name not in definition.stages
+        and endpoint_of(each.name) in definition.endpoints
+        and each.waiting + each.unacknowledged
+    ]

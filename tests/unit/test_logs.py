@@ -1,0 +1,27 @@
+"""How does the log of a command read?"""
+
+import logging
+import sys
+
+from truenext.cli.logs import TRACEBACK_MAX, FieldFormatter
+
+
+def formatted(error: Exception) -> str:
+    try:
+        raise error
+    except Exception:
+        record = logging.LogRecord("truenext", logging.WARNING, "", 0, "it has failed", (), sys.exc_info())
+    record.queue = "orders"
+    return FieldFormatter("%(levelname)s %(message)s").format(record)
+
+
+def test_an_event_has_its_facts_as_fields_and_its_traceback() -> None:
+    text = formatted(ValueError("why"))
+    assert text.startswith("WARNING it has failed\nTraceback")
+    assert text.endswith("ValueError: why queue='orders'")
+
+
+def test_of_a_traceback_that_is_very_long_beginning_and_end_are_logged() -> None:
+    text = formatted(ValueError("x" * 10_000_000 + " end"))
+    assert "Traceback" in text and "characters left out" in text and " end queue=" in text
+    assert len(text) < TRACEBACK_MAX + 200
