@@ -17,7 +17,7 @@ pytest.importorskip("vl_convert", reason="the report needs truenext[spark]")
 import pandas
 import vl_convert
 
-from truenext.spark import plots
+from truenext.spark import plots, waterfalls
 from truenext.spark.report import ROWS_MAX, Run, write_comparison, write_report
 from truenext.spark.verdict import Finding, Verdict
 
@@ -202,3 +202,77 @@ def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> Non
     assert "could not be drawn" not in page
     assert page.count("<canvas") == len(specs(path.read_text())) == 6
     assert "<title>Two brokers</title>" in page
+
+
+def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: int = 0, **other: Any) -> list[Any]:
+    """Of one flow: messages one after the other, each from the one before."""
+    begun = pandas.Timestamp("2026-01-01", tz="UTC")
+    return [
+        {
+            "flow": flow,
+            "trace": trace,
+            "message": f"{flow} {number}",
+            "parent": f"{flow} {number - 1}" if number else "",
+            "stage": "order.place",
+            "accepted_at": begun + pandas.Timedelta(number, "s"),
+            "dispatched_at": begun + pandas.Timedelta(number + 0.25, "s"),
+            "begun_at": begun + pandas.Timedelta(number + 0.5, "s"),
+            "ended_at": begun + pandas.Timedelta(number + 1, "s"),
+            "outcome": "ended",
+            "error": None,
+            "total_us": 500_000,
+            "gone": "acknowledged",
+            "flow_begun_at": begun,
+            "seconds": float(messages),
+            "messages": messages,
+            "runs": messages,
+            "failures": 0,
+            "given_up": given_up,
+            "under_way": 0,
+            "place": number + 1,
+        }
+        | other
+        for number in range(messages)
+    ]
+
+
+def test_a_flow_has_a_line_for_each_message_with_what_it_waited_and_what_was_worked() -> None:
+    drawn = waterfalls.waterfalls_html(pandas.DataFrame(runs_of("f", messages=4)))
+    assert 'order 7 <span class="note">4 s · 4 messages</span>' in drawn
+    rows = re.findall(r"<tr><td style=.*?</tr>", drawn)
+    assert len(rows) == 4
+    assert [re.findall(r"padding-left:([0-9.]+)", row)[0] for row in rows] == ["0.7", "1.6", "2.5", "3.4"]
+    assert '<td class="number">250 ms</td><td class="number">500 ms</td><td>ended</td>' in rows[1]
+    assert '<i class="waited" style="left:25.00%;width:12.50%">' in rows[1]
+    assert '<i class="ended" style="left:37.50%;width:12.50%">' in rows[1]
+
+
+def test_runs_of_one_message_are_on_one_line_and_say_what_became_of_them() -> None:
+    first, second, third = (runs_of("f", given_up=1, place=place)[0] for place in (1, 2, 3))
+    first |= {"outcome": None, "ended_at": pandas.NaT, "total_us": None}
+    second |= {"outcome": "failed", "error": "Busy"}
+    third |= {"outcome": "failed", "error": "Busy", "gone": "dead-lettered"}
+    drawn = waterfalls.waterfalls_html(pandas.DataFrame([third, second, first]))
+    assert drawn.count("<tr><td") == 1
+    assert "<td>cut off, then failed: Busy 2 times; a dead letter</td>" in drawn
+    assert "1 given up" in drawn.partition("</summary>")[0]
+    assert "Given up" in drawn and "The slowest" not in drawn
+
+
+def test_a_page_of_many_long_flows_stays_small() -> None:
+    rows = [row for number in range(100) for row in runs_of(f"f{number}", messages=60, trace="t" * 200)]
+    drawn = waterfalls.waterfalls_html(pandas.DataFrame(rows))
+    assert drawn.count("<details") == 100
+    assert drawn.count("20 more messages.") == 100
+    assert len(drawn) < 2_500_000
+
+
+def test_text_of_flows_is_never_markup(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    flow = pandas.DataFrame(runs_of(EVIL, trace=EVIL, stage=EVIL, outcome="failed", error=EVIL))
+    runs = [Run("a", {"waterfalls": flow}, Verdict(1)), Run("b", {"waterfalls": flow.head(0)}, Verdict(1))]
+    write_comparison(runs, path, title="x")
+    body = path.read_text().partition("</main>")[0]
+    assert "<img" not in body and "<script" not in body
+    assert body.count(html.escape(EVIL)) == 3
+    assert '<p class="note">None.</p>' in body

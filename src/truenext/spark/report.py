@@ -13,12 +13,14 @@ from truenext.errors import ConfigurationError
 from truenext.spark import plots
 from truenext.spark.html import script_json, table_html
 from truenext.spark.verdict import Verdict
+from truenext.spark.waterfalls import waterfalls_html
 
 ROWS_MAX = 100
 """Rows of a table that are shown."""
 QUEUES_MAX = 6
 """Queues that get plots: those with most violations, then those with most messages."""
 TABLES = {
+    "stage_findings": "What stages and history say against each other",
     "violations": "Violations, with witnesses",
     "lost": "Lost",
     "doubled": "Delivered twice",
@@ -26,6 +28,8 @@ TABLES = {
     "stuck": "Stuck",
     "starvation": "Starvation",
     "redelivery": "Redelivery",
+    "stages": "Stages: outcomes of their runs, and milliseconds that messages waited and runs took",
+    "windows": "SQL committed, and the message not acknowledged with it",
     "gaps": "Gaps",
 }
 MEASURES = ("visible to dispatched", "dispatched to acknowledged")
@@ -58,7 +62,7 @@ def write_comparison(runs: Sequence[Run], path: Path, *, title: str) -> None:
     Raises: ConfigurationError if what draws the plots is not installed, OSError
     """
     specs: list[plots.Spec] = []
-    body = "".join([_verdicts(runs), *_plots(runs, specs), *_tables(runs)])
+    body = "".join([_verdicts(runs), *_flows(runs), *_plots(runs, specs), *_tables(runs)])
     content = files("truenext.spark")
     # What the page may do is written in it: run what it brings, and ask nobody for anything.
     policy = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
@@ -183,6 +187,16 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
             )
     if any("depth" in run.tables for run in runs):
         yield section("Depth", '<p class="note">Messages in the queue, and with consumers.</p>', draw_depth)
+
+
+def _flows(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        if "waterfalls" in run.tables:
+            yield (
+                "<section><h2>Flows</h2><p>One line is a message: how long it waited in its queue by the broker's "
+                "clock, and how long a stage worked with it by the clock of its process.</p>"
+                f"{waterfalls_html(run.tables['waterfalls'])}</section>"
+            )
 
 
 def _tables(runs: Sequence[Run]) -> Iterator[str]:

@@ -43,6 +43,7 @@ EVENTS = StructType(
         StructField("target_sequence", LongType()),
         StructField("count", LongType()),
         StructField("group", LongType()),
+        StructField("cause", StringType()),
         StructField("date", DateType()),
     ]
 )

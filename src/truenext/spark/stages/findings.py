@@ -1,0 +1,155 @@
+"""Where do stages and history contradict each other?
+
+Nothing here compares the clocks of two machines: what came first is known from the order of one history, or from that
+of the events of one process. And nothing is concluded from what may only be missing: a process that was killed has not
+told its last events, and files are deleted when they are old.
+"""
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+COLUMNS = ("kind", "queue", "sequence", "message", "trace", "stage", "detail")
+
+SENTENCES = {
+    "unacknowledged": "{:,} messages came again, or were not acknowledged, although their stages had ended",
+    "untold": "{:,} messages were acknowledged although the process that had them does not say that their stages ended",
+    "repeated": "{:,} messages ended more than once",
+    "orphaned": "{:,} messages were there although the stage that sent them was not committed",
+}
+
+
+def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> DataFrame:
+    """One row per message and finding. `last_gap` is the last event that is missing in the history, 0 if none is."""
+    parts = (
+        joined.transform(_unacknowledged, last_gap),
+        joined.transform(_untold, processes),
+        joined.transform(_repeated),
+        joined.transform(_orphaned, last_gap),
+    )
+    told = reduce(DataFrame.unionByName, (part.select(*COLUMNS, "process") for part in parts))
+    return told.join(F.broadcast(processes.select("process", "instance")), "process", "left").drop("process")
+
+
+def windows(joined: DataFrame, processes: DataFrame) -> DataFrame:
+    """One row per run whose SQL was committed and whose message was not acknowledged with it: the window of best-effort
+    1PC (docs/stages.md). It is nobody's fault, and the stage is written for it."""
+    is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
+    is_with_it = F.col("acknowledged_event").isNotNull() & is_own
+    is_known = F.col("again") | F.col("gone").isNotNull()
+    return (
+        joined.where("sql_at is not null and dispatch is not null and coalesce(outcome, '') <> 'ended'")
+        .where(is_known & ~is_with_it)
+        .join(F.broadcast(processes.select("process", "instance")), "process", "left")
+        .select(
+            *("sql_at", "queue", "sequence", "message", "trace", "stage", "instance", "attempt"),
+            F.coalesce("outcome", F.lit("cut off")).alias("outcome"),
+            "error",
+        )
+    )
+
+
+def _ended() -> Column:
+    return F.col("outcome") == "ended"
+
+
+def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
+    """The broker has confirmed the commit, so the history has the acknowledgement: it is missing if the message has
+    come to another end, or if the acknowledgement is there of what the same process began later. Only of persistent
+    messages is that as durable as they are."""
+    known = joined.where("begun_at is not null")
+    later = known.where("acknowledged_event is not null").groupBy("process").agg(F.max("run").alias("later_run"))
+    came = F.col("again") | F.col("gone").isNotNull()
+    is_late = (F.col("end_n") < F.col("later_run")) & (F.col("last_event") > last_gap)
+    return (
+        known.where(_ended() & F.col("persistent") & F.col("dispatch").isNotNull())
+        .where("acknowledged_event is null")
+        .join(F.broadcast(later), "process", "left")
+        .where(came | F.coalesce(is_late, F.lit(False)))
+        .dropDuplicates(["queue", "sequence"])
+        .withColumn("kind", F.lit("unacknowledged"))
+        .withColumn(
+            "detail",
+            F.when(F.col("gone").isNotNull(), F.col("gone")).when(F.col("again"), "came again").otherwise("held"),
+        )
+    )
+
+
+def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
+    """Whose consumer it was is known from what else that got. What the consumer got before and ended, and what it got
+    afterwards and ended, stand between, so the process was there and wrote."""
+    known = joined.where(_ended() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
+    spans = (
+        known.groupBy(
+            F.col("dispatch")["broker_run"].alias("broker_run"), F.col("dispatch")["consumer"].alias("consumer")
+        )
+        .agg(
+            F.min("process").alias("process"),
+            F.max("process").alias("other"),
+            F.min("acknowledged_event").alias("from_event"),
+            F.max(F.col("dispatch")["event"]).alias("to_event"),
+        )
+        .where("process = other")
+        .drop("other")
+        .join(F.broadcast(processes.where("is_whole").select("process")), "process")
+    )
+    is_told = F.coalesce(F.col("outcome").isin("ended", "in doubt"), F.lit(False))
+    return (
+        joined.where("acknowledged_event is not null and last_dispatch is not null")
+        .groupBy("queue", "sequence")
+        .agg(
+            F.max(is_told).alias("is_told"),
+            F.max("acknowledged_event").alias("acknowledged_event"),
+            F.max("last_dispatch").alias("last_dispatch"),
+            *(F.max(name).alias(name) for name in ("message", "trace", "stage")),
+            F.max_by("outcome", "run").alias("outcome"),
+        )
+        .where(~F.col("is_told"))
+        .withColumn("broker_run", F.col("last_dispatch")["broker_run"])
+        .withColumn("consumer", F.col("last_dispatch")["consumer"])
+        .join(F.broadcast(spans), ["broker_run", "consumer"])
+        .where(F.col("last_dispatch")["event"] > F.col("from_event"))
+        .where("acknowledged_event < to_event")
+        .withColumn("kind", F.lit("untold"))
+        .withColumn("detail", F.coalesce("outcome", F.lit("nothing told")))
+    )
+
+
+def _repeated(joined: DataFrame) -> DataFrame:
+    return (
+        joined.where(_ended() & F.col("queue").isNotNull())
+        .groupBy("queue", "message")
+        .agg(
+            F.count("*").alias("times"),
+            *(F.max(name).alias(name) for name in ("sequence", "trace", "stage", "process")),
+        )
+        .where("times > 1")
+        .withColumn("kind", F.lit("repeated"))
+        .withColumn("detail", F.concat(F.col("times").cast("string"), F.lit(" times")))
+    )
+
+
+def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
+    """What a stage sends is there from its commit on, which acknowledges its message. That of a dead letter, or of one
+    that was moved, may have gone on under another sequence."""
+    parents = (
+        joined.where("message is not null and queue is not null")
+        .groupBy(F.col("message").alias("parent"))
+        .agg(
+            F.count("acknowledged_event").alias("acknowledged"),
+            F.count_if(F.col("gone").isin("dead-lettered", "moved")).alias("elsewhere"),
+            F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
+            F.min("last_event").alias("parent_event"),
+        )
+        .where(f"is_known and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")
+        .select("parent")
+    )
+    return (
+        # What goes on from a stash may be sent before its stage is committed; it is said to be sent by no stage.
+        joined.where("parent <> '' and instr(sender, ' ') > 0 and dispatch is not null")
+        .join(parents, "parent")
+        .dropDuplicates(["queue", "sequence"])
+        .withColumn("kind", F.lit("orphaned"))
+        .withColumn("detail", F.concat(F.lit("sent by "), F.col("sender")))
+    )

@@ -1,0 +1,109 @@
+"""How long did flows take, where, and which of them were given up?"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+SLOWEST_MAX = 50
+"""Flows of the page that took longest."""
+GIVEN_UP_MAX = 50
+"""And the latest of those that were given up."""
+RUNS_MAX = 60
+"""Runs of one flow on the page."""
+
+
+def flows(joined: DataFrame) -> DataFrame:
+    """One row per flow of which a run is told: when it began and last did something, its messages and runs, how many of
+    these failed, how many messages were `given_up` (dead letters, expired, removed) and are `under_way`."""
+    ended = F.col("outcome") == "ended"
+    lost = F.col("gone").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "refused")
+    messages = (
+        joined.where("begun_at is not null")
+        .groupBy("flow", "message")
+        .agg(
+            F.min("trace").alias("trace"),
+            F.min(F.least("accepted_at", "begun_at")).alias("begun_at"),
+            F.max(F.greatest("begun_at", "ended_at")).alias("last_at"),
+            F.count("*").alias("runs"),
+            F.count_if(F.col("outcome") == "failed").alias("failures"),
+            F.coalesce(F.max(ended), F.lit(False)).alias("has_ended"),
+            F.coalesce(F.max(lost), F.lit(False)).alias("is_lost"),
+        )
+    )
+    given_up = ~F.col("has_ended") & F.col("is_lost")
+    return messages.groupBy("flow").agg(
+        F.min("trace").alias("trace"),
+        F.min("begun_at").alias("begun_at"),
+        _seconds(F.min("begun_at"), F.max("last_at")).alias("seconds"),
+        F.count("*").alias("messages"),
+        F.sum("runs").alias("runs"),
+        F.sum("failures").alias("failures"),
+        F.count_if(given_up).alias("given_up"),
+        F.count_if(~F.col("has_ended") & ~F.col("is_lost")).alias("under_way"),
+    )
+
+
+def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
+    """The runs of the flows that the page shows, `place` 1 first in each."""
+    slowest = flows.orderBy(F.desc("seconds")).limit(SLOWEST_MAX)
+    given_up = flows.where("given_up > 0").orderBy(F.desc("begun_at")).limit(GIVEN_UP_MAX)
+    shown = (
+        slowest.union(given_up)
+        .distinct()
+        .select(
+            "flow",
+            F.col("begun_at").alias("flow_begun_at"),
+            *("seconds", "messages", "runs", "failures", "given_up", "under_way"),
+        )
+    )
+    in_order = Window.partitionBy("flow").orderBy("begun_at", "process", "run")
+    return (
+        stage_runs(joined)
+        .join(F.broadcast(shown), "flow")
+        .withColumn("place", F.row_number().over(in_order))
+        .where(F.col("place") <= RUNS_MAX)
+    )
+
+
+def stage_runs(joined: DataFrame) -> DataFrame:
+    """One row per run, with when its message was accepted and dispatched to it by the broker's clock, and what became
+    of the message in the end (`gone`)."""
+    return joined.where("begun_at is not null").select(
+        *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),
+        *("process", "run", "accepted_at"),
+        F.col("dispatch")["at"].alias("dispatched_at"),
+        *("begun_at", "sql_at", "ended_at", "outcome", "error", "run_us", "commit_us", "total_us", "gone"),
+    )
+
+
+def stages(joined: DataFrame) -> DataFrame:
+    """One row per stage: its runs by outcome, and in milliseconds how long messages waited for their first dispatch,
+    and how long runs took."""
+    outcome = F.col("outcome")
+    first = F.when(F.col("deliveries") == 1, F.unix_micros(F.col("dispatch")["at"]) - F.unix_micros("accepted_at"))
+    return (
+        joined.where("begun_at is not null")
+        .withColumn("waited", first)
+        .groupBy("stage")
+        .agg(
+            F.count("*").alias("runs"),
+            *(
+                F.count_if(outcome == name).alias(name.replace(" ", "_"))
+                for name in ("ended", "failed", "refused", "given back", "in doubt")
+            ),
+            F.count_if(outcome.isNull()).alias("cut_off"),
+            *_shares("waited", "waited"),
+            *_shares("total_us", "worked"),
+        )
+    )
+
+
+def _shares(column: str, name: str) -> tuple[Column, ...]:
+    return (
+        (F.percentile_approx(column, 0.5) / 1e3).alias(f"{name}_p50"),
+        (F.percentile_approx(column, 0.99) / 1e3).alias(f"{name}_p99"),
+        (F.max(column) / 1e3).alias(f"{name}_max"),
+    )
+
+
+def _seconds(first: Column, last: Column) -> Column:
+    return (F.unix_micros(last) - F.unix_micros(first)) / 1e6

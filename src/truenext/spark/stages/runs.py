@@ -1,0 +1,80 @@
+"""What did each run of a stage do, by its own account, and what does the history say of its message?"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from truenext.spark.stages.schema import OUTCOMES
+
+GONE = ("acknowledged", "dead-lettered", "expired", "moved", "removed")
+_OF_MESSAGES = ("accepted", "dispatched", "returned", *GONE)
+_TOLD_AT_FIRST = (
+    *("stage", "queue", "sequence", "message", "parent", "flow", "trace", "sender", "attempt", "deliveries"),
+)
+_TOLD_AT_LAST = ("total_us", "run_us", "commit_us", "error")
+
+
+def runs(told: DataFrame) -> DataFrame:
+    """One row per run, from the events of stages: what it began with, `sql_at` if its SQL was committed, and
+    `outcome`, `ended_at`, `end_n`; null if that was not told."""
+    kind = F.col("kind")
+    is_over = kind.isin(*OUTCOMES)
+    return (
+        told.where(kind.isin("begun", "SQL committed", *OUTCOMES))
+        .groupBy("process", F.coalesce("of", "n").alias("run"))
+        # Each is told once; an event of which there is a copy is one.
+        .agg(
+            _at(kind == "begun").alias("begun_at"),
+            *(F.max(name).alias(name) for name in _TOLD_AT_FIRST),
+            _at(kind == "SQL committed").alias("sql_at"),
+            F.max(F.when(is_over, kind)).alias("outcome"),
+            F.max(F.when(is_over, F.col("n"))).alias("end_n"),
+            _at(is_over).alias("ended_at"),
+            *(F.max(name).alias(name) for name in _TOLD_AT_LAST),
+        )
+        # Its beginning may be in a file that is gone.
+        .where("begun_at is not null")
+    )
+
+
+def fates(events: DataFrame, queues: DataFrame) -> DataFrame:
+    """One row per message in one of `queues`, from the history: when it was accepted and acknowledged, by which event
+    it was gone, and all its dispatches."""
+    kind, event = F.col("kind"), F.col("event")
+    dispatch = F.when(
+        kind == "dispatched", F.struct("event", "at", F.col("run").alias("broker_run"), "consumer", "deliveries")
+    )
+    return (
+        events.where(kind.isin(*_OF_MESSAGES))
+        .join(F.broadcast(queues), "queue", "left_semi")
+        .groupBy("queue", "sequence")
+        .agg(
+            F.max(F.when(kind == "accepted", F.col("at"))).alias("accepted_at"),
+            F.max(F.when(kind == "accepted", F.col("persistent"))).alias("persistent"),
+            F.max(F.when(kind == "acknowledged", event)).alias("acknowledged_event"),
+            F.max(F.when(kind == "returned", event)).alias("returned_event"),
+            F.max_by(F.when(kind.isin(*GONE), kind), F.when(kind.isin(*GONE), event)).alias("gone"),
+            F.max(event).alias("last_event"),
+            F.collect_list(dispatch).alias("dispatches"),
+        )
+        .withColumn("last_dispatch", F.array_max("dispatches"))
+    )
+
+
+def joined(runs: DataFrame, fates: DataFrame) -> DataFrame:
+    """Every run with what the history says of its message and of its dispatch, `again` if the message came or stood
+    there once more after that; and every message of which no run is told."""
+    own = F.array_max(F.filter("dispatches", lambda each: each["deliveries"] == F.col("deliveries")))
+    return (
+        runs.join(fates, ["queue", "sequence"], "full")
+        .withColumn("dispatch", F.when(F.col("begun_at").isNotNull(), own))
+        .withColumn(
+            "again",
+            (F.col("last_dispatch")["event"] > F.col("dispatch")["event"])
+            | F.coalesce(F.col("returned_event") > F.col("dispatch")["event"], F.lit(False)),
+        )
+        .drop("dispatches")
+    )
+
+
+def _at(which: Column) -> Column:
+    return F.timestamp_micros(F.max(F.when(which, F.col("at"))))

@@ -1,0 +1,62 @@
+"""How do the events of stages look to Spark? The fields of docs/stages-events.md."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from truenext.errors import ConfigurationError
+from truenext.history.stage_files import SUFFIX, stage_files
+
+OUTCOMES = ("ended", "failed", "refused", "given back", "in doubt")
+
+STAGE_EVENTS = StructType(
+    [
+        StructField("kind", StringType()),
+        StructField("process", StringType()),
+        StructField("n", LongType()),
+        StructField("at", LongType()),
+        StructField("format", IntegerType()),
+        StructField("service", StringType()),
+        StructField("instance", StringType()),
+        StructField("stage", StringType()),
+        StructField("queue", StringType()),
+        StructField("sequence", LongType()),
+        StructField("message", StringType()),
+        StructField("parent", StringType()),
+        StructField("flow", StringType()),
+        StructField("trace", StringType()),
+        StructField("sender", StringType()),
+        StructField("attempt", IntegerType()),
+        StructField("deliveries", IntegerType()),
+        StructField("of", LongType()),
+        StructField("total_us", LongType()),
+        StructField("run_us", LongType()),
+        StructField("commit_us", LongType()),
+        StructField("error", StringType()),
+    ]
+)
+
+
+def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> DataFrame:
+    """All events in these folders; an address with a scheme (s3a://) is read as it is. A line that was cut off by a
+    crash is left out.
+
+    Raises: ConfigurationError if a folder has none
+    """
+    paths = []
+    for folder in folders:
+        if isinstance(folder, str) and "://" in folder:
+            paths.append(f"{folder.rstrip('/')}/*{SUFFIX}")
+            continue
+        files = stage_files(Path(folder).resolve())
+        if not files:
+            raise ConfigurationError(
+                f"no events of stages in {folder}: a service writes them if it is told where (truenext stages run "
+                "--events DIR)"
+            )
+        paths += map(str, files)
+    # A file may be deleted meanwhile, as the oldest are.
+    reader = spark.read.schema(STAGE_EVENTS).option("ignoreMissingFiles", True)
+    return reader.json(paths).where("kind is not null")

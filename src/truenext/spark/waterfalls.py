@@ -1,0 +1,152 @@
+"""How does a flow look on the page? A waterfall: one line per message, from when the flow began to when it last did
+something; where it waited, and where stages worked with it.
+
+Plain HTML with a bar or two in each line, so that a hundred flows stay small and need no script. All text is escaped.
+"""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import pandas
+
+LINES_MAX = 40
+"""Messages of one flow that are shown."""
+DEPTH_MAX = 8
+"""Steps by which what a message has brought about is indented."""
+MARKS = {
+    "ended": "ended",
+    "failed": "failed",
+    "refused": "failed",
+    "given back": "back",
+    "in doubt": "back",
+    "cut off": "failed",
+}
+"""How the bar of a run looks, by what became of it."""
+GONE = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
+HEAD = (
+    '<tr><th>stage</th><th class="number">waited</th><th class="number">worked</th><th>what became of it</th>'
+    '<th class="track">0 to {}</th></tr>'
+)
+LEGEND = (
+    '<p class="legend"><span><i class="key waited"></i>waited</span><span><i class="key ended"></i>worked, and ended'
+    '</span><span><i class="key failed"></i>failed, refused or cut off</span><span><i class="key back"></i>given back '
+    "or in doubt</span></p>"
+)
+
+Run = dict[str, Any]
+"""A row of the table `waterfalls`; None where it has nothing."""
+
+
+def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
+    """Those that were given up, the latest first, and the slowest; `waterfalls` has a row per run."""
+    flows: dict[str, list[Run]] = {}
+    for row in waterfalls.sort_values(["flow", "place"]).to_dict("records"):
+        run: Run = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
+        flows.setdefault(run["flow"], []).append(run)
+    if not flows:
+        return '<p class="note">None.</p>'
+    given_up = [runs for runs in flows.values() if runs[0]["given_up"]]
+    given_up.sort(key=lambda runs: runs[0]["flow_begun_at"], reverse=True)
+    others = [runs for runs in flows.values() if not runs[0]["given_up"]]
+    others.sort(key=lambda runs: runs[0]["seconds"], reverse=True)
+    parts = [LEGEND]
+    for heading, some in (("Given up, the latest first", given_up), ("The slowest of the others", others)):
+        if some:
+            parts.append(f"<h3>{heading}</h3>{''.join(map(_flow, some))}")
+    return "".join(parts)
+
+
+def _flow(runs: list[Run]) -> str:
+    first = runs[0]
+    seconds = max(float(first["seconds"]), 1e-6)
+    facts = [_duration(seconds * 1e3), _count(first["messages"], "message")]
+    if first["runs"] > first["messages"]:
+        facts.append(_count(first["runs"], "run"))
+    if first["given_up"]:
+        facts.append(f"{first['given_up']:,} given up")
+    if first["under_way"]:
+        facts.append(f"{first['under_way']:,} not ended")
+    lines = list(_lines(runs, first["flow_begun_at"], seconds))[:LINES_MAX]
+    left_out = first["messages"] - len(lines)
+    rest = f'<p class="note">{left_out:,} more messages.</p>' if left_out > 0 else ""
+    return (
+        f'<details class="flow"><summary>{escape(first["trace"] or "(no trace)")} '
+        f'<span class="note">{" · ".join(facts)}</span></summary><div class="scroll"><table>'
+        f"<thead>{HEAD.format(_duration(seconds * 1e3))}</thead><tbody>{''.join(lines)}</tbody></table></div>{rest}"
+        "</details>"
+    )
+
+
+def _lines(runs: list[Run], begun: pandas.Timestamp, seconds: float) -> Iterator[str]:
+    """One per message, in the order in which they were begun."""
+    messages: dict[str, list[Run]] = {}
+    for run in runs:
+        messages.setdefault(run["message"], []).append(run)
+    depths: dict[str, int] = {}
+
+    def place(at: pandas.Timestamp) -> float:
+        return min(max(float((at - begun).total_seconds()) / seconds, 0.0), 1.0)
+
+    for message, own in messages.items():
+        first = own[0]
+        depth = depths[message] = depths.get(first["parent"] or "", -1) + 1
+        bars, waited = "", ""
+        accepted_at, dispatched_at = first["accepted_at"], first["dispatched_at"]
+        if accepted_at is not None:
+            # The broker's clock and that of a process meet here, and nothing but the bar comes of it.
+            bars += _bar("waited", place(accepted_at), place(first["begun_at"]))
+            if dispatched_at is not None:
+                waited = _duration((dispatched_at - accepted_at).total_seconds() * 1e3)
+        for run in own:
+            bars += _bar(MARKS[_outcome(run)], place(run["begun_at"]), place(run["ended_at"] or run["begun_at"]))
+        times = [run["total_us"] for run in own if run["total_us"] is not None]
+        worked = _duration(sum(times) / 1e3) if times else ""
+        indent = 0.7 + 0.9 * min(depth, DEPTH_MAX)
+        yield (
+            f'<tr><td style="padding-left:{indent:.1f}rem">{escape(first["stage"])}</td>'
+            f'<td class="number">{waited}</td><td class="number">{worked}</td><td>{escape(_became(own))}</td>'
+            f'<td class="track"><div>{bars}</div></td></tr>'
+        )
+
+
+def _became(runs: list[Run]) -> str:
+    """Of the runs, one after the other, and of their message."""
+    said: list[str] = []
+    times: list[int] = []
+    for run in runs:
+        outcome = _outcome(run)
+        one = outcome if run["error"] is None else f"{outcome}: {run['error']}"
+        if said and said[-1] == one:
+            times[-1] += 1
+        else:
+            said.append(one)
+            times.append(1)
+    text = ", then ".join(one if count == 1 else f"{one} {count} times" for one, count in zip(said, times, strict=True))
+    return text + GONE.get(runs[-1]["gone"] or "", "")
+
+
+def _outcome(run: Run) -> str:
+    return run["outcome"] or "cut off"
+
+
+def _bar(kind: str, begin: float, end: float) -> str:
+    return f'<i class="{kind}" style="left:{begin:.2%};width:{max(end - begin, 0.0):.2%}"></i>'
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _duration(ms: float) -> str:
+    """In the unit in which it has few digits.
+
+    >>> _duration(0.424), _duration(99.6), _duration(4240.0), _duration(420000.0)
+    ('0.42 ms', '100 ms', '4.2 s', '7 min')
+    """
+    value, unit = ms, "ms"
+    for times, larger in ((1000, "s"), (60, "min"), (60, "h")):
+        if value < (1000 if unit == "ms" else 120):
+            break
+        value, unit = value / times, larger
+    return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.2g} {unit}"

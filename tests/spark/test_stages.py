@@ -1,0 +1,271 @@
+"""What services of stages wrote down, joined to a broker's history: is what happened told as it was, each contradiction
+found, and nothing else?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dying_with_us
+from tests.spark.shop import shop
+from truenext.cli.audit import audit as audit_command
+from truenext.errors import ConfigurationError
+from truenext.history.stage_files import FORMAT, stage_files
+from truenext.spark.audit.command import run
+from truenext.spark.schema import EVENTS, read_events
+from truenext.spark.stages.judge import judge_stages
+from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
+from truenext.spark.waterfalls import waterfalls_html
+from truenext.stage import events as written
+
+pytestmark = pytest.mark.timeout(300)
+
+ORDERS = 12
+ROOT = Path(__file__).parents[2]
+Told = dict[str, Any]
+
+
+class Story(NamedTuple):
+    data: Path
+    """Of the broker."""
+    told: Path
+    """What the services wrote."""
+    history: list[Told]
+    stages: list[Told]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Story]:
+    """Retries, dead letters, a process that is killed, and one that then does its work."""
+    folder = tmp_path_factory.mktemp("stages")
+    told = folder / "told"
+    broker = BrokerProcess(folder)
+    broker.start()
+    try:
+        url = f"stomp://127.0.0.1:{broker.port}"
+        killed = subprocess.run(
+            dying_with_us([sys.executable, "-m", "tests.spark.shop", url, str(told)]), cwd=ROOT, timeout=60, check=False
+        )
+        assert killed.returncode == -9
+        asyncio.run(serve(broker, url, told))
+        broker.stop()
+        history = read_events(spark, broker.data, folder / "scratch").orderBy("event").collect()
+        stages = [json.loads(line) for path in stage_files(told) for line in path.read_bytes().splitlines()]
+        yield Story(broker.data, told, [row.asDict() for row in history], stages)
+    finally:
+        broker.clean_up()
+
+
+async def serve(broker: BrokerProcess, url: str, folder: Path) -> None:
+    app = shop(url, str(folder))
+    endpoints = app.endpoints
+    async with app.running():
+        for number in range(ORDERS):
+            item = "tea" if number % 3 else "milk"
+            assert await app.ask(endpoints["order.place"], item, trace=f"order {number}")
+        await app.send(endpoints["broken"], "b", trace="broken")
+        await app.send(endpoints["refused"], "r", trace="refused")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            queues = await asyncio.to_thread(broker.queues)
+            if not any(each.waiting + each.unacknowledged for name, each in queues.items() if name[:4] != "DLQ."):
+                return
+            assert time.monotonic() < deadline, queues
+            await asyncio.sleep(0.05)
+
+
+class Judged:
+    """A story, and what is found in it once it has been changed."""
+
+    def __init__(self, story: Story, spark: SparkSession) -> None:
+        self.history = deepcopy(story.history)
+        self.stages = deepcopy(story.stages)
+        self._spark = spark
+
+    def run(self, trace: str, queue: str, outcome: str = "ended", at: int = 0) -> Told:
+        """A `begun` by what it is of and what became of it."""
+        over = {(each["process"], each["of"]): each["kind"] for each in self.stages if "of" in each}
+        found = [
+            each
+            for each in self.stages
+            if each["kind"] == "begun"
+            and each.get("queue") == queue
+            and each["trace"] == trace
+            and over.get((each["process"], each["n"]), "") == outcome
+        ]
+        return found[at]
+
+    def end(self, begun: Told) -> Told:
+        return next(
+            each for each in self.stages if each["process"] == begun["process"] and each.get("of") == begun["n"]
+        )
+
+    def forget(self, begun: Told, kind: str) -> Told:
+        """The history does not tell this of its message."""
+        event = next(
+            each
+            for each in self.history
+            if each["kind"] == kind and (each["queue"], each["sequence"]) == (begun["queue"], begun["sequence"])
+        )
+        self.history.remove(event)
+        return event
+
+    def judge(self, **options: Any) -> Any:
+        def rows(said: list[Told], schema: Any) -> DataFrame:
+            return self._spark.createDataFrame(
+                [tuple(each.get(name) for name in schema.names) for each in said], schema
+            )
+
+        return judge_stages(rows(self.stages, STAGE_EVENTS), rows(self.history, EVENTS), **options)
+
+
+@pytest.fixture
+def judged(story: Story, spark: SparkSession) -> Judged:
+    return Judged(story, spark)
+
+
+def test_what_is_read_is_what_is_written() -> None:
+    kinds = (written.Opened, written.Begun, written.Committed, written.Over, written.Closed)
+    fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
+    assert fields == set(STAGE_EVENTS.names)
+
+
+def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(story: Story) -> None:
+    done = CliRunner().invoke(audit_command, [str(story.data), "--stages", str(story.told)])
+    assert done.exit_code == 0, done.output
+    messages = 5 * ORDERS + 3
+    runs = messages + 8 + 2
+    flows = 3 * ORDERS + 3
+    assert f"Stages: {runs} runs with {messages} messages in {flows} flows." in done.output
+    assert "Messages of 2 of these were given up, and 0 had not ended." in done.output
+
+
+def renumber(stages: list[Told]) -> None:
+    """What was taken away has never been: no number is missing."""
+    numbers: dict[tuple[str, int], int] = {}
+    for process in {each["process"] for each in stages}:
+        own = sorted((each for each in stages if each["process"] == process), key=lambda each: int(each["n"]))
+        for number, each in enumerate(own):
+            numbers[process, each["n"]] = number
+            each["n"] = number
+            if "of" in each:
+                each["of"] = numbers[process, each["of"]]
+
+
+def test_each_contradiction_is_found(judged: Judged) -> None:
+    # Acknowledged by the stages' account, and still there by the broker's.
+    held = judged.run("order 1", "order.place")
+    judged.forget(held, "acknowledged")
+    again = judged.run("order 2", "order.place")
+    event = judged.forget(again, "acknowledged")
+    # In its place, so that no other event is missing for that.
+    judged.history.append(event | {"kind": "returned", "reason": "lost"})
+    # Acknowledged by a process that says nothing of it.
+    silent = judged.run("order 3", "order.place")
+    judged.stages.remove(judged.end(silent))
+    unheard = judged.run("order 4", "order.place")
+    judged.stages.remove(judged.end(unheard))
+    judged.stages.remove(unheard)
+    renumber(judged.stages)
+    # Ended once more.
+    twice = judged.run("order 5", "price")
+    judged.stages.append(twice | {"process": "other", "n": 1, "sequence": 1 << 40})
+    judged.stages.append(judged.end(twice) | {"process": "other", "n": 2, "of": 1})
+    # There, though its stage was not committed.
+    parent = judged.run("order 8", "order.place.stage.reserve")
+    judged.forget(parent, "acknowledged")
+    judged.end(parent)["kind"] = "failed"
+    # Not these: what went on from a stash, and what a dead letter has sent when it was re-driven.
+    stashed = judged.run("order 9", "order.place")
+    judged.forget(stashed, "acknowledged")
+    judged.end(stashed)["kind"] = "failed"
+    judged.run("order 9", "price")["sender"] = "shop"
+    redriven = judged.run("order 11", "order.place")
+    event = judged.forget(redriven, "acknowledged")
+    judged.history.append(event | {"kind": "dead-lettered"})
+    judged.end(redriven)["kind"] = "refused"
+    results = judged.judge()
+    rows = results.tables["stage_findings"].collect()
+    assert sum(each.count for each in results.findings) == len(rows)
+    assert {(row["kind"], row["trace"] or "", row["queue"], row["detail"]) for row in rows} == {
+        ("unacknowledged", "order 1", "order.place", "held"),
+        # What came of it was there as well.
+        ("orphaned", "order 1", "price", "sent by shop order.place"),
+        ("unacknowledged", "order 2", "order.place", "came again"),
+        ("orphaned", "order 2", "price", "sent by shop order.place"),
+        ("untold", "order 3", "order.place", "nothing told"),
+        (*("untold", ""), "order.place", "nothing told"),
+        ("repeated", "order 5", "price", "2 times"),
+        ("orphaned", "order 8|mail", "mail", "sent by shop order.place.stage.reserve"),
+    }
+
+
+def test_what_is_missing_or_there_twice_is_no_finding_and_a_window_is_listed(judged: Judged) -> None:
+    failed = judged.run("order 4", "price", "failed")
+    # The process was killed between this one's commit and telling of it; and its older files are gone.
+    last = judged.end(judged.run("order 10", "price"))
+    last["kind"] = "SQL committed"
+    own = [each for each in judged.stages if each["process"] == failed["process"]]
+    for gone in (*own[1:12], *own[own.index(last) + 1 :]):
+        judged.stages.remove(gone)
+    # With a number that is there, so that none is missing.
+    judged.stages.append({**failed, "kind": "SQL committed", "of": failed["n"]})
+    # A folder that is named twice.
+    judged.stages += deepcopy(judged.stages)
+    # Only one queue is asked for, so nothing of others is judged.
+    judged.history = [each for each in judged.history if each["queue"] in ("price", None)]
+    results = judged.judge(queue="price")
+    assert not results.findings
+    assert {row["stage"] for row in results.tables["stage_runs"].collect()} == {"price"}
+    assert [
+        (row["trace"], row["queue"], row["attempt"], row["outcome"], row["error"])
+        for row in results.tables["windows"].collect()
+    ] == [("order 4", "price", 1, "failed", "Busy")]
+    assert "Once SQL was committed" in results.notes[1]
+
+
+def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(judged: Judged) -> None:
+    untold = judged.run("order 3", "order.place")
+    judged.stages.remove(judged.end(untold))
+    held = judged.run("order 1", "order.place")
+    event = judged.forget(held, "acknowledged")["event"]
+    # It was read before the services' events were, which go on.
+    last = judged.run("order 10", "order.place")
+    until = judged.forget(last, "acknowledged")["event"]
+    judged.history = [each for each in judged.history if each["event"] < until]
+    results = judged.judge(last_gap=event + 1)
+    assert not results.findings
+    assert results.notes[1:] == ("A process of stages has lost events; what is not told for that was not judged.",)
+    # The flows are told all the same.
+    drawn = waterfalls_html(results.tables["waterfalls"].toPandas())
+    for text in ("order 7|mail", "order.place.stage.reserve", "failed: Busy, then ended", "cut off, then ended"):
+        assert text in drawn
+    assert [row["failed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [8]
+
+
+def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
+    judged: Judged, story: Story, tmp_path: Path, spark: SparkSession
+) -> None:
+    judged.stages[0]["format"] = FORMAT + 1
+    with pytest.raises(ConfigurationError, match=f"of format {FORMAT + 1}, this truenext reads {FORMAT}"):
+        judged.judge()
+    with pytest.raises(ConfigurationError, match="no events of stages in"):
+        read_stage_events(spark, [tmp_path])
+    with pytest.raises(ConfigurationError, match="name one folder"):
+        run([story.data, story.data], stages=[story.told])
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "p-000001.jsonl").write_text('{"kind":"closed","process":"p","n":1,"at":1}\n{"kind":"begun","proc')
+    assert [row["n"] for row in read_stage_events(spark, [tmp_path]).collect()] == [1]
