@@ -18,7 +18,7 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 MEMORY_FOLDER = Path("/dev/shm")
 """A tmpfs on Linux: nothing in it is ever written to a disk, so that fsync has nothing to do."""
@@ -101,7 +101,7 @@ class Broker:
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         try:
             prefix = f"bench-{self.name.lower().replace(' ', '-')}-"
             self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._parent))

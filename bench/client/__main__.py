@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,8 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import truenext
-from bench import frames, machine
+from bench import frames, machine, queues
 from bench.brokers import Broker, Truenext
 from bench.client import raw, tasks, threads
 from bench.client.work import Done, Order
@@ -290,19 +288,11 @@ async def _check(port: int, sent: str | None, messages: int) -> None:
 
     Raises: ValueError
     """
-    async with truenext.connect(f"stomp://127.0.0.1:{port}") as connection:
-        found = {each["name"]: each["waiting"] for each in json.loads(await connection.ask("queues"))}
-        left = {name: waiting for name, waiting in found.items() if waiting}
-        expected = {} if sent is None else {sent.removeprefix("/queue/"): messages}
-        if left != expected:
-            raise ValueError(f"these wait: {left}, and not {expected}")
-        for name in left:
-            question: dict[str, object] = {"queue": name}
-            while True:
-                answer = json.loads(await connection.ask("purge", question))
-                if answer["next"] is None:
-                    break
-                question |= {"after": answer["next"], "until": answer["until"]}
+    left = await queues.waiting(port)
+    expected = {} if sent is None else {sent.removeprefix("/queue/"): messages}
+    if left != expected:
+        raise ValueError(f"these wait: {left}, and not {expected}")
+    await queues.empty(port, list(left))
 
 
 if __name__ == "__main__":

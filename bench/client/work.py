@@ -38,9 +38,9 @@ class Done(NamedTuple):
 class Stopwatch:
     """Measures a program from where it is ready until all that it has said is confirmed."""
 
-    def __init__(self, gate: Gate, order: Order) -> None:
+    def __init__(self, gate: Gate, order: Order | None = None) -> None:
         self._gate = gate
-        self._tap = Tap.install() if order.is_counted else None
+        self._tap = Tap.install() if order is not None and order.is_counted else None
         self._started = self._processor = 0.0
 
     def start(self) -> None:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,26 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
     assert done.returncode == 0, done.stderr
     assert re.search(said, done.stdout), done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder() -> None:
+    # Nobody but its owner may enter that of a test.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        command = dying_with_us([sys.executable, "-m", "bench.flows", "--flows", "40", "--runs", "1", "--dir", name])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr
+        for said in (
+            r"of the rate of the client alone \(at least 0\.5\)",
+            r"of the rate of the flows alone \(at least 0\.8\)",
+            r"SQLite, 10 in each run\n.*processor time a stage.*\n.*\n.* of the rate of SQLAlchemy alone",
+            r"PostgreSQL, 10 in each run\n  PostgreSQL \d.*\n.*\n.*\n.* of the rate of SQLAlchemy alone",
+            r"of the 99 % when it is quiet \(at most 3\)",
+            r"without dramatiq: .* is not installed|of the rate of Dramatiq \(at least 2\)",
+        ):
+            assert re.search(said, done.stdout), done.stdout
+        assert list(folder.iterdir()) == []
 
 
 def test_the_one_of_the_engine_alone_as_well() -> None:

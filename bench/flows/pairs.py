@@ -1,0 +1,99 @@
+"""How do two ways to do the same work take turns, and what is said of them?"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench import queues
+from bench.brokers import Broker, Truenext
+from bench.client.work import Done
+from bench.flows import shop
+from bench.flows.work import STAGES, Order
+from bench.load import SILENCE
+from bench.progress import say
+from bench.workers import Crew, Job
+
+
+class Side(NamedTuple):
+    name: str
+    work: Job
+    """Takes an Order, returns what is Done; a process of its own."""
+    prepare: Callable[[Order], None]
+    """Before the clock starts."""
+    check: Callable[[Order], None]
+    """After it has stopped. Raises: ValueError unless everything was done once"""
+    port: int = 0
+    """Of its broker."""
+    broker: Broker | None = None
+
+
+class _Figures(NamedTuple):
+    rate: float
+    """Flows a second."""
+    own: float
+    """Processor time an execution of a stage, in microseconds."""
+    broker: float
+
+
+def compare(
+    key: str, sides: tuple[Side, Side], flows: int, runs: int, *, target: float | None = None, database: str = ""
+) -> None:
+    """The first side is ours. The ratio is the median of those of each pair of runs."""
+    figures: tuple[list[_Figures], list[_Figures]] = ([], [])
+    for number in range(runs):
+        for index, side in enumerate(sides):
+            order = Order(side.port, f"{key}.{number}.{index}", flows, database)
+            figures[index].append(_run(side, order))
+    for side, each in zip(sides, figures, strict=True):
+        say(f"  {side.name} {_told(side, each)}")
+    ratio = statistics.median(our.rate / their.rate for our, their in zip(*figures, strict=True))
+    aim = "" if target is None else f" (at least {target:g})"
+    say(f"  {ratio:.2f} of the rate of {sides[1].name}{aim}")
+
+
+def _run(side: Side, order: Order) -> _Figures:
+    side.prepare(order)
+    before = side.broker.processor_seconds() if side.broker is not None else 0.0
+    done: Done = hired(side.work, order)
+    after = side.broker.processor_seconds() if side.broker is not None else 0.0
+    side.check(order)
+    executions = order.flows * STAGES
+    return _Figures(order.flows / done.seconds, done.processor / executions * 1e6, (after - before) / executions * 1e6)
+
+
+def _told(side: Side, figures: list[_Figures]) -> str:
+    rate, own, broker = (statistics.median(each) for each in zip(*figures, strict=True))
+    low, high = min(each.rate for each in figures), max(each.rate for each in figures)
+    used = f", broker {broker:.0f} us" if side.broker is not None else ""
+    return f"{rate:,.0f} flows/s ({low:,.0f}-{high:,.0f}); processor time a stage {own:.0f} us{used}"
+
+
+def hired(job: Job, order: Order) -> Done:
+    """What the job has done, in a process of its own."""
+    with Crew() as crew:
+        worker = crew.hire(job, order)
+        worker.await_ready()
+        worker.go()
+        done: Done = crew.finish(SILENCE + order.flows / 10)[0]
+        return done
+
+
+# ---- On truenext ----
+
+
+def ours(broker: Truenext, work: Job, *, name: str = "truenext") -> Side:
+    """Flows that wait in the queue of their first stage."""
+    return Side(name, work, begin, nothing_waits, broker.port, broker)
+
+
+def begin(order: Order) -> None:
+    hired(shop.begin, order)
+
+
+def nothing_waits(order: Order) -> None:
+    left = asyncio.run(queues.waiting(order.port))
+    if left:
+        raise ValueError(f"these wait still: {left}")

@@ -1,0 +1,111 @@
+"""The same work by Dramatiq: a pipeline of three actors on RabbitMQ, each with a queue of its own.
+
+All is as Dramatiq does it by default: persistent messages in durable queues, eight threads, twice as many messages
+ahead in each queue, no results. Each actor is given the order, and returns it to the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import dramatiq
+import msgspec
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+
+from bench.client.work import Done, Stopwatch
+from bench.flows.shop import Asked
+from bench.flows.work import Order
+from bench.load import SILENCE
+from bench.workers import Gate
+
+THREADS = 8
+_STAGES = ("check", "reserve", "confirm")
+
+
+def begin(gate: Gate, order: Order) -> None:
+    """Begin so many pipelines, which wait then."""
+    broker, actors = _declared(order, lambda: None)
+    check, reserve, confirm = actors
+    gate.ready()
+    for number in range(order.flows):
+        asked = msgspec.to_builtins(Asked(number))
+        dramatiq.pipeline([check.message(asked), reserve.message(), confirm.message()]).run()
+    broker.close()
+
+
+def work(gate: Gate, order: Order) -> Done:
+    """Until the last pipeline has ended."""
+    watch = Stopwatch(gate)
+    left = order.flows
+    lock, all_ = threading.Lock(), threading.Event()
+
+    def ended() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if not left:
+                all_.set()
+
+    broker, _ = _declared(order, ended)
+    worker = dramatiq.Worker(broker, worker_threads=THREADS)
+    watch.start()
+    worker.start()
+    all_.wait()
+    worker.stop()
+    broker.close()
+    return watch.stop()
+
+
+def wait_for(order: Order) -> None:
+    """Nobody confirms what Dramatiq sends: wait until all of it is in the queue.
+
+    Raises: ValueError if it does not come
+    """
+    deadline = time.monotonic() + SILENCE
+    while (waiting := _waiting(order)) != order.flows:
+        if time.monotonic() > deadline:
+            raise ValueError(f"{order.flows} pipelines were begun, and {waiting} wait")
+        time.sleep(0.05)
+
+
+def check(order: Order) -> None:
+    """Raises: ValueError unless nothing waits"""
+    if waiting := _waiting(order):
+        raise ValueError(f"{waiting} messages wait still")
+
+
+def _waiting(order: Order) -> int:
+    """Messages in the queues of its actors, of those that are delayed and of those that have failed, too."""
+    broker = _broker(order.port)
+    for stage in _STAGES:
+        broker.declare_queue(f"{order.name}.{stage}")
+    found = sum(sum(broker.get_queue_message_counts(f"{order.name}.{stage}")) for stage in _STAGES)
+    broker.close()
+    return int(found)
+
+
+def _broker(port: int) -> Any:
+    return RabbitmqBroker(url=f"amqp://guest:guest@127.0.0.1:{port}")
+
+
+def _declared(order: Order, ended: Any) -> tuple[Any, list[Any]]:
+    broker = _broker(order.port)
+    dramatiq.set_broker(broker)
+
+    def check(asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    def reserve(asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    def confirm(asked: dict[str, Any]) -> None:
+        ended()
+
+    functions = (check, reserve, confirm)
+    actors = [
+        dramatiq.actor(function, queue_name=f"{order.name}.{stage}", broker=broker)
+        for stage, function in zip(_STAGES, functions, strict=True)
+    ]
+    return broker, actors

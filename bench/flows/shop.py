@@ -1,0 +1,196 @@
+"""The service that is measured: an endpoint of three stages, and who begins its flows.
+
+An order and what its flow carries are 1 KiB in each message, and each stage keeps something in the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.client.work import Done, Stopwatch
+from bench.flows.work import CONCURRENCY, Ended, Order, run
+from bench.workers import Gate
+from truenext.stage import Endpoint, Flow, Service
+from truenext.stage.core.definitions import Stateful
+from truenext.stage.core.envelope import decode
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.said import Outgoing, Said
+
+TOGETHER = 100
+"""Flows that are begun in one initiation."""
+POISON = 20
+"""One of so many is poison: it is tried three times."""
+_NOTE = "x" * 675
+"""Makes 1 KiB of a message."""
+
+
+R = TypeVar("R")
+
+
+class Asked(msgspec.Struct):
+    id: int
+    item: str = "tea"
+    count: int = 1
+    note: str = _NOTE
+
+
+class Placed(msgspec.Struct):
+    id: int
+
+
+class Memo(msgspec.Struct):
+    id: int = 0
+    checked: bool = False
+
+
+def service(order: Order) -> Service:
+    return Service(
+        "bench",
+        broker=f"stomp://127.0.0.1:{order.port}",
+        database=order.database or None,
+        concurrency=CONCURRENCY,
+        attempts=3,
+        retry={ValueError: "10ms"},
+    )
+
+
+def passing(app: Service, name: str, ended: Ended) -> Stateful[Asked, None, Memo]:
+    """Three stages that do nothing but go on."""
+    place = app.endpoint(name, Asked, state=Memo)
+
+    _begin(place)
+
+    @place.stage
+    async def confirm(asked: Asked, memo: Memo, flow: Flow) -> None:
+        ended.one()
+
+    return place
+
+
+def _begin(place: Stateful[Asked, R, Memo]) -> None:
+    """The stages before the last."""
+
+    @place.stage
+    async def check(asked: Asked, memo: Memo, flow: Flow) -> None:
+        if not asked.count:
+            raise ValueError("poison")
+        memo.id = asked.id
+        flow.next(asked)
+
+    @place.stage
+    async def reserve(asked: Asked, memo: Memo, flow: Flow) -> None:
+        memo.checked = True
+        flow.next(asked)
+
+
+def answering(app: Service, name: str, ended: Ended) -> Stateful[Asked, Placed, Memo]:
+    """The same with a reply. Only the interactive flows count."""
+    place = app.endpoint(name, Asked, Placed, state=Memo)
+
+    _begin(place)
+
+    @place.stage
+    async def confirm(asked: Asked, memo: Memo, flow: Flow) -> Placed:
+        if flow.interactive:
+            ended.one()
+        return Placed(memo.id)
+
+    return place
+
+
+# ---- Jobs ----
+
+
+def serve(gate: Gate, order: Order) -> Done:
+    """Until the last flow has ended, and all of it is confirmed."""
+
+    async def program() -> Done:
+        app, ended = service(order), Ended(order.flows)
+        passing(app, order.name, ended)
+        return await serve_until(app, ended, gate)
+
+    return run(program())
+
+
+def serve_poisoned(gate: Gate, order: Order) -> Done:
+    """The same, while others fail; what is logged of that is formatted, and goes nowhere."""
+    with Path(os.devnull).open("w") as nowhere:
+        logging.basicConfig(stream=nowhere, level=logging.WARNING)
+        return serve(gate, order)
+
+
+def serve_interactive(gate: Gate, order: Order) -> Done:
+    """Until the last of the interactive flows has ended."""
+
+    async def program() -> Done:
+        app, ended = service(order), Ended(order.flows)
+        answering(app, order.name, ended)
+        return await serve_until(app, ended, gate)
+
+    return run(program())
+
+
+async def serve_until(app: Service, ended: Ended, gate: Gate) -> Done:
+    # What is imported for the stages is imported before the clock starts.
+    app.plans()
+    watch = Stopwatch(gate)
+    watch.start()
+    async with app.running():
+        await ended.wait()
+    return watch.stop()
+
+
+def begin(gate: Gate, order: Order) -> None:
+    """Begin so many flows, which wait then."""
+    _begin_all(gate, order, [1] * order.flows)
+
+
+def begin_poisoned(gate: Gate, order: Order) -> None:
+    """The same, and besides them one poison message for every nineteen."""
+    _begin_all(gate, order, [number % POISON for number in range(order.flows + poison_of(order.flows))])
+
+
+def poison_of(flows: int) -> int:
+    """How many poison messages there are besides so many."""
+    return -(-flows // (POISON - 1))
+
+
+def _begin_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
+    async def program() -> None:
+        app = service(order)
+        place: Endpoint[Asked, None] = app.remote(order.name, Asked)
+        gate.ready()
+        async with app.connected():
+            for first in range(0, len(counts), TOGETHER):
+                async with app.initiate() as initiation:
+                    for number, count in enumerate(counts[first : first + TOGETHER], first):
+                        initiation.send(place, Asked(number, count=count), trace=f"order {number}")
+
+    run(program())
+
+
+# ---- What goes from stage to stage ----
+
+
+async def messages(name: str) -> list[Outgoing]:
+    """The messages of one flow through `passing`, as its service sends them."""
+    app = Service("bench", concurrency=CONCURRENCY)
+    place = passing(app, name, Ended(1))
+    now_ms = time.time_ns() // 1_000_000
+    said = Said("0" * 32, app.name)
+    Initiation(said, now_ms, app.stages).send(place, Asked(1), trace="order 1")
+    sent: list[Outgoing] = []
+    for stage in place.stages:
+        sent += said.outgoing
+        envelope = decode(sent[-1].body({}))
+        said = Said(envelope.id, f"{app.name} {stage.queue}")
+        flow = Flow(stage, envelope, said, now_ms)
+        await stage.function(flow.message, flow.state, flow)
+    return sent

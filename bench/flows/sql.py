@@ -1,0 +1,126 @@
+"""The same flow with one INSERT in each stage; and beside it the INSERTs alone, by SQLAlchemy without any stage."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, event, func, insert, select
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from bench.client.work import Done, Stopwatch
+from bench.flows.shop import Asked, Memo, serve_until, service
+from bench.flows.work import CONCURRENCY, STAGES, Ended, Order, run
+from bench.workers import Gate
+from truenext.stage import Flow
+
+_METADATA = MetaData()
+_DONE = Table(
+    "done",
+    _METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("flow", Integer, nullable=False),
+    Column("stage", String(20), nullable=False),
+    Column("note", String(1000), nullable=False),
+)
+
+
+def prepare(database: str) -> None:
+    """An empty table."""
+    engine = create_engine(database)
+    _METADATA.drop_all(engine)
+    _METADATA.create_all(engine)
+    engine.dispose()
+
+
+def check(database: str, flows: int) -> None:
+    """Raises: ValueError unless each stage of each flow has its row"""
+    engine = create_engine(database)
+    with engine.connect() as connection:
+        rows = connection.execute(select(func.count()).select_from(_DONE)).scalar_one()
+        different = connection.execute(
+            select(func.count()).select_from(select(_DONE.c.flow, _DONE.c.stage).distinct().subquery())
+        ).scalar_one()
+    engine.dispose()
+    if not rows == different == STAGES * flows:
+        raise ValueError(f"{flows} flows of {STAGES} stages, {rows} rows, {different} different ones")
+
+
+# ---- Jobs ----
+
+
+def serve(gate: Gate, order: Order) -> Done:
+    """Until the last flow has ended, and all of it is confirmed."""
+
+    async def program() -> Done:
+        app, ended = service(order), Ended(order.flows)
+        place = app.endpoint(order.name, Asked, state=Memo)
+
+        @place.stage
+        async def check(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+            memo.id = asked.id
+            await _insert(sql, asked.id, "check", asked.note)
+            flow.next(asked)
+
+        @place.stage
+        async def reserve(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+            memo.checked = True
+            await _insert(sql, asked.id, "reserve", asked.note)
+            flow.next(asked)
+
+        @place.stage
+        async def confirm(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+            await _insert(sql, asked.id, "confirm", asked.note)
+            ended.one()
+
+        return await serve_until(app, ended, gate)
+
+    return run(program())
+
+
+def insert_alone(gate: Gate, order: Order) -> Done:
+    """As many INSERTs, each committed by itself, by as many tasks as the stages have workers. SQLite lets one
+    transaction write: there they have one connection, for which they stand in line."""
+
+    async def program() -> Done:
+        watch = Stopwatch(gate)
+        engine = _engine(order.database)
+        rest = iter([(number, stage) for number in range(order.flows) for stage in ("check", "reserve", "confirm")])
+        note = Asked(0).note
+
+        async def work() -> None:
+            for number, stage in rest:
+                async with AsyncSession(engine) as sql:
+                    await _insert(sql, number, stage, note)
+                    await sql.commit()
+
+        watch.start()
+        await asyncio.gather(*(work() for _ in range(STAGES * CONCURRENCY)))
+        done = watch.stop()
+        await engine.dispose()
+        return done
+
+    return run(program())
+
+
+async def _insert(sql: AsyncSession, flow: int, stage: str, note: str) -> None:
+    await sql.execute(insert(_DONE).values(flow=flow, stage=stage, note=note))
+
+
+def _engine(database: str) -> AsyncEngine:
+    if not database.startswith("sqlite:"):
+        return create_async_engine(database, pool_size=STAGES * CONCURRENCY, max_overflow=0)
+    engine = create_async_engine(
+        database.replace("sqlite:", "sqlite+aiosqlite:", 1), pool_size=1, max_overflow=0, pool_timeout=600
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def keep_a_log(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # As a service of stages has it.
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    return engine

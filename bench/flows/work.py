@@ -1,0 +1,49 @@
+"""What is one run: which flows there are, and when the last of them has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from uvloop import new_event_loop
+
+T = TypeVar("T")
+
+CONCURRENCY = 8
+"""Messages of one stage that are handled at once."""
+STAGES = 3
+"""Of each flow."""
+
+
+class Order(NamedTuple):
+    port: int
+    """Of the broker."""
+    name: str
+    """Of the endpoint, and so of the queue of its first stage."""
+    flows: int
+    database: str = ""
+    """Its URL."""
+
+
+class Ended:
+    """How many flows have come to their last stage."""
+
+    def __init__(self, flows: int) -> None:
+        self._left = flows
+        self._all = asyncio.Event()
+
+    def one(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            self._all.set()
+
+    async def wait(self) -> None:
+        """Until all have."""
+        await self._all.wait()
+
+
+def run(program: Coroutine[Any, Any, T]) -> T:
+    """In the event loop in which services run."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(program)
