@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test simulate faults load freeze broken kill crash bench bench-backlog bench-due lock clean
+.PHONY: help setup demo reference check test simulate faults load freeze broken stages kill crash bench bench-backlog bench-due lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -46,20 +46,21 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
 test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/integration
-	$(PYTEST) tests/spark tests/spark_report
+	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+	$(PYTEST) --numprocesses 2 --dist loadfile --ignore tests/spark/test_everything.py tests/spark tests/spark_report
+	$(PYTEST) tests/spark/test_everything.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py
 
-faults: .venv/test ## Every planted fault, also the two that the machines notice rarely: minutes
+faults: .venv/test ## Every planted fault, also those that the machines notice rarely: minutes
 	TRUENEXT_FAULTS=all $(PYTEST) $(ON_ALL_CORES) tests/property/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
@@ -70,6 +71,9 @@ freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 
 broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
 	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_client_breaks.py
+
+stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others
+	TRUENEXT_STAGES=all TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed.py tests/stages/test_interactive_beside_thousands.py tests/stages/test_poison.py tests/stages/test_database_away.py
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
@@ -89,6 +93,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.many
 	$(BIN)/python -m bench.extensions
 	$(BIN)/python -m bench.client
+	$(BIN)/python -m bench.flows
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.audit
