@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.machine import Machine
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 
 
 @pytest.mark.timeout(300 + EXAMPLES)

@@ -362,6 +362,14 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fault.owner, fault.method, mutated(vars(fault.owner)[fault.method], fault.old, fault.new))
 
 
+def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not drawn."""
+    for fault in FAULTS:
+        with monkeypatch.context() as patch:
+            plant(fault, patch)
+
+
+@pytest.mark.drawn
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:

@@ -34,6 +34,7 @@ def _leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("plant", planted_faults.of_a_crash(), ids=name_of)
 def test_a_crash_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -45,6 +46,7 @@ def test_a_crash_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> No
             crash_everywhere(life, rng, tried, at_most=4, share=0.5)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("plant", planted_faults.OF_A_FAILING_DISK, ids=name_of)
 def test_a_failing_disk_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -53,6 +55,7 @@ def test_a_failing_disk_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch
             fail_everywhere(errno.EIO, seed, Tried(), batches=12)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("plant", planted_faults.OF_A_CUT, ids=name_of)
 def test_a_cut_journal_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -60,6 +63,7 @@ def test_a_cut_journal_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch)
         planted_faults.OF_A_CUT[plant](Path(folder) / "data")
 
 
+@pytest.mark.drawn
 @pytest.mark.skipif(
     COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
 )

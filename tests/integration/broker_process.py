@@ -5,8 +5,6 @@ exit 0, and no end may leave an error in the log.
 """
 
 import json
-import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -19,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.integration import held_disk
+from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import RawClient
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.room import Room
@@ -33,7 +33,6 @@ PATIENCE_SECONDS = 20.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
 
 TRUENEXT = str(Path(sys.executable).parent / "truenext")
-HELD_DISK = str(Path(__file__).parent / "held_disk.py")
 
 _DIE_WITH_US = (
     "import ctypes, os, signal, sys\n"
@@ -76,16 +75,14 @@ class BrokerProcess:
         """
         self.data = folder / "data"
         self.options = options
+        self._out = folder / "broker.out"
         self._log = folder / "broker.log"
         self._hold = folder / "hold"
         self._break = folder / "break"
         self._hold_pages = folder / "hold-pages"
         self._room = folder / "room"
-        self._command = [TRUENEXT]
-        if can_hold_disk:
-            self._command = [sys.executable, HELD_DISK, str(folder)]
-        if files_max:
-            self._command = ["/bin/sh", "-c", f'ulimit {files_max} && exec "$@"', "sh", *self._command]
+        self._folder_of_held_disk = folder if can_hold_disk else None
+        self._files_max = files_max
         if policy is not None:
             file = folder / "truenext.toml"
             file.write_text(
@@ -93,7 +90,7 @@ class BrokerProcess:
             )
             self.options = [*options, "--config", str(file)]
         self._log_checked = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._clients: list[RawClient] = []
         self.port = 0
 
@@ -117,19 +114,24 @@ class BrokerProcess:
     def start(self, port: int = 0) -> None:
         """Port 0 is a free one."""
         assert self._process is None, "it runs already"
+        self._out.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
         self._log_checked = 0
         serve = ["serve", "--data", str(self.data), "--listen", f"stomp://127.0.0.1:{port}", *self.options]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                dying_with_us([*self._command, *serve]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
+        self._process = self._started(serve)
         said = self._read_line()
         assert said.startswith("listening on stomp://127.0.0.1:"), f"broker said {said!r}, and in its log:\n{self.log}"
         self.port = int(said.rpartition(":")[2])
+
+    def _started(self, command: list[str]) -> subprocess.Popen[bytes] | Forked:
+        if self._folder_of_held_disk is not None:
+            held = [str(self._folder_of_held_disk), *command]
+            return Forked(held, stdout=self._out, stderr=self._log, run=held_disk.main)
+        if not self._files_max:
+            return Forked(command, stdout=self._out, stderr=self._log)
+        limited = ["/bin/sh", "-c", f'ulimit {self._files_max} && exec "$@"', "sh", TRUENEXT, *command]
+        with self._out.open("wb") as out, self._log.open("wb") as log:
+            return subprocess.Popen(dying_with_us(limited), stdin=subprocess.DEVNULL, stdout=out, stderr=log)
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """A clean stop, which must succeed."""
@@ -224,8 +226,7 @@ class BrokerProcess:
 
     def truenext(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command that talks to it."""
-        command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{self.port}"])
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return completed_text(*arguments, "--url", f"stomp://127.0.0.1:{self.port}")
 
     def said(self, *arguments: str) -> str:
         """By a command that succeeds."""
@@ -361,26 +362,20 @@ class BrokerProcess:
 
     # ---- Inside ----
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | Forked:
         assert self._process is not None, "it does not run"
         return self._process
 
     def _forget(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
+        self._process = None
 
     def _read_line(self) -> str:
-        stdout = self._running().stdout
-        assert stdout is not None
-        said = b""
+        process = self._running()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            while not said.endswith(b"\n"):
-                assert selector.select(deadline - time.monotonic()), f"broker said only {said!r}, log:\n{self.log}"
-                chunk = os.read(stdout.fileno(), 1000)
-                if not chunk:
-                    break
-                said += chunk
-        return said.decode().strip()
+        while True:
+            has_ended = process.poll() is not None
+            said = self._out.read_bytes() if self._out.exists() else b""
+            if said.endswith(b"\n") or has_ended:
+                return said.decode().strip()
+            assert time.monotonic() < deadline, f"broker said only {said!r}, log:\n{self.log}"
+            time.sleep(0.002)

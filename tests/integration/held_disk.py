@@ -1,60 +1,60 @@
 """A broker whose disk can be held and broken from outside: what is seen while a commit is in flight?
 
-    python held_disk.py FOLDER serve ...
-
-is `truenext serve ...`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
+It is `truenext serve`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
 exists, and what was read from the store does not reach the broker while FOLDER/hold-pages exists. FOLDER/room says how
 much room is left, if it exists. The journal's segments are small, so that whatever a test does, messages move into the
 checkpoint meanwhile.
 """
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 from truenext.batch import Batch
 from truenext.broker import pace
-from truenext.cli import main, serve
+from truenext.cli import serve
+from truenext.cli.main import main as truenext
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.room import Room
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Page
 
-FOLDER = Path(sys.argv[1])
-HOLD = FOLDER / "hold"
-BREAK = FOLDER / "break"
-HOLD_PAGES = FOLDER / "hold-pages"
-ROOM = FOLDER / "room"
-
 
 class HeldStore(EmbeddedStore):
+    folder: Path
+    """From where it is held."""
+
     def __init__(self, path: Path, *, disk_limit: int | None) -> None:
         super().__init__(path, disk_limit=disk_limit, segment_bytes=64 * 1024, segments_max=2)
 
     def apply(self, batch: Batch) -> None:
-        while HOLD.exists():
+        while (self.folder / "hold").exists():
             time.sleep(0.0005)
-        if BREAK.exists():
+        if (self.folder / "break").exists():
             raise StoreError("cannot write to the store: the disk was broken by a test")
         super().apply(batch)
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         page = super().page(lane, after_sequence, limit, size_max)
-        while HOLD_PAGES.exists():
+        while (self.folder / "hold-pages").exists():
             time.sleep(0.0005)
         return page
 
     @property
     def room(self) -> Room:
-        return Room[ROOM.read_text()] if ROOM.exists() else super().room
+        said = self.folder / "room"
+        return Room[said.read_text()] if said.exists() else super().room
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> None:
+    """The folder, and a command line of `truenext`."""
+    folder, *command = arguments
+    HeldStore.folder = Path(folder)
     # Nothing is written by the event loop: it has to go on while the disk is held.
     with (
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
         mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
     ):
-        main.main(sys.argv[2:])
+        truenext(command)

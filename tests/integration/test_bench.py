@@ -11,6 +11,7 @@ import pytest
 from tests.integration.broker_process import dying_with_us
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

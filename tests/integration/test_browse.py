@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import stomp
 
-from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies
 from truenext.wire.stomp.frame import Frame
 
@@ -29,7 +30,7 @@ def shown(client: RawClient) -> list[Frame]:
 
 
 def truenext(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(dying_with_us([TRUENEXT, *arguments]), capture_output=True, timeout=PATIENCE_SECONDS)
+    return completed(*arguments)
 
 
 def fill(client: RawClient, queue: str, count: int) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
 from truenext.history.export import EVENTS
 from truenext.history.exporter import Exporter
@@ -32,8 +33,7 @@ def options(file: Path) -> Sequence[str]:
 
 
 def truenext(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = dying_with_us([TRUENEXT, *map(str, arguments)])
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return completed_text(*arguments)
 
 
 def reload(broker: BrokerProcess) -> subprocess.CompletedProcess[str]:

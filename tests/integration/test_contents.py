@@ -1,13 +1,13 @@
 """Is what a hundred durable subscriptions get on the disk once? With a real broker, its ends and its starts."""
 
 import re
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
 from tests.integration.test_topics import follow, known, publish
 
@@ -71,7 +71,7 @@ def test_what_a_hundred_subscriptions_get_is_on_the_disk_once(own_broker: Broker
         assert used(broker.data) - before < GROWTH_MAX
     broker.restart(is_clean=False)
     broker.stop()
-    done = subprocess.run([TRUENEXT, "store", "check", str(broker.data)], capture_output=True, text=True, check=False)
+    done = completed_text("store", "check", broker.data)
     said = done.stdout
     assert re.search(r"^1 message of .* bytes in 1 queue", said, re.MULTILINE)
     assert "content" not in said

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.forked import completed
 from truenext.cli import progress
 from truenext.cli.main import main
 
@@ -32,8 +33,7 @@ def run(
     broker: BrokerProcess, *words: str, told: bytes = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """A command with `told` on its standard input."""
-    command = dying_with_us([TRUENEXT, *words, "--url", url(broker)])
-    return subprocess.run(command, input=told, capture_output=True, timeout=PATIENCE_SECONDS, cwd=cwd)
+    return completed(*words, "--url", url(broker), said=told, folder=cwd)
 
 
 def waiting(broker: BrokerProcess, queue: str) -> list[bytes]:

@@ -3,14 +3,14 @@ keep to its memory? Over real sockets and a real store. Source of what is expect
 "Memory and disk".
 """
 
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient, bodies
 from truenext.limits import BODY_BYTES_MAX, MEMORY_LIMIT_MIN
 from truenext.room import Room
@@ -62,7 +62,7 @@ def bytes_on_disk(data: Path) -> int:
 
 def check_store(broker: BrokerProcess) -> str:
     """What `truenext store check` says of a sound folder."""
-    done = subprocess.run([TRUENEXT, "store", "check", str(broker.data)], capture_output=True, text=True, check=False)
+    done = completed_text("store", "check", broker.data)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 
 from tests.integration.broker_here import broker_here, port_of
-from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
 from truenext.broker import broker as broker_module
 from truenext.engine import stuck
@@ -22,8 +23,7 @@ from truenext.engine.state.queue import Lane, Queue
 
 def status(port: int) -> "subprocess.CompletedProcess[str]":
     """What the command prints, and its exit status."""
-    command = dying_with_us([TRUENEXT, "status", "--url", f"stomp://127.0.0.1:{port}"])
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL)
+    return completed_text("status", "--url", f"stomp://127.0.0.1:{port}")
 
 
 def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProcess) -> None:

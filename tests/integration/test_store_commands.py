@@ -7,33 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.forked import completed_text
 from tests.integration.raw_client import bodies
 from truenext.limits import HISTORY_SECONDS
 from truenext.store.frame import FRAME
 
 
 def store(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TRUENEXT, "store", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return completed_text("store", *arguments)
 
 
 def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """A start that does not succeed."""
-    return subprocess.run(
-        [TRUENEXT, "serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", *options],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return completed_text("serve", "--data", data, "--listen", "stomp://127.0.0.1:0", *options)
 
 
 def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: BrokerProcess, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.broker_process import HELD_DISK, PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration import held_disk
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
+from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.limits import (
     BODY_BYTES_MAX,
@@ -1179,9 +1180,7 @@ def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker:
 
 def truenext(*arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command to its end."""
-    return subprocess.run(
-        dying_with_us([TRUENEXT, *arguments]), input=said, capture_output=True, timeout=PATIENCE_SECONDS
-    )
+    return completed(*arguments, said=said)
 
 
 def failed(*arguments: str, status: int = 1, said: bytes = b"") -> str:
@@ -1291,14 +1290,10 @@ def test_options_that_say_too_little_or_too_much_are_refused_in_their_own_words(
 
 def test_a_disk_that_is_broken_at_the_start_is_reported(tmp_path: Path) -> None:
     (tmp_path / "break").touch()
-    command = [sys.executable, HELD_DISK, str(tmp_path), "serve", "--data", str(tmp_path / "data")]
-    ended = subprocess.run(
-        dying_with_us([*command, "--listen", "stomp://127.0.0.1:0"]), capture_output=True, timeout=PATIENCE_SECONDS
-    )
-    assert ended.returncode == 1
-    assert ended.stdout == b""
-    last = ended.stderr.decode().splitlines()[-1]
-    assert last == "truenext: cannot write to the store: the disk was broken by a test"
+    command = [str(tmp_path), "serve", "--data", str(tmp_path / "data"), "--listen", "stomp://127.0.0.1:0"]
+    ended = completed(*command, run=held_disk.main)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert ended.stderr.splitlines()[-1] == b"truenext: cannot write to the store: the disk was broken by a test"
     assert b"Traceback" not in ended.stderr
 
 

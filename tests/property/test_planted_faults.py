@@ -48,6 +48,7 @@ def run_machines(rounds: Iterable[int], machines: Sequence[type[BrokerMachine]],
                 machine.run_plainly(random, steps)
 
 
+@pytest.mark.drawn
 @pytest.mark.timeout(1800 if ALL else 900)
 @pytest.mark.parametrize(
     "plant",

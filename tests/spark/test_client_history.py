@@ -204,6 +204,7 @@ the_last_begun_is_carried_out = behind_the_end(
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

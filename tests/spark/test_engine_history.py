@@ -106,6 +106,7 @@ def test_what_overtakes_others_of_its_group_is_seen(monkeypatch: pytest.MonkeyPa
     assert any(findings(seed, GROUPS)["order"] for seed in range(20))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

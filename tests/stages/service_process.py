@@ -1,13 +1,12 @@
 """How the tests run a service in a process of its own, and see it end."""
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+from tests.integration.broker_process import PATIENCE_SECONDS
+from tests.integration.forked import Forked
 
 
 class ServiceProcess:
@@ -18,20 +17,12 @@ class ServiceProcess:
     ) -> None:
         """`service` is MODULE:NAME, such as tests.stages.services.killing:app."""
         self._log = folder / f"service-{id(self)}.log"
-        command = [TRUENEXT, "stages", "run", service, "--broker", broker, *options]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                dying_with_us(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=_ROOT,
-                env=os.environ | dict(environment or {}),
-            )
+        command = ["stages", "run", service, "--broker", broker, *options]
+        self._process = Forked(command, stdout=self._log, stderr=self._log, folder=_ROOT, environment=environment)
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text() if self._log.exists() else ""
 
     def lines(self, what: str) -> list[str]:
         """Those in which this is, without what stands before it."""

@@ -235,7 +235,7 @@ SHARED = new_shapes()
 
 
 @settings(
-    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "1500")),
+    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "700")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -501,6 +501,14 @@ def seeds() -> Iterator[int]:
     return iter(range(first, first + 40_000))
 
 
+def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not drawn."""
+    for fault in FAULTS.values():
+        with monkeypatch.context() as patch:
+            fault(patch)
+
+
+@pytest.mark.drawn
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_seen(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
