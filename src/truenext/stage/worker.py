@@ -69,6 +69,8 @@ class Worker:
         self._world = world
         self._stage = stage
         self._lane = lane
+        # What is published comes here whatever its priority.
+        self._is_ahead = lane.is_interactive and stage.endpoint.topic is None
         self.busy = 0
         """Messages that are handled now."""
         self.progress_at = time.monotonic()
@@ -83,8 +85,15 @@ class Worker:
         if not self.busy:
             self.progress_at = time.monotonic()
         self.busy += 1
+        handling = Handling(self._world, self._stage, self._lane, message, session)
+        precedence = self._world.precedence
         try:
-            await Handling(self._world, self._stage, self._lane, message, session).handle()
+            if self._is_ahead:
+                with precedence.ahead():
+                    await handling.handle()
+            else:
+                await precedence.turn()
+                await handling.handle()
         finally:
             self.busy -= 1
             self.progress_at = time.monotonic()

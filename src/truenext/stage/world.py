@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
+from truenext.stage.precedence import Precedence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ class World:
         """Which process this is, for people."""
         self.chain = Chain(definition.interceptors)
         self.plans = plans
+        self.precedence = Precedence(self.loop)
         self.lifespan: object = None
         """What the lifespan of the service has made."""
         self.gate: Gate | None = None

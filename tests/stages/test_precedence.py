@@ -1,0 +1,104 @@
+"""Do other messages wait while an interactive one is in hand, and not for long?"""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from truenext.stage import precedence
+from truenext.stage.precedence import Precedence
+
+LONG = 1000.0
+
+
+async def is_through(turn: asyncio.Task[None]) -> bool:
+    """After all that was ready has run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return turn.done()
+
+
+def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() -> None:
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        turn = order.turn()
+        with pytest.raises(StopIteration):
+            turn.send(None)
+        with order.ahead():
+            pass
+        with pytest.raises(StopIteration):
+            order.turn().send(None)
+
+    asyncio.run(program())
+
+
+def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        turns: list[asyncio.Task[None]] = []
+        with order.ahead():
+            with order.ahead():
+                turns += [asyncio.ensure_future(order.turn()) for _ in range(3)]
+                assert not await is_through(turns[0])
+            assert not await is_through(turns[0])
+        assert [await is_through(turn) for turn in turns] == [True] * 3
+
+    asyncio.run(program())
+
+
+def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        with order.ahead():
+            turn = asyncio.ensure_future(order.turn())
+            assert not await is_through(turn)
+        with order.ahead():
+            assert not await is_through(turn)
+        assert await is_through(turn)
+
+    asyncio.run(program())
+
+
+def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment() -> None:
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        with order.ahead():
+            await asyncio.wait_for(order.turn(), 20)
+            # Nor does it hold up the next one.
+            with pytest.raises(StopIteration):
+                order.turn().send(None)
+
+    asyncio.run(program())
+
+
+def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a_moment() -> None:
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        turn = asyncio.ensure_future(order.turn())
+        deadline = asyncio.get_running_loop().time() + 20
+        while not turn.done():
+            assert asyncio.get_running_loop().time() < deadline
+            with order.ahead():
+                await asyncio.sleep(0.001)
+
+    asyncio.run(program())
+
+
+def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+
+    async def program() -> None:
+        order = Precedence(asyncio.get_running_loop())
+        with order.ahead():
+            turn = asyncio.ensure_future(order.turn())
+            assert not await is_through(turn)
+            turn.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await turn
+            assert turn.cancelled()
+
+    asyncio.run(program())
