@@ -28,7 +28,35 @@ from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore
 from truenext.store.mover import Mover
 from truenext.store.overlay import Overlay
+from truenext.store.spans import Chunk
 from truenext.store.store import Page, Store
+
+# Batches beside moves
+
+
+class Interrupted(list[Chunk]):
+    """The chunks of a lane, of which the first one has moved before the second one is looked at."""
+
+    def __init__(self, chunks: list[Chunk], move: Callable[[], None]) -> None:
+        super().__init__(chunks)
+        self._move = move
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in super().__iter__():
+            yield chunk
+            self._move()
+
+
+def test_a_message_is_found_in_the_journal_while_an_older_segment_moves_into_the_checkpoint() -> None:
+    """The batch that removed it was refused, for the store was taken to be damaged, and the broker stopped."""
+    overlay = Overlay()
+    for segment in (1, 2):
+        overlay.add(Changes([(key(segment), 10)], [], [], [], None), segment, 0)
+    lane = overlay._lanes[LANE]
+    lane.chunks = Interrupted(lane.chunks, lambda: overlay.drop_layers(1))
+    assert overlay.kind(key(2)) is False
+    assert overlay.kind(key(1)) is None
+
 
 # Pages beside batches and moves
 

@@ -130,8 +130,8 @@ class Overlay:
         return chunk.segment
 
     def _drop_chunk(self, lane_key: bytes, layer: Layer) -> None:
-        lane = self._lanes[lane_key]
-        lane.chunks.remove(layer.chunks.pop(lane_key))
+        lane, gone = self._lanes[lane_key], layer.chunks.pop(lane_key)
+        lane.chunks = [chunk for chunk in lane.chunks if chunk is not gone]
         if not lane.chunks:
             del self._lanes[lane_key]
 

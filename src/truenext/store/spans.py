@@ -73,7 +73,8 @@ class JournalLane:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        """Oldest segment first."""
+        """Oldest segment first. One that goes is left out of a new list: a batch is checked while another thread moves
+        what was before it."""
         self.last = 0
         """No sequence behind this one was ever put."""
 
