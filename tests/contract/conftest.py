@@ -1,9 +1,18 @@
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract.disk import KINDS, Disk
+from tests.contract.simulated_disk import quick_folder
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where syncing costs least: that a store syncs is seen by a simulated disk, and by brokers on real ones."""
+    with tempfile.TemporaryDirectory(prefix="truenext-contract-", dir=quick_folder()) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(params=KINDS)

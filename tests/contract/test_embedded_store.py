@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, key, put, sequences, timers
+from tests.contract.simulated_disk import quick_folder
 from tests.contract.test_store import Model, check_restart, draw_batch, share
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
@@ -581,7 +582,7 @@ class Stopped(Exception):
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
     """Before or after any of the checkpoint's transactions, those that clean included, between two random histories."""
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir=quick_folder()))
     model = Model()
     disk = Disk("moving", folder / "data")
     try:

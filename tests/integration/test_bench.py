@@ -51,6 +51,7 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.drawn
 def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder() -> None:
     # Nobody but its owner may enter that of a test.
     with tempfile.TemporaryDirectory() as name:

@@ -42,6 +42,7 @@ def what_works_on(folder: Path) -> list[bytes]:
     return [line for line in found if os.fsencode(folder) in line]
 
 
+@pytest.mark.drawn
 def test_a_small_backlog_of_either_kind_goes_through_all_phases(tmp_path: Path) -> None:
     data, page = tmp_path / "data", tmp_path / "page.md"
     data.mkdir()

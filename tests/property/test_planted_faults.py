@@ -66,6 +66,7 @@ def test_the_machines_notice_when(
         run_machines(range(ROUNDS_OF_ALL), MACHINES, steps)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("machine", [each for each in MACHINES if planted_faults.faults_of(each)])
 def test_what_a_fault_replaces_is_called(
     machine: type[BrokerMachine], monkeypatch: pytest.MonkeyPatch, steps: list[str]
@@ -125,6 +126,7 @@ def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:
         rooms.Attribute("is_awake", Lane)
 
 
+@pytest.mark.drawn
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_plain_dispatch_that_carries_the_faults_is_not_itself_one(
