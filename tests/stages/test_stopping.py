@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.stages.flows import Number, run, until
-from truenext.stage import Flow, Service
+from truenext.stage import Flow, Service, precedence
 from truenext.testing.stages import Stages
 
 
@@ -98,5 +98,36 @@ def test_a_service_can_run_again_after_it_has_stopped() -> None:
             async with app.running():
                 await app.send(take, Number(n), trace=f"{n}")
                 await until(lambda: len(came) == n + 1)  # noqa: B023
+
+    run(Service("nobody"), work)
+
+
+def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precedence, "MOMENT_S", 1000.0)
+    app = Service("shop")
+    begun: list[str] = []
+    go_on = asyncio.Event()
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        begun.append(flow.trace)
+        await go_on.wait()
+
+    async def work(t: Stages) -> None:
+        app.broker = (t.broker.url,)
+        async with app.running():
+            running = app._running
+            assert running is not None
+            await app.send(take, Number(1), trace="first", interactive=True)
+            await until(lambda: begun == ["first"])
+            await app.send(take, Number(2), trace="second")
+            await until(lambda: sum(each.worker.busy for each in running.consumptions) == 2)
+            await running.stop(timeout=0.05)
+        assert begun == ["first"]
+        left = await t.broker.queue("take")
+        assert (left.waiting, left.unacknowledged) == (2, 0)
+        assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}
 
     run(Service("nobody"), work)
