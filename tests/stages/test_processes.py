@@ -129,8 +129,10 @@ def test_a_service_ends_though_a_stage_blocks_its_event_loop(broker: BrokerProce
     process.await_lines("begun ")
     began = time.monotonic()
     process.signal(signal.SIGTERM)
+    # One that comes while the first is on its way may go to another thread, and then nobody interrupts the sleep.
+    time.sleep(1)
     process.signal(signal.SIGINT)
-    assert process.wait(40) in BY_SIGNAL
+    assert process.wait(35) in BY_SIGNAL
     assert time.monotonic() - began > 9
     broker.await_facts("work.blocking", waiting=1, unacknowledged=0)
 
