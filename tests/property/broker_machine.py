@@ -673,7 +673,11 @@ class BrokerMachine(RuleBasedStateMachine):
             "end_browse": not self.looks,
             "repeat_send": not self._repeatable(),
             "jump": any(
-                self.oracle.is_expired(letter) or (letter.is_restored and not letter.is_gone) for letter in letters
+                self.oracle.is_expired(letter)
+                or (letter.is_restored and not letter.is_gone)
+                # The longest delay would become one that a restart cuts (Return): see tests/unit/test_delays.py.
+                or letter.due - self.oracle.steady_ms > DAY_MS
+                for letter in letters
             ),
             "read_for_redrive": not can_do_bulk,
             "redrive_at_once": not can_do_bulk,
