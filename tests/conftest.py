@@ -1,7 +1,8 @@
-"""Of the tests that are marked as `drawn`, each run has one in three, drawn anew; TRUENEXT_DRAW=all has all of them.
+"""A run has a part of the tests that take long, drawn anew each time; TRUENEXT_DRAW=all has all of them, and the number
+that a run prints has the same again. What is named on the command line always runs.
 
-They plant faults, so they test tests; or they try benchmarks. They take long, and change seldom. One that is named on
-the command line always runs.
+- `drawn`: one in six. They plant faults, so they test tests; or they try benchmarks. They change seldom.
+- `one_of`: of the tests that differ in nothing but this parameter, one.
 """
 
 import os
@@ -9,7 +10,7 @@ from random import Random, SystemRandom
 
 import pytest
 
-SHARE = 1 / 3
+from tests.drawing import not_drawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,8 +27,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     draw = os.environ["TRUENEXT_DRAW"]
     if draw == "all" or config.option.keyword or any("::" in each for each in config.args):
         return
-    random = Random(int(draw))
-    left = [each for each in items if each.get_closest_marker("drawn") is not None and random.random() >= SHARE]
-    config.hook.pytest_deselected(items=left)
-    is_left = set(left)
-    items[:] = [each for each in items if each not in is_left]
+    left = not_drawn(items, Random(int(draw)))
+    config.hook.pytest_deselected(items=[each for each in items if each in left])
+    items[:] = [each for each in items if each not in left]

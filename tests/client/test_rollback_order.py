@@ -29,7 +29,7 @@ from truenext.policy import Policies, Policy
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or SystemRandom().randrange(10**9)
-SHARE = 1.0 if EXAMPLES else 1 / 3
+SHARE = 1.0 if EXAMPLES else 1 / 6
 """Of the interleavings, drawn for each run."""
 DEPTH = 5 if EXAMPLES <= 200 else 6 if EXAMPLES <= 2000 else 7
 """Steps: a message comes, is taken, another is waited for, the socket takes bytes, all is given back."""

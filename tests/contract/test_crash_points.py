@@ -59,7 +59,7 @@ MODULES = (
     views,
 )
 
-CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "600"))
+CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "300"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
 
 AT_MOST, SHARE = (4, 0.3) if CRASHES < 10_000 else (256, 1)

@@ -578,7 +578,7 @@ class Stopped(Exception):
 @mock.patch.object(Mover, "_move", or_stand_still(Mover._move))
 @mock.patch.object(Mover, "_clean", or_stand_still(Mover._clean))
 @mock.patch.object(Mover, "_is_behind", lambda _: False)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
     """Before or after any of the checkpoint's transactions, those that clean included, between two random histories."""
@@ -647,7 +647,7 @@ def test_a_torn_last_frame_is_cut_wherever_it_tears(tmp_path: Path) -> None:
     (path,) = journal_files(tmp_path / "data")
     whole = path.read_bytes()
     for cut in range(begin, end):
-        for rest in (bytes(end - cut), b"\xff" * (end - cut)):
+        for rest in (bytes(end - cut), b"\xff" * (end - cut))[cut % 2 :][:1]:
             torn = whole[:cut] + rest + whole[end:]
             if torn == whole:
                 continue

@@ -35,12 +35,15 @@ def _leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.drawn
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("plant", planted_faults.of_a_crash(), ids=name_of)
 def test_a_crash_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     tried = Tried()
     with pytest.raises(AssertionError):
-        for seed in range(100):
+        for seed in range(
+            6, 100
+        ):  # Causes of one message come twice at once in the life of 6, in those before it seldom.
             rng = random.Random(seed)
             life, _ = live(Disk(), [Held()], rng, 25)
             crash_everywhere(life, rng, tried, at_most=4, share=0.5)

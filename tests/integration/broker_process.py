@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
+from tests.drawing import one_of
 from tests.integration import held_disk
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import RawClient
@@ -26,7 +25,7 @@ from truenext.wire.stomp.frame import Frame
 
 TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
 """One message is read at a time, and most leave memory at once."""
-LIMITS = pytest.mark.parametrize("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
+LIMITS = one_of("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
 """What is said of order and return must hold however little of a queue is in memory."""
 
 PATIENCE_SECONDS = 20.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
@@ -13,7 +14,7 @@ from truenext.engine.writing.ledger import Ledger
 
 COUNT = 20_000
 SMALL_MEMORY = ("--queue-memory-limit", "200KB")
-LIMITS = pytest.mark.parametrize("options", [(), SMALL_MEMORY], ids=["default limits", "200 KB a queue"])
+LIMITS = one_of("options", [(), SMALL_MEMORY], ids=["default limits", "200 KB a queue"])
 
 
 def expiring_in(milliseconds: int) -> dict[str, str]:

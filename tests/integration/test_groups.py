@@ -5,16 +5,16 @@ By stomp.py where a client that is not ours matters; the queue's pages are of on
 
 from collections import defaultdict
 
-import pytest
 import stomp
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import bodies
 from tests.integration.test_stomp_py import Client
 
 GROUPS, OF_EACH = 10, 15
 
-LEAVES_MEMORY = pytest.mark.parametrize(
+LEAVES_MEMORY = one_of(
     "options",
     [(), ("--queue-memory-limit", "20KiB", "--page-size", "1"), ("--queue-memory-limit", "20KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, numbered
 from truenext.limits import WINDOW_MAX
@@ -469,9 +470,7 @@ def check_places(ledger: Ledger) -> None:
 
 
 @pytest.mark.timeout(120 + 30 * CYCLES)
-@pytest.mark.parametrize(
-    "options", [(), ("--queue-memory-limit", "20KB", "--page-size", "7")], ids=["default limits", "20 KB a queue"]
-)
+@one_of("options", [(), ("--queue-memory-limit", "20KB", "--page-size", "7")], ids=["default limits", "20 KB a queue"])
 def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: BrokerProcess) -> None:
     print(f"\nseed {SEED}, {CYCLES} cycles")
     chance = random.Random(SEED)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import each_one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, TINY_LIMITS, BrokerProcess
 from truenext.wire.stomp.frame import Frame
 
@@ -355,7 +356,7 @@ class Case:
             assert int(frame.headers["truenext-attempts"]) == self.attempts.get(int(frame.body), 0), frame
 
 
-@pytest.fixture(scope="module", params=[(), TINY_LIMITS], ids=["default limits", "tiny limits"])
+@pytest.fixture(scope="module", params=each_one_of([(), TINY_LIMITS], ["default limits", "tiny limits"]))
 def patient_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Whoever fails is tried again at once, for ever."""
     options: Sequence[str] = request.param

@@ -2,17 +2,17 @@
 
 import time
 
-import pytest
-
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 
-LEAVES_MEMORY = pytest.mark.parametrize(
+LEAVES_MEMORY = one_of(
     "options",
     [(), ("--queue-memory-limit", "50KiB", "--page-size", "1"), ("--queue-memory-limit", "50KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],
 )
-HAYSTACK = 20_000
+HAYSTACK = 3_000
+"""Pages of 1 take a millisecond each, and ten where all processors are taken."""
 
 
 def fill(client: RawClient, queue: str, count: int, *, colour: str = "blue", persistent: bool = True) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.wire.stomp.frame import Frame
@@ -20,7 +21,7 @@ from truenext.wire.stomp.frame import Frame
 CONCURRENT = ("--store-and-dispatch", "concurrent")
 SMALL = ("--queue-memory-limit", "6KB", "--page-size", "5")
 """A dozen messages of the race: whether one is in memory changes all the time."""
-EITHER = pytest.mark.parametrize("options", [SMALL, CONCURRENT + SMALL], ids=["durable", "concurrent"])
+EITHER = one_of("options", [SMALL, CONCURRENT + SMALL], ids=["durable", "concurrent"])
 ONLY_CONCURRENT = pytest.mark.parametrize("options", [CONCURRENT], ids=["concurrent"])
 
 PRODUCERS = 6

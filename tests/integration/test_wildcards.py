@@ -5,11 +5,12 @@ import threading
 import pytest
 import stomp
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.integration.test_topics import follow, publish
 
-LEAVES_MEMORY = pytest.mark.parametrize(
+LEAVES_MEMORY = one_of(
     "options",
     [(), ("--queue-memory-limit", "10KiB", "--page-size", "1"), ("--queue-memory-limit", "10KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.drawing import one_of
 from tests.spark.policies import serve, three_classes
 from truenext.spark.schema import EVENTS
+
+MASTERS = ["local[*]", "local-cluster[2,1,1024]"]
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("master", ["local[*]", "local-cluster[2,1,1024]"])
+@one_of("master", MASTERS, MASTERS)
 def test_the_same_findings_from_every_master(master: str, spark: SparkSession, tmp_path: Path) -> None:
     history, wrong = serve(three_classes, 5)
     rows = [tuple(each[name] for name in EVENTS.names) for each in history]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.spark.audit.audit import audit
@@ -44,7 +45,7 @@ def begin_anew(client: RawClient) -> None:
     client.await_receipt("sent")
 
 
-@pytest.mark.parametrize("kills", [0, 2])
+@one_of("kills", [0, 2], ["0", "2"])
 def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     broker: BrokerProcess, kills: int, spark: SparkSession, tmp_path: Path
 ) -> None:

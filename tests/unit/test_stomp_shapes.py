@@ -235,7 +235,7 @@ SHARED = new_shapes()
 
 
 @settings(
-    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "700")),
+    max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "300")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import each_one_of
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Shop
 
 
-@pytest.fixture(params=["tasks", "threads"])
+@pytest.fixture(params=each_one_of(["tasks", "threads"], ["tasks", "threads"]))
 def face(request: pytest.FixtureRequest) -> str:
     """Which kind of functions work."""
     return str(request.param)
