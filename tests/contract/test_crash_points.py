@@ -73,7 +73,7 @@ def report(tried: int, across_growth: int) -> None:
 # The store
 
 
-@pytest.mark.timeout(100 + CRASHES // 20)
+@pytest.mark.timeout(300 + CRASHES // 20)
 def test_whenever_the_power_goes_every_confirmed_batch_is_there() -> None:
     tried = Tried()
     life = 0
@@ -108,7 +108,7 @@ def test_however_often_the_power_goes_in_recoveries_too_every_confirmed_batch_is
 @pytest.mark.skipif(
     COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
 )
-@pytest.mark.timeout(100 + CRASHES // 20)
+@pytest.mark.timeout(300 + CRASHES // 20)
 def test_whenever_the_power_goes_in_lmdb_every_confirmed_batch_is_there() -> None:
     """Its calls fail as well, one after the other."""
     done = subprocess.run(

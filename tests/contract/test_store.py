@@ -957,7 +957,7 @@ def _shown(message: StoredMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_history_leaves_what_a_plain_model_says(kind: str, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp())

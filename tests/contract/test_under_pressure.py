@@ -375,8 +375,8 @@ def test_marks_of_free_space_are_left_later_than_they_are_reached() -> None:
 
 def limited(kind: str, path: Path) -> MemoryStore | EmbeddedStore:
     if kind == "memory":
-        return MemoryStore(limit=600_000)
-    return EmbeddedStore(path, segment_bytes=20_000, segments_max=2, disk_limit=600_000)
+        return MemoryStore(limit=3_000_000)
+    return EmbeddedStore(path, segment_bytes=20_000, segments_max=2, disk_limit=3_000_000)
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
@@ -391,7 +391,7 @@ def test_room_becomes_little_then_none_and_plenty_again_when_messages_have_gone(
         store.apply(batch)
         if store.room is not seen[-1]:
             seen.append(store.room)
-        assert put < 1000
+        assert put < 4000
     assert seen == [Room.PLENTY, Room.LITTLE, Room.NONE]
     for n in range(1, put + 1):
         batch = Batch(put + n)

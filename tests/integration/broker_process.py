@@ -28,7 +28,7 @@ TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
 LIMITS = one_of("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
 """What is said of order and return must hold however little of a queue is in memory."""
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
 
 TRUENEXT = str(Path(sys.executable).parent / "truenext")

@@ -24,7 +24,7 @@ from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused
 
 pytestmark = pytest.mark.skipif(why_no_activemq() is not None, reason=why_no_activemq() or "")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 QUIET_S = 0.2
 """Nothing comes for so long: nothing will."""
 _NUMBERS = itertools.count(1)

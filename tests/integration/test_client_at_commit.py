@@ -15,7 +15,7 @@ from truenext.client.tasks.connection import Connection, Message, Session
 from truenext.errors import ClosedError, LocalProtocolError, RolledBack
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 NOTHING_S = 0.1
 
 

@@ -27,7 +27,7 @@ from truenext.testing.blocking import BlockingBroker
 HEART_BEAT_S = 0.2
 BLOCKED_S = 1.6
 """Many times as long as a broker waits for something from a client that has agreed to this."""
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class TimersFirst(asyncio.SelectorEventLoop):

@@ -28,7 +28,7 @@ from truenext.errors import RolledBack
 
 MESSAGES = int(os.environ.get("TRUENEXT_CLIENT_MESSAGES", "200"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
-PATIENCE_S = 20.0 + MESSAGES / 10
+PATIENCE_S = 60.0 + MESSAGES / 10
 BREAKS = {Break.AT_BYTES: MESSAGES // 5, Break.AT_FRAMES: MESSAGES // 5, Break.FREEZES: MESSAGES // 25}
 KILLS = MESSAGES // 50
 HEART_BEAT_S = 0.5

@@ -19,7 +19,7 @@ from truenext.client.tasks.connection import Connection, Consumer, Message, Sess
 from truenext.errors import ClosedError, RolledBack
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 STEPS_MAX = 60
 """Suspensions that no call has."""
 

@@ -17,7 +17,7 @@ from truenext.client.tasks.connection import Connection, Message, Session, conne
 from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
 
 

@@ -19,7 +19,7 @@ from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -21,7 +21,7 @@ from truenext.client.core.outbox import Outbox
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, TruenextError
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 
 
 async def handle(message: Message, session: Session) -> None:

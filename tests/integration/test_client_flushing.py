@@ -14,7 +14,7 @@ from truenext.client.tasks.connection import Connection, Session
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 ACKS = pytest.mark.parametrize("ack", ["receive", "commit"])
 NOWHERE = "/nowhere/q"
 MANY_BYTES = b"x" * (9 * 1024 * 1024)

@@ -19,7 +19,7 @@ from truenext.client.tasks.connection import Connection, Message, Session, conne
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.testing.local import LocalBroker
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 Handler = Callable[[Message, Session], Awaitable[None]]
 
 

@@ -16,7 +16,7 @@ from truenext.errors import ConnectionLost, LocalProtocolError, Refused, Truenex
 from truenext.testing.local import LocalBroker
 from truenext.url import Address
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def run(test: Callable[[LocalBroker, Connection], Any]) -> None:

@@ -18,7 +18,7 @@ from truenext.client.tasks.connection import Connection, Consumer, Message, Sess
 
 SEED = os.environ.get("TRUENEXT_SEED", str(random.randrange(1_000_000)))
 MESSAGES = 650
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, 1000, None])
 
 

@@ -23,7 +23,7 @@ from truenext.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.testing.local import LocalBroker
 from truenext.url import Address
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 NOWHERE = "/queue/"
 """A destination that no broker takes."""
 

@@ -13,7 +13,7 @@ from truenext.message import Message
 from truenext.order import rank
 from truenext.selector import selector
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 
 _WORDS = (
     *("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "a", "b", "JMSPriority", "JMSXa"),

@@ -11,7 +11,7 @@ from tests.stages.flows import Number, run, until
 from truenext.stage import DefinitionError, Flow, Service
 from truenext.testing.stages import Stages
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Crowd:
