@@ -1,14 +1,16 @@
 """What does a program know that waits for the reply of a flow? Source: docs/stages.md, "Beginning a flow" """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 import msgspec
 import pytest
 
+import truenext
 from tests.stages.flows import Number, Text, gone, run, until
-from truenext.errors import InDoubt, RolledBack
+from truenext.errors import InDoubt, Refused, RolledBack
 from truenext.stage import Flow, NotDecoded, Refuse, Service
 from truenext.testing.stages import Stages
 
@@ -39,7 +41,7 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
     run(app, work)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "5", None])
 def test_a_timeout_in_which_nothing_can_happen_is_refused_and_nothing_begins(timeout: Any) -> None:
     app = Service("shop")
 
@@ -213,5 +215,120 @@ def test_a_program_that_asks_without_stages_gets_its_reply() -> None:
         async with web.connected():
             replies = await asyncio.gather(*(web.ask(theirs, Number(n), trace="t", timeout=10) for n in range(5)))
         assert replies == [Number(2 * n) for n in range(5)]
+
+    run(app, work)
+
+
+class Choosy(msgspec.Struct):
+    """It checks itself, and raises what is no ValueError."""
+
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise KeyError("n")
+
+
+def test_a_reply_whose_type_raises_ends_its_ask_and_no_other() -> None:
+    app = Service("shop")
+
+    @app.single("answer", Number, Number)
+    async def answer(number: Number) -> Number:
+        return number
+
+    # As another service would have it.
+    other = Service("other").remote("answer", Number, Choosy)
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(NotDecoded, match="it is no Choosy: 'n'"):
+            await app.ask(other, Number(-1), trace="t")
+        assert await app.ask(other, Number(1), trace="t") == Choosy(1)
+
+    run(app, work)
+
+
+def test_a_message_whose_type_raises_is_a_dead_letter_at_once() -> None:
+    app = Service("shop")
+    remote = Service("other").remote("take", Number)
+
+    @app.terminator("take", Choosy)
+    async def take(choosy: Choosy) -> None:
+        raise AssertionError("it was not decoded")
+
+    async def work(t: Stages) -> None:
+        await app.send(remote, Number(-1), trace="t")
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.attempts == 1
+
+    run(app, work)
+
+
+def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.stage.asking.PAUSE_S", 0.01)
+    app = Service("shop")
+    asked, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.single("answer", Number, Number)
+    async def answer(number: Number) -> Number:
+        if number.n == 2:
+            asked.set()
+            await may_end.wait()
+        return number
+
+    async def work(t: Stages) -> None:
+        asking = t._running.initiator._asking
+        refused = 0
+
+        class Refusing:
+            """What a consumer is whose subscription the broker refuses when its connection is there again."""
+
+            def __init__(self, consumer: truenext.Consumer) -> None:
+                self._consumer = consumer
+
+            def __aiter__(self) -> "Refusing":
+                return self
+
+            async def __anext__(self) -> truenext.Message:
+                nonlocal refused
+                if asked.is_set() and not refused:
+                    refused += 1
+                    await self._consumer.close()
+                    raise Refused("no room for one more")
+                return await anext(self._consumer)
+
+        class Refuser:
+            async def consumer(self, destination: str) -> Refusing:
+                return Refusing(await t._running.connection.consumer(destination))
+
+        asking._connection = Refuser()  # type: ignore[assignment]
+        assert await t.ask(answer, Number(1)) == Number(1)
+        waiting = asyncio.create_task(t.ask(answer, Number(2), timeout=30))
+        await asked.wait()
+        # A reply in which the refusal shows; it is lost with the subscription, perhaps.
+        with contextlib.suppress(TimeoutError):
+            await t.ask(answer, Number(3), timeout=1)
+        assert await t.ask(answer, Number(4)) == Number(4)
+        assert refused == 1
+        may_end.set()
+        assert await waiting == Number(2)
+
+    run(app, work)
+
+
+def test_an_ask_keeps_its_time_though_the_broker_says_nothing() -> None:
+    app = Service("shop")
+
+    @app.single("answer", Number, Number)
+    async def answer(number: Number) -> Number:
+        return number
+
+    async def work(t: Stages) -> None:
+        async with gone(t.broker):
+            begun = asyncio.get_running_loop().time()
+            with pytest.raises((TimeoutError, RolledBack)):
+                await t.ask(answer, Number(1), timeout=0.1)
+            # Amply: it was a minute.
+            assert asyncio.get_running_loop().time() - begun < 20
+        assert await t.ask(answer, Number(2)) == Number(2)
 
     run(app, work)

@@ -494,3 +494,25 @@ def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_
         assert await t.ask(take, Number()) == Number(3)
 
     run(app, work, overrides={price: lambda: 3})
+
+
+def test_a_stage_that_comes_too_late_is_no_stage() -> None:
+    """It was refused, and yet messages went to its queue, which nobody takes from."""
+    app = Service("shop")
+    take = app.endpoint("take", Number)
+
+    @take.stage
+    async def first(number: Number, flow: Flow) -> None: ...
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(DefinitionError, match=r"shop runs: take\.stage\.second comes too late"):
+
+            @take.stage
+            async def second(number: Number) -> None: ...
+
+        with pytest.raises(DefinitionError, match="shop runs: late comes too late"):
+            app.endpoint("late", Number)
+        assert [each.name for each in take.stages] == ["first"]
+        assert take.stages[0].following is None
+
+    run(app, work)

@@ -7,6 +7,8 @@ from pathlib import Path
 import truenext
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.service_process import ServiceProcess
+from tests.stages.services import ending
+from tests.stages.services.job import Job as DoneJob
 from tests.stages.services.killing import ATTEMPTS, Job, app, work
 
 MESSAGES = 1000
@@ -53,3 +55,24 @@ def test_of_a_thousand_messages_only_the_one_that_kills_its_process_is_a_dead_le
     assert [json.loads(each.body)["message"]["number"] for each in letters] == [MESSAGES // 3]
     done = [json.loads(each.body)["message"]["number"] for each in asyncio.run(_taken(broker, "killing.done"))]
     assert sorted(done) == [number for number in range(MESSAGES) if number != MESSAGES // 3]
+
+
+def test_a_message_whose_stage_leaves_a_task_that_ends_the_process_is_a_dead_letter(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """It was given back without an attempt by a process that ended in order, and ended the next one, for ever."""
+    url = f"stomp://127.0.0.1:{broker.port}"
+
+    async def send() -> None:
+        ending.app.broker = (url,)
+        async with ending.app.connected():
+            await ending.app.send(ending.work, DoneJob(1), trace="t")
+
+    asyncio.run(send())
+    for _ in range(2):
+        process = ServiceProcess(tmp_path, "tests.stages.services.ending:app", url)
+        assert process.wait() == 1
+        assert "a task that a stage has left behind has raised this" in process.log
+    process = ServiceProcess(tmp_path, "tests.stages.services.ending:app", url)
+    broker.await_facts("DLQ.ending.work", waiting=1, unacknowledged=0)
+    assert process.stop() == 0

@@ -26,3 +26,23 @@ def test_of_several_deadlines_the_earliest_counts_also_if_it_was_set_first() -> 
 
 def test_no_deadline_is_left_once_it_is_lifted() -> None:
     assert status_after("deadline.set(0.5, 7); deadline.lift(); time.sleep(1); raise SystemExit(3)") == 3
+
+
+def test_it_ends_though_nobody_reads_what_it_says() -> None:
+    """The last words went to a pipe that was full, and the process stayed."""
+    program = """
+import os, threading, time
+from truenext.cli import logs
+from truenext.cli.stages.leaving import Deadline
+logs.configure("warning")
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+Deadline().set(0.1, 7)
+time.sleep(30)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        assert process.wait(SECONDS * 2) == 7

@@ -27,6 +27,7 @@ def _raises(error: BaseException) -> Callable[[], None]:
 FAILING = {
     "SystemExit": _raises(SystemExit(0)),
     "KeyboardInterrupt": _raises(KeyboardInterrupt()),
+    "GeneratorExit": _raises(GeneratorExit()),
     "OwnError": _raises(OwnError("own")),
     "BaseExceptionGroup": _raises(BaseExceptionGroup("several", [SystemExit(1)])),
     "StopIteration": _stop_iteration,

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
@@ -9,6 +10,8 @@ from sqlalchemy.orm import Session
 
 from tests.stages.services.job import Job
 from truenext.stage import Service
+from truenext.stage.lane import Lane
+from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages, stages
 
 
@@ -64,3 +67,74 @@ def test_a_stop_that_was_cancelled_goes_on_with_less_time() -> None:
             assert await attempts_of(t, "stopping.slow") == [0]
 
     asyncio.run(run())
+
+
+def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
+    is_begun = asyncio.Event()
+    closed: list[str] = []
+
+    async def opened() -> AsyncIterator[Job]:
+        try:
+            yield Job(0)
+        finally:
+            closed.append("lifespan")
+
+    async def main() -> None:
+        async with local_broker() as broker:
+            app = Service("stopping", broker=broker.url, lifespan=opened)
+
+            @app.terminator("stopping.slow", Job)
+            async def slow(job: Job) -> None:
+                is_begun.set()
+                await asyncio.sleep(3600)
+
+            async def run() -> None:
+                async with app.running():
+                    await app.send(slow, Job(1), trace="t")
+                    await asyncio.sleep(3600)
+
+            running = asyncio.create_task(run())
+            await is_begun.wait()
+            for _ in range(2):
+                running.cancel()
+                await asyncio.sleep(0.05)
+            await asyncio.wait({running})
+            assert running.cancelled()
+            assert not app.is_running
+            left = [each for each in threading.enumerate() if each.name.startswith("truenext stage")]
+            assert left == []
+
+    asyncio.run(main())
+    assert closed == ["lifespan"]
+
+
+def test_an_error_on_the_way_of_a_stop_keeps_nothing_from_being_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    async def opened() -> AsyncIterator[Job]:
+        yield Job(0)
+        closed.append("lifespan")
+
+    app = Service("stopping", lifespan=opened)
+
+    @app.terminator("stopping.quick", Job)
+    async def quick(job: Job) -> None:
+        pass
+
+    async def fail(self: Lane) -> None:
+        closed.append(self.name)
+        await close(self)
+        raise OSError("on the way")
+
+    close = Lane.close
+    monkeypatch.setattr(Lane, "close", fail)
+
+    async def main() -> None:
+        async with local_broker() as broker:
+            app.broker = (broker.url,)
+            with pytest.raises(OSError, match="on the way"):
+                async with app.running():
+                    pass
+
+    asyncio.run(main())
+    assert closed == ["other", "interactive", "lifespan"]

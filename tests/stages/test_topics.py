@@ -1,12 +1,15 @@
 """Who gets what is published? Source: docs/stages.md, "Endpoints" """
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 
 import truenext
 from tests.stages.flows import Number, run, until
 from truenext.stage import DefinitionError, Endpoint, Flow, Refuse, Service, Topic
+from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages
 
 
@@ -261,3 +264,56 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
         assert came == [6, 6]
 
     run(app, work)
+
+
+def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
+    """Whoever jumps over what has come already would jump over what the second one sends."""
+    app = Service("shop")
+    topic = app.topic("prices", Number)
+    came: list[str] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        came.append(flow.message_id)
+
+    @app.subscriber(topic)
+    async def first(number: Number, flow: Flow) -> None:
+        flow.send(take, number)
+
+    @app.subscriber(topic)
+    async def second(number: Number, flow: Flow) -> None:
+        flow.send(take, number)
+
+    async def work(t: Stages) -> None:
+        await t.publish(topic, Number(1))
+        await t.ended()
+        assert len(came) == len(set(came)) == 2
+
+    run(app, work)
+
+
+def test_what_a_subscriber_sends_has_other_ids_in_each_process() -> None:
+    async def main() -> set[str]:
+        ids = set()
+        async with local_broker() as broker:
+            publisher = Service("publisher", broker=broker.url)
+            async with contextlib.AsyncExitStack() as stack:
+                came: list[str] = []
+                for _ in range(2):
+                    # As in two processes: two services of one name, each with its own run.
+                    app = Service("shop", broker=broker.url)
+                    topic = app.topic("prices", Number)
+                    take = app.remote("take", Number)
+
+                    @app.subscriber(topic)
+                    async def listen(number: Number, flow: Flow, *, take: Any = take) -> None:
+                        came.append(flow.send(take, number))
+
+                    await stack.enter_async_context(app.running())
+                async with publisher.connected():
+                    await publisher.publish(publisher.topic("prices", Number), Number(1), trace="t")
+                    await until(lambda: len(came) == 2)
+                ids |= set(came)
+        return ids
+
+    assert len(asyncio.run(main())) == 2

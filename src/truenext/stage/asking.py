@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from truenext.errors import ClosedError, TruenextError
 from truenext.stage.core.beginning import check_endpoint
 from truenext.stage.core.definitions import Topic
 from truenext.stage.core.envelope import decode
@@ -28,27 +29,58 @@ R = TypeVar("R")
 _logger = logging.getLogger("truenext.stage")
 
 
+PAUSE_S = 1.0
+"""Until a subscription that was refused is tried again, while somebody waits for a reply."""
+
+
 class Asking:
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, connection: Connection) -> None:
         self._name = f"replies.{service}.{secrets.token_hex(8)}"
+        self._connection = connection
         self._topics: dict[Endpoint[Any, Any], Topic[Any]] = {}
         """By who is asked."""
         self._waiting: dict[int, tuple[Codec[Any], asyncio.Future[Any]]] = {}
         self._number = 0
         self._task: asyncio.Task[None] | None = None
-        self._subscribing = asyncio.Lock()
+        self._subscribed: asyncio.Future[None] | None = None
 
-    async def subscribe(self, connection: Connection) -> None:
-        """Before the first question. Raises: Refused, TimeoutError"""
-        async with self._subscribing:
-            if self._task is None:
-                consumer = await connection.consumer(f"/topic/{self._name}")
+    async def subscribe(self) -> None:
+        """Before a question, if none was asked yet, or replies come no longer. Raises: Refused, ClosedError"""
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done():
+            self._subscribed = loop.create_future()
+            self._task = loop.create_task(self._take_all(), name="truenext replies")
+        assert self._subscribed is not None, "the task has begun"
+        # Others wait for it, too.
+        await asyncio.shield(self._subscribed)
 
-                async def take() -> None:
-                    async for message in consumer:
-                        self._take(message)
+    async def _take_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            assert self._subscribed is not None, "it was made before"
+            try:
+                consumer = await self._connection.consumer(f"/topic/{self._name}")
+                self._subscribed.set_result(None)
+                async for message in consumer:
+                    self._take(message)
+                return
+            except (TruenextError, TimeoutError) as error:
+                self._fail_subscribing(error)
+                if isinstance(error, ClosedError):
+                    return
+                self._subscribed = loop.create_future()
+                _logger.warning("replies do not come", extra={"error": str(error)})
+                if not self._waiting:
+                    # Who asks next tries again.
+                    return
+                await asyncio.sleep(PAUSE_S)
 
-                self._task = asyncio.get_running_loop().create_task(take(), name="truenext replies")
+    def _fail_subscribing(self, error: Exception) -> None:
+        """It is done already if replies came before: now the broker does not want it any more."""
+        if self._subscribed is not None and not self._subscribed.done():
+            self._subscribed.set_exception(error)
+            # Perhaps nobody waits for it.
+            self._subscribed.exception()
 
     def question(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
         """Where the reply goes, what it must bring along as its state, and what it is put into; to be forgotten.
@@ -89,3 +121,4 @@ class Asking:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            self._fail_subscribing(ClosedError("the service was stopped"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
@@ -47,7 +48,12 @@ def size_of(bodies: Sequence[bytes]) -> int:
     return sum(map(len, bodies)) + FRAME_BYTES * len(bodies)
 
 
-async def send_all(session: Session, outgoing: Sequence[Outgoing], bodies: Sequence[bytes], timeout: float) -> None:
+def left_s(deadline: float) -> float:
+    """Seconds until then, by the clock of the event loop; more than 0, for it may be just so."""
+    return max(deadline - asyncio.get_running_loop().time(), 0.001)
+
+
+async def send_all(session: Session, outgoing: Sequence[Outgoing], bodies: Sequence[bytes], deadline: float) -> None:
     """Raises: RolledBack, TimeoutError"""
     for each, body in zip(outgoing, bodies, strict=True):
         flow = each.envelope.flow
@@ -61,7 +67,7 @@ async def send_all(session: Session, outgoing: Sequence[Outgoing], bodies: Seque
             options["headers"] = {"expires": str(each.expires_ms)}
         elif each.ttl_s is not None:
             options["ttl"] = each.ttl_s
-        await session.send(each.destination, body, timeout=timeout, **options)
+        await session.send(each.destination, body, timeout=left_s(deadline), **options)
 
 
 class BrokerAway(TruenextError):

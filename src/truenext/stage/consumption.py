@@ -79,6 +79,9 @@ class Consumption:
             try:
                 await self._consume_while_open()
             except (Refused, TimeoutError) as error:
+                if self.lane.connection.health().state == "closed":
+                    # Such as by a login that is refused now.
+                    raise
                 # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
                 self._refused = str(error)
                 _logger.warning(

@@ -265,6 +265,7 @@ class Definition:
         return decorate
 
     def _own(self, endpoint: Local[Any, Any]) -> None:
+        self._check_not_running(endpoint.name)
         if endpoint.name in self.endpoints:
             raise DefinitionError(f"{self.name} has an endpoint {endpoint.name} already")
         self.endpoints[endpoint.name] = endpoint
@@ -275,9 +276,12 @@ class Definition:
         return False
 
     def _register(self, stage: Stage) -> None:
-        if self.is_running:
-            raise DefinitionError(f"{self.name} runs: {stage.queue} comes too late")
+        self._check_not_running(stage.queue)
         self.stages[stage.queue] = stage
+
+    def _check_not_running(self, name: str) -> None:
+        if self.is_running:
+            raise DefinitionError(f"{self.name} runs: {name} comes too late")
 
     def check(self) -> None:
         """All is defined.

@@ -41,6 +41,7 @@ class Gate:
         self._opened.set()
         self._closed = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._pause_s = PAUSE_S
         self._opened_at = -STEADY_S
         self.reason = ""
@@ -115,11 +116,17 @@ class Gate:
             return True
         if trouble in (Trouble.AWAY, Trouble.LOST):
             try:
-                await self.database.probe()
+                await self._probe()
             except DatabaseAway as why:
                 self.close(why)
                 return True
         return trouble in FREE and self._times(trouble, message_key) <= FREE[trouble]
+
+    async def _probe(self) -> None:
+        """One look serves all who ask meanwhile. Raises: DatabaseAway"""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.get_running_loop().create_task(self.database.probe(), name="truenext database")
+        await asyncio.shield(self._probing)
 
     def _times(self, trouble: Trouble, message_key: str) -> int:
         """How often it had this, this time included."""
@@ -131,9 +138,11 @@ class Gate:
         return times
 
     async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+        looking = {each for each in (self._looking, self._probing) if each is not None}
+        for each in looking:
+            each.cancel()
+        if looking:
+            await asyncio.wait(looking)
         await self.database.close()
 
 

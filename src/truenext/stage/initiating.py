@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from truenext.stage.core.initiation import Initiation
+    from truenext.stage.core.said import Said
     from truenext.stage.initiator import Initiator
 
 
@@ -26,31 +27,48 @@ class Initiating:
         """By `Service.initiate`. Raises: ValueError"""
         self._initiator = initiator
         self._timeout = checked_timeout(timeout)
-        self._said, self._initiation = initiator.initiation()
+        self._said: Said | None = None
 
     async def __aenter__(self) -> Initiation:
-        return self._initiation
+        return self._begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._said.is_over = True
+        said = self._end()
         if error is None:
-            await self._initiator.initiate(self._said, self._timeout)
+            await self._initiator.initiate(said, self._deadline)
 
     def __enter__(self) -> Initiation:
         if self._is_in_loop():
             raise LocalProtocolError("this waits for the broker: say `async with` in async functions")
-        return self._initiation
+        return self._begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._said.is_over = True
+        said = self._end()
         if error is None:
             asyncio.run_coroutine_threadsafe(
-                self._initiator.initiate(self._said, self._timeout), self._initiator.loop
+                self._initiator.initiate(said, self._deadline, in_thread=asyncio.to_thread), self._initiator.loop
             ).result()
+
+    def _begin(self) -> Initiation:
+        """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""
+        if self._said is not None:
+            raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
+        self._said, initiation = self._initiator.initiation()
+        return initiation
+
+    def _end(self) -> Said:
+        said, self._said = self._said, None
+        assert said is not None, "the block has begun"
+        said.is_over = True
+        return said
+
+    @property
+    def _deadline(self) -> float:
+        return self._initiator.loop.time() + self._timeout
 
     def _is_in_loop(self) -> bool:
         try:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from truenext.errors import RolledBack
+from truenext.errors import ClosedError, RolledBack
 from truenext.stage.asking import Asking
-from truenext.stage.committing import bodies_of, refused_with, send_all, size_of
+from truenext.stage.committing import bodies_of, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.hooks import call_hooks
 from truenext.stage.sessions import Sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from truenext.errors import InDoubt
     from truenext.stage.core.beginning import BeginOptions
     from truenext.stage.core.definitions import Endpoint
+    from truenext.stage.hooks import InThread
     from truenext.stage.lane import Lane
     from truenext.stage.world import World
 
@@ -28,12 +33,12 @@ PAUSE_MAX_S = 1.0
 
 
 class Initiator:
-    def __init__(self, world: World, lane: Lane) -> None:
-        """`lane` is whose connection is used."""
+    def __init__(self, world: World, interactive: Lane, others: Lane) -> None:
+        """`interactive` and `others` are whose connections are used."""
         self._world = world
-        self._lane = lane
-        self._sessions = Sessions(lane.connection)
-        self._asking = Asking(world.service)
+        self._lanes = {True: interactive, False: others}
+        self._sessions = {is_interactive: Sessions(lane.connection) for is_interactive, lane in self._lanes.items()}
+        self._asking = Asking(world.service, interactive.connection)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -43,30 +48,29 @@ class Initiator:
         said = Said(secrets.token_hex(16), self._world.service)
         return said, Initiation(said, self._world.now_ms(), self._world.stages)
 
-    async def initiate(self, said: Said, timeout: float) -> None:
-        """Send all that was said, in one transaction.
+    async def initiate(self, said: Said, deadline: float, in_thread: InThread | None = None) -> None:
+        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop. What
+        is to be called afterwards is called `in_thread`, if who says it is in one.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
-        if not said.outgoing:
-            await call_hooks(said, {"service": self._world.service})
-            return
+        if said.outgoing:
+            is_interactive = any(each.envelope.flow.interactive for each in said.outgoing)
+            await self._send(said, is_interactive, deadline)
+        await call_hooks(said, {"service": self._world.service}, in_thread)
+
+    async def _send(self, said: Said, is_interactive: bool, deadline: float) -> None:
+        """Raises: as `initiate`"""
         bodies = bodies_of(said.outgoing, self._world.chain, None)
-        deadline = self._world.loop.time() + timeout
-        lane, pause_s = self._lane, PAUSE_S
+        pause_s = PAUSE_S
         while True:
-            left_s = max(deadline - self._world.loop.time(), 0.001)
             try:
-                async with (
-                    lane.transactions.taken(1),
-                    lane.transaction_bytes.taken(size_of(bodies)),
-                    self._sessions.one() as session,
-                ):
-                    await send_all(session, said.outgoing, bodies, left_s)
-                    await session.commit(timeout=left_s)
-                break
+                await self._send_once(said, bodies, is_interactive, deadline)
+                return
             except TimeoutError as error:
-                raise RolledBack(f"nothing was sent: the broker was not there within {timeout:g} seconds") from error
+                raise RolledBack("nothing was sent: the broker was not there in time") from error
+            except ClosedError as error:
+                raise RolledBack("nothing was sent: the service was stopped") from error
             except RolledBack as error:
                 # Nothing of it happened, so it can be sent again, unless the broker does not want it. The time that is
                 # left is for the answer, too: without one it would be in doubt.
@@ -75,19 +79,34 @@ class Initiator:
             # A broker that has no room is not to be kept busy with that.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
-        await call_hooks(said, {"service": self._world.service})
+
+    async def _send_once(self, said: Said, bodies: Sequence[bytes], is_interactive: bool, deadline: float) -> None:
+        """Raises: as `initiate`; TimeoutError, ClosedError if nothing was committed"""
+        lane = self._lanes[is_interactive]
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout_at(deadline):
+                await stack.enter_async_context(lane.transactions.taken(1))
+                await stack.enter_async_context(lane.transaction_bytes.taken(size_of(bodies)))
+            session = await stack.enter_async_context(self._sessions[is_interactive].one())
+            await send_all(session, said.outgoing, bodies, deadline)
+            await session.commit(timeout=left_s(deadline))
 
     async def ask(
         self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: BeginOptions
     ) -> object:
         """Raises: ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as `initiate`"""
         deadline = self._world.loop.time() + checked_timeout(timeout)
-        await self._asking.subscribe(self._lane.connection)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._asking.subscribe()
+        except TimeoutError:
+            raise TimeoutError(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
         reply_to, number, reply = self._asking.question(to)
         try:
             said, initiation = self.initiation()
             initiation.send(to, message, trace=trace, reply_to=reply_to, reply_state=number, **options)
-            await self.initiate(said, timeout)
+            # Whatever it is: over the connection to which the reply comes. When that was lost it listens again first.
+            await self._send(said, True, deadline)
             async with asyncio.timeout_at(deadline):
                 return await reply
         except TimeoutError:
@@ -97,7 +116,7 @@ class Initiator:
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Raises: as `Connection.outcome`"""
-        return await self._lane.connection.outcome(doubt, timeout=timeout)
+        return await self._lanes[True].connection.outcome(doubt, timeout=timeout)
 
     async def stop(self) -> None:
         await self._asking.stop()
@@ -105,6 +124,6 @@ class Initiator:
 
 def checked_timeout(timeout: float) -> float:
     """Raises: ValueError if nothing could happen within it"""
-    if not (isinstance(timeout, int | float) and timeout > 0):
+    if isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout is seconds, more than 0, not {timeout!r}")
     return timeout

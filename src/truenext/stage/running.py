@@ -86,7 +86,7 @@ class Running:
                 timeout=FOR_EVER_S if self._waits else CONNECT_S,
             )
             self._lanes.append(Lane(connection, is_interactive=is_interactive, threads=threads))
-        self._initiator = Initiator(self.world, self._lanes[0])
+        self._initiator = Initiator(self.world, *self._lanes)
 
     async def start(self) -> None:
         """Run the stages.
@@ -114,6 +114,9 @@ class Running:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
         wanted = Counter(each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None)
         while wanted - self._lanes[0].subscribed():
+            for each in self.consumptions:
+                if each.task.done():
+                    each.task.result()
             await asyncio.sleep(LOOK_S)
 
     async def _open_database(self) -> None:
@@ -182,25 +185,33 @@ class Running:
 
     async def stop(self, timeout: float = STOP_S) -> None:
         """Take no more, finish what is being handled, give back the rest without an attempt. If it was cancelled, it
-        can be called again, with less time."""
+        can be called again, with less time. What one part raises keeps no other from being closed."""
         self._state = "stopping"
+        self.world.stopping.set()
+        await self._end_consumptions(timeout)
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self._stack.aclose)
+            if self.world.events is not None:
+                last_first.push_async_callback(asyncio.to_thread, self.world.events.close)
+            if self.world.gate is not None:
+                last_first.push_async_callback(self.world.gate.stop)
+            for lane in self._lanes:
+                last_first.push_async_callback(lane.close)
+            if self._initiator is not None:
+                last_first.push_async_callback(self._initiator.stop)
+
+    async def _end_consumptions(self, timeout: float) -> None:
         tasks = {each.task for each in self.consumptions}
         for task in tasks:
             task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=timeout)
-            if late:
-                _logger.warning("stages are still at work, and what they do is given back", extra={"stages": len(late)})
-                # The first time handlers are cancelled, the second time those are left that do not end.
-                for _ in range(2):
-                    for task in late:
-                        task.cancel()
-                    await asyncio.wait(late, timeout=LEAVE_S)
-        if self._initiator is not None:
-            await self._initiator.stop()
-        await asyncio.gather(*(lane.close() for lane in self._lanes))
-        if self.world.gate is not None:
-            await self.world.gate.stop()
-        if self.world.events is not None:
-            await asyncio.to_thread(self.world.events.close)
-        await self._stack.aclose()
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=timeout)
+        if not late:
+            return
+        _logger.warning("stages are still at work, and what they do is given back", extra={"stages": len(late)})
+        # The first time handlers are cancelled, the second time those are left that do not end.
+        for _ in range(2):
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=LEAVE_S)

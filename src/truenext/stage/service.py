@@ -12,6 +12,7 @@ and asks, such as a web server.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
@@ -20,7 +21,7 @@ from truenext.errors import LocalProtocolError
 from truenext.stage.definition import Definition
 from truenext.stage.initiating import Initiating
 from truenext.stage.planning import Plans
-from truenext.stage.running import Running
+from truenext.stage.running import STOP_S, Running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,7 +86,7 @@ class Service(Definition):
             yield
         finally:
             try:
-                await running.stop()
+                await _stop(running)
             finally:
                 self._running = None
 
@@ -167,3 +168,17 @@ class Service(Definition):
         Raises: TimeoutError, ConnectionLost
         """
         return await self._here.outcome(doubt, timeout)
+
+
+async def _stop(running: Running) -> None:
+    """However often it is cancelled, all is closed: from then on at once. Raises: CancelledError, at its end"""
+    timeout = STOP_S
+    cancellation: asyncio.CancelledError | None = None
+    while True:
+        try:
+            await running.stop(timeout)
+            break
+        except asyncio.CancelledError as error:
+            cancellation, timeout = error, 0.0
+    if cancellation is not None:
+        raise cancellation

@@ -37,6 +37,7 @@ from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.said import Said
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
+from truenext.stage.own_task import in_own_task
 from truenext.stage.sql.errors import Trouble
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Handling:
         """Its number, once it is written down that this has begun."""
         self._trouble = Trouble.OWN
         """What its last error says of the database."""
+        self._is_committing = False
+        """COMMIT was sent to the broker."""
+        self._is_left = False
+        """Nobody waits any more for the thread in which the stage runs."""
 
     async def handle(self) -> None:
         """Raises: as `Worker.handle`"""
@@ -127,14 +132,18 @@ class Handling:
             self._envelope = envelope = decode(self._message.body)
             self._note(envelope)
             self._check_attempts()
-            await self._run_until_committed(envelope)
+            said = await self._run_until_committed(envelope)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
-                self._end("given back", error)
+                self._end("in doubt" if self._is_committing else "given back", error)
                 raise
-            # Nobody has cancelled the handling: something that the stage has waited for was.
+            # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
             await self._failed(error)
         except InDoubt as error:
+            if not self._ran_at:
+                # As below.
+                await self._failed(error)
+                return
             self._end("in doubt", error)
             raise
         except BrokerAway as error:
@@ -142,16 +151,36 @@ class Handling:
             self._end("given back", error)
         except RolledBack as error:
             refused = refused_with(error)
-            if refused is None or not self._is_flushed:
+            if not self._ran_at:
+                # It is not of this transaction, but of one that the stage has begun by itself.
+                await self._rolled_back_within(error)
+            elif refused is None or not self._is_flushed:
                 # What is refused at the commit has given back the message already. When it comes again it is flushed.
                 self._end("given back", error)
-                if is_for_want_of_room(error):
-                    # With the message, for others would find no room, either.
-                    await asyncio.sleep(self._lane.rest_s(self._world.loop.time()))
+                await self._rest_if_no_room(error)
                 raise
-            await self._failed(refused)
+            else:
+                await self._failed(refused)
         except Exception as error:
             await self._failed(error)
+        else:
+            self._end("ended", None)
+            if said.after_commit:
+                await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
+
+    async def _rolled_back_within(self, error: RolledBack) -> None:
+        """What the broker refuses is the stage's failure. That it was away, or has no room, is nobody's."""
+        if refused_with(error) is not None:
+            await self._failed(error)
+            return
+        await self._message.give_back()
+        self._end("given back", error)
+        await self._rest_if_no_room(error)
+
+    async def _rest_if_no_room(self, error: RolledBack) -> None:
+        """With the message, for others would find no room, either."""
+        if is_for_want_of_room(error):
+            await self._world.rest(self._lane.rest_s(self._world.loop.time()))
 
     def _check_attempts(self) -> None:
         """A crash has said nothing of the failure that it was.
@@ -166,12 +195,13 @@ class Handling:
 
     # ---- Running ----
 
-    async def _run_until_committed(self, envelope: Envelope) -> None:
-        """Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
+    async def _run_until_committed(self, envelope: Envelope) -> Said:
+        """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
         pause_s = AGAIN_S
         for left in reversed(range(AGAIN_MAX + 1)):
             work = self._world.work(self._stage, is_interactive=self._lane.is_interactive)
-            said = Said(envelope.id, f"{self._world.service} {self._stage.queue}")
+            said = Said(self._seed(envelope), f"{self._world.service} {self._stage.queue}")
+            self._ran_at, self._trouble = 0.0, Trouble.OWN
             try:
                 await self._once(envelope, said, work)
             except Exception as error:
@@ -192,18 +222,24 @@ class Handling:
                 await self._take_back(work)
                 raise
             else:
-                self._end("ended", None)
-                if said.after_commit:
-                    await call_hooks(said, self._fields())
-                return
+                return said
             # Those who have met are not to meet again.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s *= 2
+        raise AssertionError("the last time it was raised")
+
+    def _seed(self, envelope: Envelope) -> str:
+        """Of the ids of what the stage sends: the same whenever it runs again. But what is published, many get, and
+        each sends something of its own."""
+        if self._stage.endpoint.topic is None:
+            return envelope.id
+        return f"{envelope.id} {self._stage.queue} {self._world.run_id}"
 
     async def _once(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
         point = self._world.point
         point("received", self._stage)
-        await self._run(envelope, said, work)
+        running = self._run(envelope, said, work)
+        await (in_own_task(running) if self._stage.signature.is_async else running)
         said.is_over = True
         self._ran_at = time.perf_counter()
         point("run", self._stage)
@@ -222,19 +258,28 @@ class Handling:
             # comes again may do so because of that: the commit would give it back once more.
             self._is_flushed = work is not None or (self._was_sent and self._message.redelivered)
             with InTime():
-                await send_all(session, said.outgoing, bodies, TIMEOUT_S)
+                await send_all(session, said.outgoing, bodies, self._world.loop.time() + TIMEOUT_S)
                 if self._is_flushed:
                     await session.flush(timeout=TIMEOUT_S)
             if work is not None:
                 point("sent", self._stage)
-                await self._in_its_place(work.commit)
+                await self._commit_sql(work)
                 if self._world.events is not None:
                     self._world.events.sql_committed(self._event)
                 point("SQL committed", self._stage)
+            self._is_committing = True
             await session.commit(timeout=TIMEOUT_S)
         self._committed_at = time.perf_counter()
         self._lane.pause_s = 0.0
         point("committed", self._stage)
+
+    async def _commit_sql(self, work: TaskWork | ThreadWork) -> None:
+        """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""
+        try:
+            await self._in_its_place(work.commit)
+        except asyncio.CancelledError:
+            if not work.is_committed:
+                raise
 
     async def _run(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
         """The stage, and those that it goes on with directly."""
@@ -283,6 +328,10 @@ class Handling:
                     raise
                 except BaseException as error:
                     raise _no_exception(stage, error) from error
+                finally:
+                    if self._is_left and work is not None:
+                        # Here, for nobody else may use what this thread uses.
+                        work.rollback()
 
             result = await self._in_thread(call)
         else:
@@ -327,21 +376,41 @@ class Handling:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if not future.done():
-                await asyncio.wait({future})
+                try:
+                    await asyncio.wait({future})
+                except asyncio.CancelledError:
+                    self._is_left = True
+                    raise
             raise
 
     async def _take_back(self, work: TaskWork | ThreadWork | None) -> None:
-        if work is not None:
+        if work is not None and not self._is_left:
             await self._in_its_place(work.rollback)
 
     # ---- What became of it ----
 
     async def _failed(self, error: BaseException) -> None:
+        try:
+            outcome = await self._say_failed(error)
+        except BaseException as other:
+            # The broker is away, or the service stops.
+            self._end("in doubt" if isinstance(other, InDoubt) else "given back", other)
+            raise
+        self._end(outcome, error)
+        if outcome == "given back":
+            return
+        _logger.warning(
+            "a stage has refused its message" if outcome == "refused" else "a stage has failed",
+            extra=self._fields() | {"error": said_of(error)},
+            exc_info=None if isinstance(error, Refuse) else error,
+        )
+
+    async def _say_failed(self, error: BaseException) -> Outcome:
+        """To the broker."""
         world, message = self._world, self._message
         if world.gate is not None and await world.gate.is_no_failure(self._trouble, error, message.key):
             await message.give_back()
-            self._end("given back", error)
-            return
+            return "given back"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, world.instance)
         if retry.is_refused and self._stage.endpoint.topic is not None and not self._was_sent:
@@ -351,12 +420,7 @@ class Handling:
             await message.reject(cause=cause)
         else:
             await message.nack(delay=retry.delay_s, cause=cause)
-        self._end("refused" if retry.is_refused else "failed", error)
-        _logger.warning(
-            "a stage has refused its message" if retry.is_refused else "a stage has failed",
-            extra=self._fields() | {"error": said_of(error)},
-            exc_info=None if isinstance(error, Refuse) else error,
-        )
+        return "refused" if retry.is_refused else "failed"
 
     def _note(self, envelope: Envelope) -> None:
         events = self._world.events
@@ -389,7 +453,7 @@ class Handling:
             outcome=outcome,
             error=error,
             run=ran_at - self._begun_at,
-            commit=self._committed_at - ran_at if self._committed_at else 0.0,
+            commit=self._committed_at - ran_at if self._committed_at else None,
             total=now - self._begun_at,
         )
         if events is not None and self._event:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.stage.interceptors.chain import Chain
@@ -33,6 +35,9 @@ class World:
         """By queue."""
         self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
         """Which process this is, for people."""
+        self.run_id = secrets.token_hex(8)
+        """Which run of which process this is, for ids."""
+        self.stopping = asyncio.Event()
         self.chain = Chain(definition.interceptors)
         self.plans = plans
         self.precedence = Precedence(self.loop)
@@ -59,6 +64,12 @@ class World:
         if work is not None:
             given[SESSION] = work.session
         return given
+
+    async def rest(self, seconds: float) -> None:
+        """Until then, or until the service stops."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
 
     @staticmethod
     def now_ms() -> int:

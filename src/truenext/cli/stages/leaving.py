@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, NoReturn
 
 from truenext.stage.lane import THREADS
 
@@ -47,7 +47,7 @@ class Deadline:
             try:
                 told = self._told.get(timeout=max(0.0, at - time.monotonic()))
             except Empty:
-                _end(status, "the process ends without waiting for stages that do not")
+                end_at_once(status, "the process ends without waiting for stages that do not")
 
 
 def leave_threads(status: int) -> None:
@@ -57,11 +57,18 @@ def leave_threads(status: int) -> None:
     for thread in ours:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(each.is_alive() for each in ours):
-        _end(status, "the process ends without waiting for functions that do not")
+        end_at_once(status, "the process ends without waiting for functions that do not")
 
 
-def _end(status: int, why: str) -> None:
-    logger.warning(why)
-    logging.shutdown()
-    sys.stdout.flush()
+def end_at_once(status: int, why: str, error: BaseException | None = None) -> NoReturn:
+    """As if it were killed, when it has said why; or has not been able to, for nobody may read that."""
+
+    def say() -> None:
+        logger.warning(why, exc_info=error)
+        logging.shutdown()
+        sys.stdout.flush()
+
+    saying = threading.Thread(target=say, name="truenext last words", daemon=True)
+    saying.start()
+    saying.join(THREADS_S)
     os._exit(status)

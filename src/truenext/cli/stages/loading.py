@@ -57,6 +57,11 @@ def _module(name: str, folder: str) -> ModuleType:
         raise ConfigurationError(f"{name} cannot be imported: {error}{_where(error)}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}{_where(error)}") from error
+    except SystemExit as error:
+        raise ConfigurationError(
+            f"{name} cannot be imported: it ends the program when it is{_where(error)}. What is to happen only when it "
+            'is run belongs behind `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         # Whoever has written it needs all of it.
         shown = traceback.format_exception(error.with_traceback(_own(error.__traceback__)))
@@ -71,7 +76,7 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """In which line of the program."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_own(frame.filename):

@@ -25,7 +25,7 @@ from truenext.cli import logs, terminal
 from truenext.cli.ending import Failure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.answering import answering
-from truenext.cli.stages.leaving import THREADS_S, Deadline, leave_threads
+from truenext.cli.stages.leaving import THREADS_S, Deadline, end_at_once, leave_threads
 from truenext.cli.stages.loading import service_argument, service_at
 from truenext.cli.terminal import counted
 from truenext.cli.values import URL, DatabaseUrl, HostAndPort, Place, Seconds
@@ -108,6 +108,10 @@ def run(
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 status = runner.run(_Process(service, stalled_after_s, deadline).run(health_at))
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A task that a stage has begun and not awaited. Were it to end in order, it would give back the message
+                # of that stage without an attempt, and the next process would end the same way.
+                end_at_once(1, "the process ends at once: a task that a stage has left behind has raised this", error)
             finally:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)

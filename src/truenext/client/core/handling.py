@@ -98,6 +98,10 @@ class Consuming:
         self._buffer.wake_all()
         self._change()
 
+    @property
+    def is_over(self) -> bool:
+        return self._buffer.is_over
+
     def until_stopped(self) -> Flow[None]:
         """Until no handler begins any more."""
         while not self._buffer.is_over:

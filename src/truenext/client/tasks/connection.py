@@ -649,10 +649,11 @@ class Connection:
         consuming = Consuming(driver.client, flows.mode_of_session(ack, transacted=transacted), driver.beside)
         asked = wanted(destination, options)
         tasks = self._consuming[consuming] = set()
+        caller = asyncio.current_task()
         try:
             await driver.run(consuming.subscribe(asked))
             for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler)))
+                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler, caller)))
             await driver.run(consuming.until_stopped())
         finally:
             consuming.stop()
@@ -671,8 +672,13 @@ class Connection:
             raise consuming.error
 
     async def _work(
-        self, consuming: Consuming, core: CoreSession, handler: Callable[[Message, Session], Awaitable[None]]
+        self,
+        consuming: Consuming,
+        core: CoreSession,
+        handler: Callable[[Message, Session], Awaitable[None]],
+        caller: asyncio.Task[object] | None,
     ) -> None:
+        """`caller` is the task of `consume`: what cancels it is to end the handlers, too."""
         driver = self._driver
         session = Session(self, core)
         owner = asyncio.current_task()
@@ -688,12 +694,17 @@ class Connection:
                     core.ended(message, error)
                     if consuming.is_failure(error):
                         log.handler_failed(message, error)
+                except asyncio.CancelledError as error:
+                    core.ended(message, error)
+                    if consuming.is_over or caller is None or caller.cancelling():
+                        raise
+                    # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
+                    log.handler_failed(message, error)
+                    while owner is not None and owner.uncancel():
+                        pass
                 except BaseException as error:
                     core.ended(message, error)
-                    if not isinstance(error, asyncio.CancelledError) or (owner is not None and owner.cancelling()):
-                        raise
-                    # Nobody has cancelled the handlers: something that this one has waited for was.
-                    log.handler_failed(message, error)
+                    raise
         except asyncio.CancelledError:
             raise
         except BaseException as error:

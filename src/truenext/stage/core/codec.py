@@ -50,16 +50,18 @@ class Codec(Generic[T]):
             data = _ENCODER.encode(value)
             # What its fields hold shows when it is read; better here than where it comes.
             self._decoder.decode(data)
-        except (TypeError, ValueError) as error:
-            raise FlowError(f"{_short(value)} is no {named(self.type)}: {error}") from error
+        except Exception as error:
+            # A type may check itself, and raise what it likes.
+            raise FlowError(f"{_short(value)} is no {named(self.type)}: {error or type(error).__name__}") from error
         return msgspec.Raw(data)
 
     def decode(self, data: msgspec.Raw | bytes) -> T:
         """Raises: NotDecoded"""
         try:
             return self._decoder.decode(data)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise NotDecoded(f"it is no {named(self.type)}: {error}") from error
+        except Exception as error:
+            # As above.
+            raise NotDecoded(f"it is no {named(self.type)}: {error or type(error).__name__}") from error
 
     def check_default(self, what: str) -> None:
         """Each flow begins with one of them, and gets it when a stage's message has none.

@@ -185,10 +185,11 @@ class Local(Endpoint[M, R]):
                 f"stage {name} of {self.name} returns {named(signature.reply)}, but the endpoint replies "
                 f"{'nothing' if replies is None else named(replies)}"
             )
+        # It may be refused: then nothing goes to it.
+        self._register(stage)
         if self.stages:
             self.stages[-1].following = stage
         self.stages.append(stage)
-        self._register(stage)
 
     def check(self) -> None:
         """All stages are defined.

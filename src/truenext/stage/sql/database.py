@@ -94,10 +94,10 @@ class Database:
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file
-        if file is not None and not file.exists():
-            # SQLite would make an empty one, and all messages would fail for want of a table.
-            raise DatabaseAway(f"there is no file {file}: create the database before the stages start")
         try:
+            if file is not None and not file.exists():
+                # SQLite would make an empty one, and all messages would fail for want of a table.
+                raise DatabaseAway(f"there is no file {file}: create the database before the stages start")
             async with asyncio.timeout(PROBE_S), self._probing.connect() as connection:
                 return await question(connection)
         except TimeoutError as error:

@@ -1,0 +1,47 @@
+"""How a program's own code is awaited: in a task of its own, so that what it does to its task it does to that one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from truenext.stage.core.errors import NoException
+from truenext.stage.core.failure import said_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+T = TypeVar("T")
+
+
+async def in_own_task(awaitable: Awaitable[T]) -> T:
+    """What it returns. Whoever is cancelled here cancels it. But a watchdog in it that cancels "the current task" ends
+    it alone, and not the worker that waits: `is_being_cancelled` tells one from the other.
+
+    Raises: what it raises; NoException instead of what would end the event loop, or look like the end of who waits
+    """
+    task = asyncio.ensure_future(_result_of(awaitable))
+    try:
+        result = await task
+    finally:
+        # Otherwise an error and this frame would keep each other, until the garbage is collected.
+        del task
+    if isinstance(result, _Raised):
+        raise NoException(f"{said_of(result.error)} was raised, which is no Exception") from result.error
+    return result
+
+
+class _Raised:
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _result_of(awaitable: Awaitable[T]) -> T | _Raised:
+    try:
+        return await awaitable
+    except (GeneratorExit, SystemExit, KeyboardInterrupt) as error:
+        # A task hands SystemExit on to the event loop, and throws GeneratorExit at who awaits it. It is returned, since
+        # GeneratorExit may also be the end of this coroutine in an event loop that has ended: then nobody looks at it.
+        return _Raised(error)

@@ -1,0 +1,143 @@
+"""What a program does to the task in which its own code runs, it does to no worker. Source: docs/stages.md, "When a
+stage fails" """
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import truenext
+from tests.stages.flows import Number, run
+from truenext.stage import Flow, Service
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor
+from truenext.testing.local import broker as local_broker
+from truenext.testing.stages import Stages, stages
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(3600)
+
+
+async def is_cancelled_by_its_watchdog() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_later(0.001, task.cancel)
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("cancel", [cancels_itself, is_cancelled_by_its_watchdog])
+def test_a_stage_that_cancels_its_own_task_has_failed_and_its_worker_goes_on(
+    cancel: Callable[[], asyncio.Future[None]],
+) -> None:
+    app = Service("shop", concurrency=1)
+    ran: list[tuple[int, int]] = []
+
+    @app.terminator("take", Number, attempts=3)
+    async def take(number: Number, flow: Flow) -> None:
+        ran.append((number.n, flow.attempt))
+        if number.n == 0:
+            await cancel()
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number(0))
+        await t.send(take, Number(1))
+        (letter,) = await t.ended(dead_letters=1)
+        assert "CancelledError" in letter.last_cause
+        assert sorted(ran) == [(0, 1), (0, 2), (0, 3), (1, 1)]
+
+    run(app, work)
+
+
+def test_a_hook_that_cancels_its_own_task_is_logged_and_its_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    app = Service("shop", concurrency=1)
+    ran: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        flow.after_commit(cancels_itself)
+        flow.after_commit(ran.append, number.n)
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number(1))
+        await t.send(take, Number(2))
+        await t.ended()
+        assert ran == [1, 2]
+
+    run(app, work)
+    assert len([each for each in caplog.records if "after the commit" in each.getMessage()]) == 2
+
+
+def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_it_is() -> None:
+    """Its message comes again without an attempt, as docs/client.md says of a cancellation."""
+    attempts: list[int] = []
+    came: list[bytes] = []
+
+    async def handle(message: truenext.Message, session: truenext.Session) -> None:
+        if message.body == b"first" and len(attempts) < 3:
+            attempts.append(message.attempts)
+            await cancels_itself()
+        came.append(message.body)
+
+    async def main() -> None:
+        async with local_broker() as broker, truenext.connect(broker.url) as connection:
+            for body in (b"first", b"second"):
+                await connection.send("/queue/q", body)
+            consuming = asyncio.create_task(connection.consume("/queue/q", handle))
+            async with asyncio.timeout(30):
+                while len(came) < 2:
+                    await asyncio.sleep(0.001)
+            consuming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await consuming
+
+    asyncio.run(main())
+    assert attempts == [0, 0, 0]
+    assert sorted(came) == [b"first", b"second"]
+
+
+def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -> None:
+    app = Service("shop")
+    threads: list[str] = []
+
+    @app.terminator("take", Number)
+    def take(number: Number, flow: Flow) -> None:
+        flow.after_commit(lambda: threads.append(threading.current_thread().name))
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number(1))
+        await t.ended()
+        assert threads and all(each.startswith("truenext stage") for each in threads)
+
+    run(app, work)
+
+
+def test_a_stop_during_a_hook_tells_one_ending() -> None:
+    told: list[str] = []
+    is_begun = asyncio.Event()
+
+    class Ended(Interceptor):
+        def ended(self, execution: Execution, ending: Ending) -> None:
+            told.append(ending.outcome)
+
+    app = Service("shop", interceptors=[Ended()])
+
+    async def hangs() -> None:
+        is_begun.set()
+        await asyncio.sleep(3600)
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        flow.after_commit(hangs)
+
+    async def main() -> None:
+        async with stages(app) as t:
+            await t.send(take, Number(1))
+            await is_begun.wait()
+            await t._running.stop(0.0)
+
+    asyncio.run(main())
+    assert told == ["ended"]
