@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -333,3 +334,35 @@ def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
         queue("DLQ.left.work.stage.middle"),
     ]
     assert left_over([gone, *others], service) == [gone]
+
+
+DAMAGED = [
+    pytest.param(
+        lambda schema: schema.update({"$ref": "#/$defs/Five", "$defs": {"Five": {"type": "object", "properties": 5}}}),
+        id="properties are a number",
+    ),
+    pytest.param(
+        lambda schema: schema.update({"$ref": "#/$defs/Itself", "$defs": {"Itself": {"$ref": "#/$defs/Itself"}}}),
+        id="a reference to itself",
+    ),
+    pytest.param(lambda schema: schema.update({"$ref": "#/$defs/Nothing"}), id="a reference to nothing"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_file_that_is_damaged_is_no_answer(folder: Path, damage: Callable[[dict[str, Any]], None]) -> None:
+    assert stages("check", "shop:app", "--against", "a.json", "--write").exit_code == 0
+    written = json.loads((folder / "a.json").read_text())
+    for endpoint in written["endpoints"].values():
+        damage(endpoint["takes"])
+    (folder / "a.json").write_text(json.dumps(written))
+    result = stages("check", "shop:app", "--against", "a.json")
+    assert result.exit_code == 2
+    assert "a.json is not what --write has written" in result.stderr
+
+
+def test_a_module_that_ends_the_program_is_said(folder: Path) -> None:
+    (folder / "leaving.py").write_text("import sys\nsys.exit()\n")
+    result = stages("run", "leaving:app")
+    assert result.exit_code == 2
+    assert "it ends the program when it is (leaving.py:2)" in result.stderr

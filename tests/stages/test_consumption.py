@@ -75,3 +75,33 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
             )
 
     asyncio.run(run())
+
+
+def test_a_login_that_is_refused_later_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tried again for ever, over a connection that was closed for good."""
+    app = service_that([])
+
+    async def run() -> None:
+        async with stages(app) as t:
+            for lane in t._running._lanes:
+                lane.connection._driver.client.fail(Refused("this user is not known"))
+            with pytest.raises(Refused, match="this user is not known"):
+                await t._running.until_failed()
+
+    asyncio.run(run())
+
+
+def test_a_service_whose_subscriber_is_refused_for_good_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ClosedError("the broker does not want this user any more"), times=1000)
+    app = Service("taking")
+    topic = app.topic("taking.news", Job)
+
+    @app.subscriber(topic)
+    async def news(job: Job) -> None: ...
+
+    async def run() -> None:
+        with pytest.raises(ClosedError, match="does not want this user"):
+            async with stages(app):
+                pass
+
+    asyncio.run(run())

@@ -602,7 +602,7 @@ def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
         await t.ended()
         assert set(came) == {0, 1, 2}
         # One of each lane, and that of the test: none was left behind.
-        assert len(t.broker._run.connections) == 3
+        await until(lambda: len(t.broker._run.connections) == 3)
 
     run(app, work)
 
@@ -680,3 +680,21 @@ def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
         assert set(shop.ran) == {1}
 
     run(shop.app, work)
+
+
+def test_of_an_error_with_a_very_long_text_the_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """To format its traceback took seconds, in which no stage ran."""
+    app = Service("shop")
+
+    @app.terminator("take", Number, attempts=1)
+    async def take(number: Number) -> None:
+        raise ValueError("x\n" * 1_000_000)
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number())
+        await t.ended(dead_letters=1)
+
+    run(app, work)
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert record.exc_info is None
+    assert len(str(vars(record)["error"])) < 5000

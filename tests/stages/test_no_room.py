@@ -2,7 +2,9 @@
 
 import asyncio
 
-from tests.stages.flows import Number, run
+import pytest
+
+from tests.stages.flows import Number, run, until
 from truenext.stage import Flow, Service
 from truenext.stage.core.health import judge
 from truenext.testing.stages import Stages
@@ -37,5 +39,26 @@ def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses(
         await t.ended()
         assert sorted(ended) == [0, 1, 2, 3]
         assert set(attempts) == {1}
+
+    run(app, work)
+
+
+def test_a_stop_does_not_wait_for_a_rest_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.stage.lane.PAUSE_S", 3600.0)
+    monkeypatch.setattr("truenext.stage.lane.PAUSE_MAX_S", 3600.0)
+    app = Service("shop")
+    there = app.remote("there", Number)
+
+    @app.terminator("take", Number)
+    async def take(number: Number, flow: Flow) -> None:
+        flow.send(there, number)
+
+    async def work(t: Stages) -> None:
+        t.at("run", t.broker.fill_disk)
+        await t.send(take, Number(1))
+        await until(lambda: any("no room" in why for why in judge(t._running.facts(), stalled_after_s=300).why))
+        # Not to be cancelled for want of time.
+        await t._running.stop(3600.0)
+        t.broker.free_disk()
 
     run(app, work)

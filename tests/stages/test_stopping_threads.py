@@ -1,8 +1,11 @@
 """What becomes of messages in hand when a service stops? Source: docs/stages.md, "Stopping" """
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -138,3 +141,38 @@ def test_an_error_on_the_way_of_a_stop_keeps_nothing_from_being_closed(monkeypat
 
     asyncio.run(main())
     assert closed == ["other", "interactive", "lifespan"]
+
+
+def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_path: Path) -> None:
+    is_begun, may_end = threading.Event(), threading.Event()
+    file = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE jobs (number INTEGER)")
+    url = f"sqlite:///{file}"
+    app = Service("stopping", database=url)
+    sessions: list[Session] = []
+
+    @app.terminator("stopping.long", Job)
+    def long(job: Job, sql: Session) -> None:
+        sql.execute(text("INSERT INTO jobs VALUES (1)"))
+        # Otherwise the garbage collector would do it.
+        sessions.append(sql)
+        is_begun.set()
+        may_end.wait()
+
+    async def run() -> None:
+        async with stages(app, database=url) as t:
+            await t.send(long, Job(1))
+            await asyncio.to_thread(is_begun.wait)
+            await t._running.stop(0.0)
+
+    try:
+        asyncio.run(run())
+    finally:
+        may_end.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("truenext stage"):
+            thread.join(30)
+    with contextlib.closing(sqlite3.connect(file, timeout=0)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        assert database.execute("SELECT count(*) FROM jobs").fetchone() == (0,)

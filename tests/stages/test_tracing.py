@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -150,3 +151,15 @@ def test_a_span_of_a_stage_is_not_current_when_it_has_ended() -> None:
     with shop.tracing.around(execution()):
         assert trace.get_current_span().is_recording()
     assert not trace.get_current_span().is_recording()
+
+
+def test_what_runs_twice_for_one_message_is_one_span() -> None:
+    """Again in place, or directly with the next stage; the first span was never ended."""
+    shop = Process()
+    here = execution()
+    with shop.tracing.around(here):
+        first = trace.get_current_span().get_span_context()
+    with shop.tracing.around(msgspec.structs.replace(here, stage="second")):
+        assert trace.get_current_span().get_span_context() == first
+    shop.tracing.ended(here, ending())
+    assert [each.name for each in shop.spans] == ["process order.place"]

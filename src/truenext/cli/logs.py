@@ -2,7 +2,10 @@
 
 import logging
 import sys
+from textwrap import indent
 from typing import Any
+
+from truenext.cli.terminal import lines
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -12,19 +15,25 @@ TRACEBACK_MAX = 16_000
 
 
 class FieldFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`"""
+    """`TIME LEVEL event key=value ...`; behind it, indented, what was raised. So no text that comes from elsewhere begins
+    a line, or says anything to a terminal."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        text = super().formatException(ei)
-        if len(text) <= TRACEBACK_MAX:
-            return text
-        half = TRACEBACK_MAX // 2
-        return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+        return indent(lines(_cut(super().formatException(ei))), "  ")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
         fields = [f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD]
-        return " ".join([line, *fields])
+        text = " ".join([lines(self.formatMessage(record)), *fields])
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TRACEBACK_MAX:
+        return text
+    half = TRACEBACK_MAX // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
 def configure(level: str) -> None:

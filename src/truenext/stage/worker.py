@@ -19,6 +19,8 @@ import time
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from truenext.errors import InDoubt, RolledBack
 from truenext.stage.cancelling import is_being_cancelled
 from truenext.stage.committing import (
@@ -32,7 +34,7 @@ from truenext.stage.committing import (
 )
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import FlowError, NoException, Refuse
-from truenext.stage.core.failure import cause_of, said_of
+from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.said import Said
 from truenext.stage.hooks import call_hooks
@@ -310,6 +312,9 @@ class Handling:
         plan = world.plans.of(stage)
         given = world.given(flow, work)
         chain, execution = world.chain, self._execution
+        if execution is not None and stage is not self._stage:
+            # Directly after another one.
+            execution = msgspec.structs.replace(execution, stage=stage.name)
         around = chain.around(execution) if execution is not None and chain.has_around else None
         function = stage.function
         if not stage.signature.is_async:
@@ -402,7 +407,7 @@ class Handling:
         _logger.warning(
             "a stage has refused its message" if outcome == "refused" else "a stage has failed",
             extra=self._fields() | {"error": said_of(error)},
-            exc_info=None if isinstance(error, Refuse) else error,
+            exc_info=None if isinstance(error, Refuse) or is_too_long(error) else error,
         )
 
     async def _say_failed(self, error: BaseException) -> Outcome:

@@ -1,5 +1,6 @@
 """Is the database there, and who has which connections? Source: docs/stages-sql.md, "Pools" """
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from sqlalchemy import text
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Loop, Shop, insert, say
 from truenext.errors import ConfigurationError
+from truenext.stage.gate import Gate
 from truenext.stage.sql import Database
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseAway, Trouble
 from truenext.stage.sql.url import address_of
 
 
@@ -151,6 +153,7 @@ import sys
 sys.modules["sqlalchemy"] = None
 import truenext.stage.sql.errors
 from truenext.errors import ConfigurationError
+from truenext.stage.gate import Gate
 try:
     from truenext.stage.sql import Database
 except ConfigurationError as error:
@@ -165,6 +168,7 @@ def test_without_its_driver_a_database_says_what_to_install() -> None:
 import sys
 sys.modules[sys.argv[1]] = None
 from truenext.errors import ConfigurationError
+from truenext.stage.gate import Gate
 from truenext.stage.sql import Database
 try:
     Database(sys.argv[2], interactive=1, others=1)
@@ -177,3 +181,45 @@ except ConfigurationError as error:
     ):
         said = subprocess.run([sys.executable, "-c", program, module, url], capture_output=True, text=True, check=True)
         assert f"pip install '{extra}'" in said.stdout, said.stderr
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the look for the database, which was then never back."""
+
+    def exists(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    async def run() -> None:
+        database = Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=1, others=1)
+        monkeypatch.setattr(Path, "exists", exists)
+        with pytest.raises(DatabaseAway, match="Permission denied"):
+            await database.probe()
+        monkeypatch.undo()
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_many_who_lose_the_database_at_once_have_one_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    async def probe(self: Database) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0)
+        raise DatabaseAway("gone")
+
+    async def run() -> None:
+        monkeypatch.setattr(Database, "probe", probe)
+        gate = Gate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
+        asked = [gate.is_no_failure(Trouble.LOST, ConnectionError(), str(n)) for n in range(16)]
+        assert await asyncio.gather(*asked) == [True] * 16
+        assert not gate.is_open
+        await gate.stop()
+
+    asyncio.run(run())
+    assert looks == 1

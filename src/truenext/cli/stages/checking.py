@@ -40,14 +40,17 @@ def check(place: str, file: Path, write: bool) -> None:
         raise Failure(error) from error
     except OSError as error:
         raise Unasked(error) from error
-    findings = [] if before is None else compare(before, now)
+    try:
+        findings = [] if before is None else compare(before, now)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Failure(ConfigurationError(f"{file} is not what --write has written: {error}")) from error
     for finding in findings:
         _say(finding)
     if write:
         try:
             file.write_bytes(_encoded(now))
         except OSError as error:
-            raise Failure(error) from error
+            raise Unasked(error) from error
         terminal.say(f"{file} says how {service.name} is now.")
         return
     if breaks(findings):

@@ -11,7 +11,7 @@ from rich.tree import Tree
 
 from truenext.cli import terminal
 from truenext.cli.connecting import ask, connected
-from truenext.cli.ending import Failure
+from truenext.cli.ending import Failure, Unasked
 from truenext.cli.stages.drawing import dot, svg
 from truenext.cli.stages.loading import service_argument, service_at
 from truenext.cli.terminal import counted
@@ -71,7 +71,7 @@ def describe(place: str, broker: str | None, picture: Path | None, as_dot: bool,
         try:
             picture.write_text(svg(graph, notes), encoding="utf-8")
         except OSError as error:
-            raise Failure(error) from error
+            raise Unasked(error) from error
     elif as_dot:
         terminal.say(dot(graph, notes).rstrip())
     elif as_json:

@@ -11,6 +11,8 @@ from truenext.limits import CAUSE_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SHOWN_MAX = 65536
+"""Characters of an error's text; of more the beginning is logged, without a traceback."""
 _OURS = __file__.rpartition("/stage/")[0] + "/"
 _OF_OTHERS = (_OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 """What the files of truenext, and of Python itself, begin with."""
@@ -37,12 +39,14 @@ def cause_of(error: BaseException, stage: str, instance: str) -> str:
 
 def said_of(error: BaseException) -> str:
     """Its class and its text, or the beginning of that."""
-    try:
-        text = str(error)[:CAUSE_BYTES_MAX]
-    except Exception:
-        text = "(its text cannot be told)"
+    text = _text(error)[:CAUSE_BYTES_MAX]
     name = type(error).__qualname__
     return f"{name}: {text}" if text else name
+
+
+def is_too_long(error: BaseException) -> bool:
+    """To be shown as a whole, with all that it was caused by: that would hold up the event loop."""
+    return any(len(_text(each)) > SHOWN_MAX for each in _chain(error))
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
@@ -58,11 +62,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str]:
-    cause: BaseException | None = error
     because = ""
-    seen = set()
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in _chain(error):
         yield f"{because}{said_of(cause)}"
         if cause is error:
             yield from _place(cause)
@@ -71,7 +72,23 @@ def _lines(error: BaseException) -> Iterator[str]:
                 yield f"in it {said_of(each)}"
                 yield from _place(each)
         because = "because "
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """It, and what it was caused by."""
+    cause: BaseException | None = error
+    seen = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be told)"
 
 
 def _place(error: BaseException) -> Iterator[str]:

@@ -37,7 +37,10 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 def mismatches(written: Schema, wanted: Schema) -> list[Mismatch]:
-    """Each of them once."""
+    """Each of them once.
+
+    Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
+    """
     return list(dict.fromkeys(_Comparison().compare(_Place(written, ()), _Place(wanted, ()), "")))
 
 
@@ -51,10 +54,14 @@ class _Place:
             schema = {}
         if "$defs" in (schema or {}):
             scopes = (schema["$defs"], *scopes)
+        seen = set()
         while schema and "$ref" in schema:
             name = schema["$ref"].removeprefix("#/$defs/")
-            scopes = next((scopes[place:] for place, each in enumerate(scopes) if name in each), scopes)
-            schema = scopes[0][name] if scopes and name in scopes[0] else {"unknown reference": name}
+            scopes = next((scopes[place:] for place, each in enumerate(scopes) if name in each), ())
+            if not scopes or id(scopes[0][name]) in seen:
+                raise ValueError(f"{name!r} is a reference to nothing")
+            schema = scopes[0][name]
+            seen.add(id(schema))
         self.schema: Schema | Literal[False] = schema
         self.scopes = scopes
 

@@ -79,7 +79,9 @@ class Interceptor:
 
     def around(self, execution: Execution) -> AbstractContextManager[object]:
         """Entered before the dependencies of a stage are made, left when they have ended; in the thread in which the
-        stage runs, and before anything is committed. It hears of the exception of the stage.
+        stage runs, and before anything is committed. It hears of the exception of the stage. For one message it is
+        called more than once if its SQL has met another transaction's, and the stage runs again in place, or if it goes
+        on directly with the next stage, whose name is `execution.stage` then.
 
         What it raises fails the stage, but it neither hides the stage's own exception nor makes a failure a success.
         """

@@ -36,6 +36,17 @@ class Tracing(Interceptor):
 
     @contextmanager
     def around(self, execution: Execution) -> Iterator[None]:
+        here: Context | None = execution.kept.get(self)
+        if here is None:
+            # Otherwise it runs again, or the next stage runs in the same transaction: all of that is one span.
+            here = execution.kept[self] = self._begun(execution)
+        token = contexts.attach(here)
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
+    def _begun(self, execution: Execution) -> Context:
         sender = propagate.extract(execution.carrier)
         created = trace.get_current_span(sender).get_span_context()
         span = self._tracer.start_span(
@@ -51,12 +62,7 @@ class Tracing(Interceptor):
             },
             links=[Link(created)] if created.is_valid else [],
         )
-        here = execution.kept[self] = trace.set_span_in_context(span, sender)
-        token = contexts.attach(here)
-        try:
-            yield
-        finally:
-            contexts.detach(token)
+        return trace.set_span_in_context(span, sender)
 
     def sending(self, execution: Execution | None, send: Send) -> None:
         # A message may be sent when its stage has returned, elsewhere than where the stage ran.

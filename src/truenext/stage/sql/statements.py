@@ -10,7 +10,13 @@ _SILENT = re.compile(
     | (?P<dollar>\$\w*\$).*?(?P=dollar)""",
     re.DOTALL | re.VERBOSE,
 )
-_START = rf"(?:\s | {_COMMENT})*"
+# SQLite reads over a byte order mark.
+_START = rf"(?:\s | \ufeff | {_COMMENT})*"
+# What a trigger or a function does when it is called: BEGIN and END are its brackets.
+_BODY = re.compile(
+    rf"""(?:^|;){_START} CREATE\s[^;]*?\b(?:TRIGGER|FUNCTION|PROCEDURE)\b .*? \bBEGIN\b .* \bEND\b""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
 _SAVEPOINT = r"ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b"
 _REFUSED = re.compile(
     rf"""{_START}
@@ -27,7 +33,7 @@ def ending_or_beginning(statement: str) -> str | None:
     """
     if ";" not in statement:
         return statement.strip() if _REFUSED.match(statement) else None
-    for part in _SILENT.sub(" ", statement).split(";"):
+    for part in _BODY.sub(";", _SILENT.sub(" ", statement)).split(";"):
         if _REFUSED.match(part):
             return part.strip()
     return None
