@@ -15,8 +15,7 @@ TRACEBACK_MAX = 16_000
 
 
 class FieldFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`; behind it, indented, what was raised. So no text that comes from elsewhere begins
-    a line, or says anything to a terminal."""
+    """`TIME LEVEL event key=value ...`, and behind it, indented, what was raised: no text from elsewhere begins a line."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return indent(lines(_cut(super().formatException(ei))), "  ")
