@@ -77,10 +77,8 @@ def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
     closed: list[str] = []
 
     async def opened() -> AsyncIterator[Job]:
-        try:
-            yield Job(0)
-        finally:
-            closed.append("lifespan")
+        yield Job(0)
+        closed.append("lifespan")
 
     async def main() -> None:
         async with local_broker() as broker:

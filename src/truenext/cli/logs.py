@@ -15,7 +15,7 @@ TRACEBACK_MAX = 16_000
 
 
 class FieldFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, and behind it, indented, what was raised: no text from elsewhere begins a line."""
+    """`TIME LEVEL event key=value ...`, and indented behind it what was raised: its text begins no line."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return indent(lines(_cut(super().formatException(ei))), "  ")
