@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import sqlite3
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -12,8 +14,9 @@ from sqlalchemy.orm import Session
 from tests.stages.postgres import PostgresServer
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service
+from truenext.stage.core.health import judge
 from truenext.stage.gate import FREE
-from truenext.stage.sql.errors import Trouble
+from truenext.stage.sql.errors import DatabaseAway, Trouble
 from truenext.testing.stages import stages
 
 MESSAGES = 400
@@ -95,3 +98,37 @@ def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_time
     asyncio.run(main())
     assert sorted(done) == [1, 2, 3]
     assert attempts == {1: 1 + FREE[Trouble.AWAY], 2: 1}
+
+
+def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold_up_its_stage(tmp_path: Path) -> None:
+    app = Service("shop", concurrency=2)
+    is_begun, may_end = asyncio.Event(), asyncio.Event()
+    done: list[int] = []
+
+    @app.terminator("work", Job)
+    async def work(job: Job, sql: AsyncSession) -> None:
+        if job.number == 0:
+            is_begun.set()
+            await may_end.wait()
+        done.append(job.number)
+
+    sqlite3.connect(tmp_path / "shop.db").close()
+
+    async def main() -> None:
+        async with stages(app, database=f"sqlite:///{tmp_path / 'shop.db'}") as t:
+            await t.send(work, Job(0))
+            await is_begun.wait()
+            gate = t._running.world.gate
+            assert gate is not None
+            gate.close(DatabaseAway("for a moment"))
+            await gate.until_open()
+            await t.send(work, Job(1))
+            why = "work takes no other messages yet: what it had in hand when the database went has not ended"
+            while why not in judge(t._running.facts(), stalled_after_s=300).why:
+                await asyncio.sleep(0.001)
+            may_end.set()
+            await t.ended()
+            assert not any("went" in each for each in judge(t._running.facts(), stalled_after_s=300).why)
+
+    asyncio.run(main())
+    assert done == [0, 1]

@@ -2,10 +2,14 @@
 stage fails" """
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 import truenext
 from tests.stages.flows import Number, run
@@ -141,3 +145,26 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
 
     asyncio.run(main())
     assert told == ["ended"]
+
+
+def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() -> None:
+    """What its first run had met was taken for the reason of the second, five times, so that it was no attempt."""
+    app = Service("shop", database="sqlite://")
+    ran: list[int] = []
+
+    @app.terminator("take", Number, attempts=2)
+    async def take(number: Number, flow: Flow, sql: AsyncSession) -> None:
+        ran.append(flow.attempt)
+        await sql.execute(text("SELECT 1"))
+        if ran.count(flow.attempt) == 1:
+            busy = sqlite3.OperationalError("database is locked")
+            busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise OperationalError("SELECT 1", None, busy)
+        await cancels_itself()
+
+    async def work(t: Stages) -> None:
+        await t.send(take, Number(1))
+        await t.ended(dead_letters=1)
+        assert ran == [1, 1, 2, 2]
+
+    run(app, work, database="sqlite://")

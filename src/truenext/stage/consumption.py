@@ -36,8 +36,10 @@ class Consumption:
         self.worker = Worker(world, stage, lane)
         self._gate = world.gate if world.plans.uses_sql(stage) else None
         self._task: asyncio.Task[None] | None = None
-        self._refused = ""
+        self._why_not = ""
         """Why it has no subscription."""
+        self._is_leaving = False
+        """The database was away, and what was in hand then has not ended."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._consume_for_ever(), name=f"stage {self.stage.queue}")
@@ -62,9 +64,11 @@ class Consumption:
         )
 
     def _why_unsubscribed(self, subscribed: Container[str]) -> str:
+        if self._is_leaving:
+            return "what it had in hand when the database went has not ended"
         if self._why_ended() or self.stage.destination in subscribed:
             return ""
-        return self._refused or "the broker has not answered yet"
+        return self._why_not or "the broker has not answered yet"
 
     def _why_ended(self) -> str:
         if self._task is None or not self._task.done():
@@ -83,7 +87,7 @@ class Consumption:
                     # Such as by a login that is refused now.
                     raise
                 # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
-                self._refused = str(error)
+                self._why_not = str(error)
                 _logger.warning(
                     "a stage cannot take messages, and tries again",
                     extra={"stage": self.stage.queue, "error": str(error)},
@@ -101,12 +105,14 @@ class Consumption:
         finally:
             closed.cancel()
             # What is handled is waited for, and what is buffered goes back.
+            self._is_leaving = True
             consuming.cancel()
             try:
                 await consuming
             except asyncio.CancelledError:
                 if is_being_cancelled():
                     raise
+            self._is_leaving = False
 
     async def _consume(self) -> None:
         stage = self.stage
