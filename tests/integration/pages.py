@@ -157,7 +157,16 @@ class Terminal:
                 os.write(self._hand, b"\x03")
             # Of a program in the background the prompt comes at once, and what it says a moment later.
             shown += self._read(after if command.endswith("&") else None)
+            self._wait_for_file_of(command)
         return shown
+
+    def _wait_for_file_of(self, command: str) -> None:
+        """The shell makes it a moment after its prompt; nobody types so fast."""
+        _, redirected, file = command.removesuffix("&").rpartition(" >")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while redirected and command.endswith("&") and not (self._folder.path / file.strip()).exists():
+            assert time.monotonic() < deadline, f"{command!r} makes no {file.strip()}"
+            time.sleep(0.001)
 
     def _read(self, expected: str | None = None, *, has_prompt: bool = True) -> str:
         """What comes, until the prompt has come or what is expected; or until nothing comes any more, so that whoever
