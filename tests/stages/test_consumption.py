@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.stages.services.job import Job
 from truenext.client.tasks.connection import Connection
@@ -103,5 +104,25 @@ def test_a_service_whose_subscriber_is_refused_for_good_does_not_start(monkeypat
         with pytest.raises(ClosedError, match="does not want this user"):
             async with stages(app):
                 pass
+
+    asyncio.run(run())
+
+
+def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said for ever that what it had in hand when the database went has not ended."""
+    monkeypatch.setattr(consuming, "PAUSE_S", 0.05)
+    failing(monkeypatch, Refused("no room"), times=2)
+    app = Service("taking", concurrency=1, database="sqlite://")
+
+    @app.terminator("taking.jobs", Job)
+    async def jobs(job: Job, sql: AsyncSession) -> None: ...
+
+    async def run() -> None:
+        async with stages(app, database="sqlite://") as t:
+            await t.send(jobs, Job(1))
+            await t.ended()
+            async with asyncio.timeout(30):
+                while not judge(t._running.facts(), stalled_after_s=300).ready:
+                    await asyncio.sleep(0.001)
 
     asyncio.run(run())

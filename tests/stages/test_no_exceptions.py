@@ -67,6 +67,25 @@ def test_what_would_end_the_process_is_an_attempt_that_has_failed(name: str, is_
     run(app, work)
 
 
+@pytest.mark.parametrize("name", FAILING)
+def test_what_a_hook_of_a_plain_stage_raises_holds_up_no_worker(name: str) -> None:
+    app = Service("shop", concurrency=1)
+    ran: list[int] = []
+
+    @app.terminator("take", Number)
+    def take(number: Number, flow: Flow) -> None:
+        ran.append(number.n)
+        flow.after_commit(FAILING[name])
+
+    async def work(t: Stages) -> None:
+        for n in range(3):
+            await t.send(take, Number(n))
+        await t.ended()
+        assert ran == [0, 1, 2]
+
+    run(app, work)
+
+
 @pytest.mark.parametrize("concurrency", [2.5, True, "2"])
 def test_a_concurrency_that_is_no_number_is_refused(concurrency: object) -> None:
     with pytest.raises(Exception, match="concurrency of service shop is 1 to 1000"):

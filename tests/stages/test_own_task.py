@@ -2,6 +2,7 @@
 stage fails" """
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -168,3 +169,35 @@ def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() ->
         assert ran == [1, 1, 2, 2]
 
     run(app, work, database="sqlite://")
+
+
+def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() -> None:
+    came: list[bytes] = []
+
+    async def handle(message: truenext.Message, session: truenext.Session) -> None:
+        if message.body == b"first" and not came:
+            came.append(b"cancelled")
+            await cancels_itself()
+        came.append(message.body)
+
+    async def main() -> None:
+        async with local_broker() as broker, truenext.connect(broker.url) as connection:
+            await connection.send("/queue/q", b"first")
+
+            async def restarts() -> None:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(3600)
+                await connection.consume("/queue/q", handle)
+
+            consuming = asyncio.create_task(restarts())
+            await asyncio.sleep(0)
+            consuming.cancel()
+            async with asyncio.timeout(30):
+                while len(came) < 2 and not consuming.done():
+                    await asyncio.sleep(0.001)
+            assert not consuming.done()
+            consuming.cancel()
+            await asyncio.wait({consuming})
+
+    asyncio.run(main())
+    assert came == [b"cancelled", b"first"]

@@ -138,7 +138,7 @@ def test_an_error_on_the_way_of_a_stop_keeps_nothing_from_being_closed(monkeypat
                     pass
 
     asyncio.run(main())
-    assert closed == ["other", "interactive", "lifespan"]
+    assert closed == ["interactive", "other", "lifespan"]
 
 
 def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_path: Path) -> None:

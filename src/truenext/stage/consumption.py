@@ -112,7 +112,8 @@ class Consumption:
             except asyncio.CancelledError:
                 if is_being_cancelled():
                     raise
-            self._is_leaving = False
+            finally:
+                self._is_leaving = False
 
     async def _consume(self) -> None:
         stage = self.stage

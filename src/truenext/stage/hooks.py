@@ -53,7 +53,10 @@ def _call(hook: Callable[[], object]) -> object:
     """What is no Exception would end the process, or the thread."""
     try:
         return hook()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, StopIteration):
+            # No task can be told of it.
+            raise RuntimeError("StopIteration was raised") from error
         raise
     except BaseException as error:
         raise NoException(f"{said_of(error)} was raised, which is no Exception") from error

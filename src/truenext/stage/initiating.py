@@ -50,7 +50,7 @@ class Initiating:
         said = self._end()
         if error is None:
             asyncio.run_coroutine_threadsafe(
-                self._initiator.initiate(said, self._deadline, in_thread=asyncio.to_thread), self._initiator.loop
+                self._initiator.initiate(said, self._deadline), self._initiator.loop
             ).result()
 
     def _begin(self) -> Initiation:

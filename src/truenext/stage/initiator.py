@@ -14,7 +14,6 @@ from truenext.stage.asking import Asking
 from truenext.stage.committing import bodies_of, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
-from truenext.stage.hooks import call_hooks
 from truenext.stage.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from truenext.errors import InDoubt
     from truenext.stage.core.beginning import BeginOptions
     from truenext.stage.core.definitions import Endpoint
-    from truenext.stage.hooks import InThread
     from truenext.stage.lane import Lane
     from truenext.stage.world import World
 
@@ -48,16 +46,14 @@ class Initiator:
         said = Said(secrets.token_hex(16), self._world.service)
         return said, Initiation(said, self._world.now_ms(), self._world.stages)
 
-    async def initiate(self, said: Said, deadline: float, in_thread: InThread | None = None) -> None:
-        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop. What
-        is to be called afterwards is called `in_thread`, if who says it is in one.
+    async def initiate(self, said: Said, deadline: float) -> None:
+        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
         if said.outgoing:
             is_interactive = any(each.envelope.flow.interactive for each in said.outgoing)
             await self._send(said, is_interactive, deadline)
-        await call_hooks(said, {"service": self._world.service}, in_thread)
 
     async def _send(self, said: Said, is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`"""

@@ -195,10 +195,16 @@ class Running:
                 last_first.push_async_callback(asyncio.to_thread, self.world.events.close)
             if self.world.gate is not None:
                 last_first.push_async_callback(self.world.gate.stop)
-            for lane in self._lanes:
-                last_first.push_async_callback(lane.close)
+            last_first.push_async_callback(self._close_lanes)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)
+
+    async def _close_lanes(self) -> None:
+        """Both at once: each may wait for a broker that stands still."""
+        closed = await asyncio.gather(*(lane.close() for lane in self._lanes), return_exceptions=True)
+        for each in closed:
+            if isinstance(each, BaseException):
+                raise each
 
     async def _end_consumptions(self, timeout: float) -> None:
         tasks = {each.task for each in self.consumptions}

@@ -250,7 +250,7 @@ class Handling:
         if work is not None and not work.is_used:
             work = None
         if work is not None:
-            await self._in_its_place(work.check)
+            await self._in_its_place(work.check, work)
             point("checked", self._stage)
         lane = self._lane
         # Whoever would be refused for what is open on the connection waits instead.
@@ -278,7 +278,7 @@ class Handling:
     async def _commit_sql(self, work: TaskWork | ThreadWork) -> None:
         """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""
         try:
-            await self._in_its_place(work.commit)
+            await self._in_its_place(work.commit, work)
         except asyncio.CancelledError:
             if not work.is_committed:
                 raise
@@ -333,12 +333,8 @@ class Handling:
                     raise
                 except BaseException as error:
                     raise _no_exception(stage, error) from error
-                finally:
-                    if self._is_left and work is not None:
-                        # Here, for nobody else may use what this thread uses.
-                        work.rollback()
 
-            result = await self._in_thread(call)
+            result = await self._in_thread(call, work)
         else:
             try:
                 if around is None and not plan.has_factories:
@@ -366,17 +362,25 @@ class Handling:
             )
         flow.reply(result)
 
-    async def _in_its_place(self, step: Callable[[], Any]) -> None:
+    async def _in_its_place(self, step: Callable[[], Any], work: TaskWork | ThreadWork) -> None:
         """What is said to the database, where the stage has run."""
         if self._stage.signature.is_async:
             await step()
         else:
-            await self._in_thread(step)
+            await self._in_thread(step, work)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _in_thread(self, call: Callable[[], T], work: TaskWork | ThreadWork | None = None) -> T:
         """Whoever is cancelled waits all the same: a thread cannot be interrupted, and what it uses is not to be taken
-        away under it."""
-        future = self._world.loop.run_in_executor(self._lane.threads, copy_context().run, call)
+        away under it. A second cancellation leaves it, and it rolls back `work` itself."""
+
+        def run() -> T:
+            try:
+                return call()
+            finally:
+                if self._is_left and work is not None:
+                    work.rollback()
+
+        future = self._world.loop.run_in_executor(self._lane.threads, copy_context().run, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -390,7 +394,7 @@ class Handling:
 
     async def _take_back(self, work: TaskWork | ThreadWork | None) -> None:
         if work is not None and not self._is_left:
-            await self._in_its_place(work.rollback)
+            await self._in_its_place(work.rollback, work)
 
     # ---- What became of it ----
 

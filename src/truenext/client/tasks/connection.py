@@ -650,10 +650,17 @@ class Connection:
         asked = wanted(destination, options)
         tasks = self._consuming[consuming] = set()
         caller = asyncio.current_task()
+        assert caller is not None, "a coroutine runs in one"
+        cancelled = caller.cancelling()
+
+        def is_over() -> bool:
+            # It may have swallowed a cancellation before.
+            return consuming.is_over or caller.cancelling() > cancelled
+
         try:
             await driver.run(consuming.subscribe(asked))
             for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler, caller)))
+                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler, is_over)))
             await driver.run(consuming.until_stopped())
         finally:
             consuming.stop()
@@ -676,9 +683,9 @@ class Connection:
         consuming: Consuming,
         core: CoreSession,
         handler: Callable[[Message, Session], Awaitable[None]],
-        caller: asyncio.Task[object] | None,
+        is_over: Callable[[], bool],
     ) -> None:
-        """`caller` is the task of `consume`: what cancels it is to end the handlers, too."""
+        """`is_over`: `consume` ends, or was cancelled, and so are the handlers."""
         driver = self._driver
         session = Session(self, core)
         owner = asyncio.current_task()
@@ -696,7 +703,7 @@ class Connection:
                         log.handler_failed(message, error)
                 except asyncio.CancelledError as error:
                     core.ended(message, error)
-                    if consuming.is_over or caller is None or caller.cancelling():
+                    if is_over():
                         raise
                     # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
                     log.handler_failed(message, error)
