@@ -49,6 +49,17 @@ async def call_hooks(
             _logger.error("what was to be called after the commit has failed", extra=fields, exc_info=error)
 
 
+def call_hooks_here(said: Said, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
+    """The same, by a thread that has nothing else to do; what is `async` is called in `loop`."""
+    for hook in said.after_commit:
+        try:
+            made = _call(hook)
+            if inspect.isawaitable(made):
+                asyncio.run_coroutine_threadsafe(_in_time(made), loop).result()
+        except Exception as error:
+            _logger.error("what was to be called after the commit has failed", extra=fields, exc_info=error)
+
+
 def _call(hook: Callable[[], object]) -> object:
     """What is no Exception would end the process, or the thread."""
     try:

@@ -49,9 +49,7 @@ class Initiating:
     ) -> None:
         said = self._end()
         if error is None:
-            asyncio.run_coroutine_threadsafe(
-                self._initiator.initiate(said, self._deadline), self._initiator.loop
-            ).result()
+            self._initiator.initiate_in_thread(said, self._deadline)
 
     def _begin(self) -> Initiation:
         """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""

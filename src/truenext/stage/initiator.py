@@ -14,6 +14,7 @@ from truenext.stage.asking import Asking
 from truenext.stage.committing import bodies_of, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
+from truenext.stage.hooks import call_hooks, call_hooks_here
 from truenext.stage.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -47,10 +48,21 @@ class Initiator:
         return said, Initiation(said, self._world.now_ms(), self._world.stages)
 
     async def initiate(self, said: Said, deadline: float) -> None:
-        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop.
+        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop; then
+        call what is to be called then.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
+        await self._send_all(said, deadline)
+        await call_hooks(said, {"service": self._world.service}, None)
+
+    def initiate_in_thread(self, said: Said, deadline: float) -> None:
+        """The same by a thread, which calls that itself: all other threads may be waiting here. Raises: the same"""
+        asyncio.run_coroutine_threadsafe(self._send_all(said, deadline), self.loop).result()
+        call_hooks_here(said, {"service": self._world.service}, self.loop)
+
+    async def _send_all(self, said: Said, deadline: float) -> None:
+        """Raises: as `initiate`"""
         if said.outgoing:
             is_interactive = any(each.envelope.flow.interactive for each in said.outgoing)
             await self._send(said, is_interactive, deadline)
