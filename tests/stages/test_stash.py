@@ -1,5 +1,9 @@
 """Can a flow be kept in bytes, and go on from them later? Source: docs/stages.md"""
 
+import asyncio
+import os
+import threading
+
 import pytest
 
 from tests.stages.flows import Memo, Number, Text, run
@@ -266,5 +270,42 @@ def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
             begin.unstash(stashed[0]).next(Number())
         await t.ended()
         assert ended == ["last"]
+
+    run(app, work)
+
+
+def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
+    """As many at once as the event loop has threads: in another thread no hook would ever be called."""
+    app = Service("shop")
+    stashed: list[bytes] = []
+    called: list[bool] = []
+    many = min(32, (os.cpu_count() or 1) + 4)
+    chain = app.endpoint("chain", Number, Number)
+
+    @chain.stage
+    async def waits(number: Number, flow: Flow) -> None:
+        stashed.append(flow.stash())
+
+    @chain.stage
+    async def last(number: Number) -> Number:
+        return number
+
+    async def asynchronous() -> None:
+        called.append(True)
+
+    def begin() -> None:
+        here = threading.current_thread()
+        with app.initiate() as begin:
+            flow = begin.unstash(stashed[0])
+            flow.after_commit(lambda: called.append(threading.current_thread() is here))
+            flow.after_commit(asynchronous)
+            flow.next(Number())
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        await t.ended()
+        await asyncio.gather(*(asyncio.to_thread(begin) for _ in range(many)))
+        await t.ended()
+        assert called == [True] * 2 * many
 
     run(app, work)
