@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.stages.flows import Memo, Number, Text, run
-from truenext.stage import Flow, FlowError, Service
+from truenext.stage import Endpoint, Flow, FlowError, Service
 from truenext.testing.stages import Stages
 
 
@@ -211,10 +211,8 @@ def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None
     run(app, work)
 
 
-def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_committed() -> None:
-    app = Service("shop")
-    stashed: list[bytes] = []
-    called: list[str] = []
+def stashing(app: Service, stashed: list[bytes]) -> Endpoint[Number, Number]:
+    """Its first stage stashes the flow, its last one replies with what it gets."""
     chain = app.endpoint("chain", Number, Number)
 
     @chain.stage
@@ -224,6 +222,15 @@ def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_com
     @chain.stage
     async def last(number: Number) -> Number:
         return number
+
+    return chain
+
+
+def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_committed() -> None:
+    app = Service("shop")
+    stashed: list[bytes] = []
+    called: list[str] = []
+    chain = stashing(app, stashed)
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
@@ -280,15 +287,7 @@ def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
     stashed: list[bytes] = []
     called: list[bool] = []
     many = min(32, (os.cpu_count() or 1) + 4)
-    chain = app.endpoint("chain", Number, Number)
-
-    @chain.stage
-    async def waits(number: Number, flow: Flow) -> None:
-        stashed.append(flow.stash())
-
-    @chain.stage
-    async def last(number: Number) -> Number:
-        return number
+    chain = stashing(app, stashed)
 
     async def asynchronous() -> None:
         called.append(True)

@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -33,13 +34,13 @@ from truenext.stage.committing import (
     size_of,
 )
 from truenext.stage.core.envelope import decode
-from truenext.stage.core.errors import FlowError, NoException, Refuse
+from truenext.stage.core.errors import FlowError, Refuse
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.said import Said
+from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.own_task import in_own_task
 from truenext.stage.sql.errors import Trouble
 
 if TYPE_CHECKING:
@@ -141,28 +142,14 @@ class Handling:
                 raise
             # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
             await self._failed(error)
-        except InDoubt as error:
-            if not self._ran_at:
-                # As below.
-                await self._failed(error)
-                return
-            self._end("in doubt", error)
-            raise
         except BrokerAway as error:
             await self._message.give_back()
             self._end("given back", error)
-        except RolledBack as error:
-            refused = refused_with(error)
+        except (InDoubt, RolledBack) as error:
             if not self._ran_at:
-                # It is not of this transaction, but of one that the stage has begun by itself.
-                await self._rolled_back_within(error)
-            elif refused is None or not self._is_flushed:
-                # What is refused at the commit has given back the message already. When it comes again it is flushed.
-                self._end("given back", error)
-                await self._rest_if_no_room(error)
-                raise
+                await self._has_not_committed_its_own(error)
             else:
-                await self._failed(refused)
+                await self._has_not_committed(error)
         except Exception as error:
             await self._failed(error)
         else:
@@ -170,14 +157,29 @@ class Handling:
             if said.after_commit:
                 await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
 
-    async def _rolled_back_within(self, error: RolledBack) -> None:
-        """What the broker refuses is the stage's failure. That it was away, or has no room, is nobody's."""
-        if refused_with(error) is not None:
+    async def _has_not_committed_its_own(self, error: InDoubt | RolledBack) -> None:
+        """It is not of this transaction, but of one that the stage has begun by itself. What the broker refuses of
+        that is the stage's failure. That it was away, or has no room, is nobody's."""
+        if isinstance(error, InDoubt) or refused_with(error) is not None:
             await self._failed(error)
             return
         await self._message.give_back()
         self._end("given back", error)
         await self._rest_if_no_room(error)
+
+    async def _has_not_committed(self, error: InDoubt | RolledBack) -> None:
+        """Raises: the error, unless the message has its verdict"""
+        if isinstance(error, InDoubt):
+            self._end("in doubt", error)
+            raise error
+        refused = refused_with(error)
+        if refused is not None and self._is_flushed:
+            await self._failed(refused)
+            return
+        # What is refused at the commit has given back the message already. When it comes again it is flushed.
+        self._end("given back", error)
+        await self._rest_if_no_room(error)
+        raise error
 
     async def _rest_if_no_room(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
@@ -320,36 +322,22 @@ class Handling:
         if not stage.signature.is_async:
 
             def call() -> object:
-                try:
-                    if around is None:
-                        with plan.values_in_thread(given) as others:
-                            return function(*arguments, **others)
-                    with around, plan.values_in_thread(given) as others:
+                if around is None:
+                    with plan.values_in_thread(given) as others:
                         return function(*arguments, **others)
-                except StopIteration as error:
-                    # No task can be told of it.
-                    raise RuntimeError(f"{stage.name} has raised StopIteration") from error
-                except Exception:
-                    raise
-                except BaseException as error:
-                    raise _no_exception(stage, error) from error
+                with around, plan.values_in_thread(given) as others:
+                    return function(*arguments, **others)
 
-            result = await self._in_thread(call, work)
+            result = await self._in_thread(partial(called, call), work)
+        elif around is None and not plan.has_factories:
+            result = await function(*arguments, **plan.arguments(given))
+        elif around is None:
+            async with plan.values(given) as others:
+                result = await function(*arguments, **others)
         else:
-            try:
-                if around is None and not plan.has_factories:
-                    result = await function(*arguments, **plan.arguments(given))
-                elif around is None:
-                    async with plan.values(given) as others:
-                        result = await function(*arguments, **others)
-                else:
-                    with around:
-                        async with plan.values(given) as others:
-                            result = await function(*arguments, **others)
-            except (Exception, asyncio.CancelledError, GeneratorExit):
-                raise
-            except BaseException as error:
-                raise _no_exception(stage, error) from error
+            with around:
+                async with plan.values(given) as others:
+                    result = await function(*arguments, **others)
         if result is None:
             return
         if inspect.isawaitable(result):
@@ -478,8 +466,3 @@ class Handling:
             "message_key": self._message.key,
             "attempt": self._message.attempts + 1,
         }
-
-
-def _no_exception(stage: Stage, error: BaseException) -> NoException:
-    """It would end the process, and the next one that gets the message, and so on."""
-    return NoException(f"{stage.name} has raised {said_of(error)}, which is no Exception")

@@ -43,7 +43,7 @@ def check(place: str, file: Path, write: bool) -> None:
     try:
         findings = [] if before is None else compare(before, now)
     except (ValueError, TypeError, AttributeError) as error:
-        raise Failure(ConfigurationError(f"{file} is not what --write has written: {error}")) from error
+        raise Failure(_not_written(file, error)) from error
     for finding in findings:
         _say(finding)
     if write:
@@ -68,10 +68,14 @@ def _read(file: Path) -> Interface:
     except FileNotFoundError as error:
         raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
     except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"{file} is not what --write has written: {error}") from error
+        raise _not_written(file, error) from error
     if interface.format != FORMAT:
         raise ConfigurationError(f"{file} has format {interface.format}, and this knows {FORMAT}: update truenext")
     return interface
+
+
+def _not_written(file: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{file} is not what --write has written: {error}")
 
 
 def _encoded(interface: Interface) -> bytes:

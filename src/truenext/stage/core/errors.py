@@ -27,7 +27,7 @@ class Refuse(TruenextError):
 
 
 class NoException(TruenextError):
-    """A stage has raised what is no Exception, such as SystemExit: it has failed like any other."""
+    """A stage or a hook has raised what is no Exception, such as SystemExit: it has failed like any other."""
 
 
 class NotDecoded(TruenextError):

@@ -1,4 +1,4 @@
-"""How a program's own code is awaited: in a task of its own, so that what it does to its task it does to that one."""
+"""How a program's own code is run, so that nothing it raises or does to its task ends a worker or the process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from truenext.stage.core.errors import NoException
 from truenext.stage.core.failure import said_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
+
+
+def called(function: Callable[[], T]) -> T:
+    """What it returns. Raises: what it raises; NoException instead of what would end the thread; RuntimeError instead
+    of StopIteration, of which no task can be told"""
+    try:
+        return function()
+    except StopIteration as error:
+        raise RuntimeError("StopIteration was raised") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _no_exception(error) from error
 
 
 async def in_own_task(awaitable: Awaitable[T]) -> T:
@@ -27,7 +40,7 @@ async def in_own_task(awaitable: Awaitable[T]) -> T:
         # Otherwise an error and this frame would keep each other, until the garbage is collected.
         del task
     if isinstance(result, _Raised):
-        raise NoException(f"{said_of(result.error)} was raised, which is no Exception") from result.error
+        raise _no_exception(result.error) from result.error
     return result
 
 
@@ -41,7 +54,14 @@ class _Raised:
 async def _result_of(awaitable: Awaitable[T]) -> T | _Raised:
     try:
         return await awaitable
-    except (GeneratorExit, SystemExit, KeyboardInterrupt) as error:
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
         # A task hands SystemExit on to the event loop, and throws GeneratorExit at who awaits it. It is returned, since
         # GeneratorExit may also be the end of this coroutine in an event loop that has ended: then nobody looks at it.
         return _Raised(error)
+
+
+def _no_exception(error: BaseException) -> NoException:
+    """It would end the process, and the next one that gets the message, and so on."""
+    return NoException(f"{said_of(error)} was raised, which is no Exception")
