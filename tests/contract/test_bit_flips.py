@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from tests.contract.damage import Content, Run, Writer, read_all, run_broker, worked_on, write_history
 from truenext.errors import StoreError
 from truenext.history.check import damages
+from truenext.record import LANE_KEY_SIZE, sequence_of
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export
@@ -96,8 +98,9 @@ def expect(found: Content, written: Content, cleared: frozenset[bytes] = frozens
         good = {sequence: shown for sequence, shown in here.items() if shown.message is not None}
         assert list(good) == sorted(good)
         assert good.keys() <= there.keys(), "a message too much"
-        # The key of a damaged one may be what is damaged.
-        assert len(here) == len(there), "a message is missing"
+        # The key of a damaged one may be what is damaged. Of one that was acknowledged, where only the journal said so,
+        # it is one more.
+        assert len(here) >= len(there), "a message is missing"
         are_damaged |= len(good) != len(here)
         for sequence, shown in good.items():
             assert shown.message == there[sequence].message
@@ -156,6 +159,25 @@ def exported(folder: Path, new: Path) -> Content | None:
     return content
 
 
+def gone_in_the_journal(folder: Path, written: Content) -> Iterator[tuple[int, bytes]]:
+    """Where keys of messages stand that are still in the checkpoint, and were acknowledged; and the keys."""
+    data = folder / "lmdb/data.mdb"
+    content = data.read_bytes()
+    with lmdb.open(str(data.parent), readonly=True, lock=False, max_dbs=30) as environment, environment.begin() as txn:
+        keys = set(txn.cursor(environment.open_db(b"messages", txn, create=False)).iternext(values=False))
+    for head in heads_of_nodes(data):
+        key = content[head + 8 : head + 8 + LANE_KEY_SIZE + 8]
+        one_more = key[:-1] + bytes([key[-1] ^ 1])
+        lane = written.shelf.get(key[:LANE_KEY_SIZE], {})
+        if (
+            key in keys
+            and one_more not in keys
+            and lane
+            and not {sequence_of(key), sequence_of(one_more)} & lane.keys()
+        ):
+            yield head + 8, key
+
+
 def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
     """Every message saved is one that was written once; how many are lost."""
     if is_whole:
@@ -203,4 +225,23 @@ def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Pat
     assert not silent, "check finds nothing"
     if FLIPS >= 100:
         assert outcomes["refused"] and outcomes["right"], outcomes
+    shutil.rmtree(quick_path)
+
+
+def test_a_damaged_key_of_what_was_acknowledged_makes_one_more_damaged_message_and_no_other(quick_path: Path) -> None:
+    """Fixed: the test above took it for a message that was missing, seldom, as it counts those of a lane."""
+    folder = quick_path / "data"
+    print(f"\nseed {SEED}")
+    content = Writer(folder, random.Random(SEED), shares=True).stop()
+    write_history(folder)
+    at, key = next(gone_in_the_journal(folder, content))
+    flip(folder / "lmdb/data.mdb", (at + len(key) - 1) * 8)
+    found = findings(folder)
+    run = run_broker(folder)
+    assert judge(run, content) == "messages left out"
+    assert run.found is not None
+    lane, sequence = key[:LANE_KEY_SIZE], sequence_of(key) ^ 1
+    assert run.found.shelf[lane].keys() - content.shelf[lane].keys() == {sequence}
+    assert run.found.shelf[lane][sequence].message is None
+    assert any(f"message {sequence} of queue" in finding for finding in found), found
     shutil.rmtree(quick_path)

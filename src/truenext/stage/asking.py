@@ -28,7 +28,6 @@ R = TypeVar("R")
 
 _logger = logging.getLogger("truenext.stage")
 
-
 PAUSE_S = 1.0
 """Until a subscription that was refused is tried again, while somebody waits for a reply."""
 
