@@ -41,16 +41,16 @@ def relay(gate: Gate, order: Order) -> Done:
 
 
 def _sending(outgoing: Outgoing) -> Handler:
-    destination, body, id = outgoing.destination, outgoing.body({}), outgoing.envelope.id
+    message = outgoing.finished({})
 
-    async def handle(message: Message, session: Session) -> None:
+    async def handle(_: Message, session: Session) -> None:
         await session.send(
-            destination,
-            body,
-            priority=outgoing.priority,
+            message.destination,
+            message.body,
+            priority=message.priority,
             persistent=True,
             content_type=CONTENT_TYPE,
-            correlation_id=id,
+            correlation_id=message.id,
         )
 
     return handle

@@ -189,7 +189,7 @@ async def messages(name: str) -> list[Outgoing]:
     sent: list[Outgoing] = []
     for stage in place.stages:
         sent += said.outgoing
-        envelope = decode(sent[-1].body({}))
+        envelope = decode(sent[-1].finished({}).body)
         said = Said(envelope.id, f"{app.name} {stage.queue}")
         flow = Flow(stage, envelope, said, now_ms)
         await stage.function(flow.message, flow.state, flow)

@@ -1,7 +1,8 @@
 """One part dies at each named point of a message's way: what is done once, and what twice.
 
-Stated before anything is run: only the window repeats, which is open from SQL's COMMIT to the broker's.
-Source: docs/stages.md, "One transaction"
+Stated before anything is run: only the window repeats, which is open from SQL's COMMIT to the broker's. Where effects
+happen once, nothing does.
+Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from tests.stages.postgres import PostgresServer, own_server
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from truenext.stage import Service
+from truenext.stage.sql import applied_schema
 
 SERVICE = "tests.stages.services.crashing:app"
 IS_WHOLE = "TRUENEXT_STAGES" in os.environ
@@ -70,7 +72,9 @@ class _Table:
 
 
 class _Trial:
-    def __init__(self, broker: BrokerProcess, folder: Path, case: Case, database: str | None, victim: int) -> None:
+    def __init__(
+        self, broker: BrokerProcess, folder: Path, case: Case, database: str | None, victim: int, *, once: bool
+    ) -> None:
         self._broker = broker
         self._folder = folder
         self._case = case
@@ -78,6 +82,8 @@ class _Trial:
         self._environment = {"CRASH_AT": case.point, "CRASH_FILE": str(self._happened), "CRASH_PID": str(victim)}
         if database is not None:
             self._environment["CRASH_DATABASE"] = database
+        if once:
+            self._environment["CRASH_ONCE"] = "yes"
 
     def run(self, revive: Callable[[], None]) -> Counter[object]:
         """What came out at the end, how often. `revive` starts again what was killed."""
@@ -128,7 +134,13 @@ class _Trial:
 
 
 def _try(
-    broker: BrokerProcess, folder: Path, case: Case, table: _Table | None, postgres: PostgresServer | None = None
+    broker: BrokerProcess,
+    folder: Path,
+    case: Case,
+    table: _Table | None,
+    postgres: PostgresServer | None = None,
+    *,
+    once: bool = False,
 ) -> None:
     victim = os.getpid()
     revive: Callable[[], None] = lambda: None  # noqa: E731
@@ -139,11 +151,13 @@ def _try(
     else:
         assert postgres is not None
         victim, revive = postgres.pid, postgres.start_again
-    done = _Trial(broker, folder, case, None if table is None else table.url, victim).run(revive)
+    if once and table is not None:
+        applied_schema(table.url)
+    done = _Trial(broker, folder, case, None if table is None else table.url, victim, once=once).run(revive)
     assert done == Counter(range(MESSAGES)), "each message is handled, and what it says is there once"
     if table is not None:
         runs = table.runs()
-        assert sum(runs.values()) == MESSAGES - 1 + case.runs
+        assert sum(runs.values()) == MESSAGES - 1 + (1 if once else case.runs)
         assert len(runs) == MESSAGES
 
 
@@ -177,3 +191,20 @@ def test_on_postgresql_only_the_window_repeats(
     with own_postgres.database() as name:
         table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
         _try(broker, tmp_path, case, table, own_postgres)
+
+
+@pytest.mark.parametrize("case", _cases(("stage", "broker"), SQL, (("stage", "SQL committed"),)), ids="-".join)
+def test_on_sqlite_effects_that_happen_once_do_whoever_dies_wherever(
+    broker: BrokerProcess, tmp_path: Path, case: Case
+) -> None:
+    file = tmp_path / "shop.db"
+    _try(broker, tmp_path, case, _Table(f"sqlite:///{file}", lambda: sqlite3.connect(file)), once=True)
+
+
+@pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), SQL, FEW), ids="-".join)
+def test_on_postgresql_effects_that_happen_once_do_whoever_dies_wherever(
+    broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case
+) -> None:
+    with own_postgres.database() as name:
+        table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
+        _try(broker, tmp_path, case, table, own_postgres, once=True)

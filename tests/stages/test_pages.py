@@ -1,4 +1,4 @@
-"""Do the pages about dependencies, SQL and failures say what happens?"""
+"""Do the pages about dependencies, SQL, the outbox and failures say what happens?"""
 
 from pathlib import Path
 
@@ -13,6 +13,11 @@ def test_the_examples_of_dependencies(tmp_path: Path) -> None:
 def test_the_examples_of_sql(tmp_path: Path) -> None:
     """They need no broker."""
     follow("docs/stages-sql.md", Folder(tmp_path / "folder", "stomp://127.0.0.1:1"))
+
+
+def test_the_examples_of_effects_that_happen_once(tmp_path: Path) -> None:
+    """They bring their own brokers."""
+    follow("docs/stages-outbox.md", Folder(tmp_path / "folder", "stomp://127.0.0.1:1"))
 
 
 def test_the_examples_of_failures(tmp_path: Path) -> None:

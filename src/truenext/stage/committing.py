@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from truenext.client.core.sends import SendOptions
     from truenext.client.tasks.connection import Session
     from truenext.stage.core.said import Outgoing
+    from truenext.stage.core.unit import Finished
     from truenext.stage.interceptors.chain import Chain
     from truenext.stage.interceptors.interceptor import Execution
 
@@ -23,11 +24,11 @@ FRAME_BYTES = 1024
 """What a message takes of a transaction besides its body, amply."""
 
 
-def bodies_of(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution | None) -> list[bytes]:
+def finished(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution | None) -> list[Finished]:
     """Raises: FlowError if one is too large, or cannot be JSON"""
     if not chain.has_sending:
-        return [each.body({}) for each in outgoing]
-    bodies = []
+        return [each.finished({}) for each in outgoing]
+    messages = []
     for each in outgoing:
         envelope = each.envelope
         send = Send(
@@ -39,13 +40,13 @@ def bodies_of(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution |
             carrier={},
         )
         chain.sending(execution, send)
-        bodies.append(each.body(send.carrier))
-    return bodies
+        messages.append(each.finished(send.carrier))
+    return messages
 
 
-def size_of(bodies: Sequence[bytes]) -> int:
+def size_of(messages: Sequence[Finished]) -> int:
     """Bytes that they take of an open transaction."""
-    return sum(map(len, bodies)) + FRAME_BYTES * len(bodies)
+    return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
 def left_s(deadline: float) -> float:
@@ -53,21 +54,22 @@ def left_s(deadline: float) -> float:
     return max(deadline - asyncio.get_running_loop().time(), 0.001)
 
 
-async def send_all(session: Session, outgoing: Sequence[Outgoing], bodies: Sequence[bytes], deadline: float) -> None:
+async def send_all(session: Session, messages: Sequence[Finished], deadline: float) -> None:
     """Raises: RolledBack, TimeoutError"""
-    for each, body in zip(outgoing, bodies, strict=True):
-        flow = each.envelope.flow
+    for each in messages:
         options: SendOptions = {
             "priority": each.priority,
-            "persistent": flow.persistent,
+            "persistent": each.persistent,
             "content_type": CONTENT_TYPE,
-            "correlation_id": each.envelope.id,
+            "correlation_id": each.id,
         }
-        if each.expires_ms:
+        if each.refused:
+            options["headers"] = {"refused": each.refused}
+        elif each.expires_ms:
             options["headers"] = {"expires": str(each.expires_ms)}
         elif each.ttl_s is not None:
             options["ttl"] = each.ttl_s
-        await session.send(each.destination, body, timeout=left_s(deadline), **options)
+        await session.send(each.destination, each.body, timeout=left_s(deadline), **options)
 
 
 class BrokerAway(TruenextError):

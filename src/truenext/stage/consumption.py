@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from truenext.client.core.consumers import ConsumerOptions
     from truenext.stage.core.definitions import Stage
+    from truenext.stage.exactly_once.once import ExactlyOnce
     from truenext.stage.lane import Lane
     from truenext.stage.world import World
 
@@ -30,11 +31,12 @@ PAUSE_S = 1.0
 class Consumption:
     """Of one stage, in one lane."""
 
-    def __init__(self, world: World, stage: Stage, lane: Lane) -> None:
+    def __init__(self, world: World, stage: Stage, lane: Lane, once: ExactlyOnce | None) -> None:
+        """`once` if the effects of the stage happen once."""
         self.stage = stage
         self.lane = lane
-        self.worker = Worker(world, stage, lane)
-        self._gate = world.gate if world.plans.uses_sql(stage) else None
+        self.worker = Worker(world, stage, lane, once)
+        self._gate = world.gate if world.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
         self._why_not = ""
         """Why it has no subscription."""

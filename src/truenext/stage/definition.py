@@ -43,6 +43,7 @@ class Definition:
         concurrency: int = CONCURRENCY,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool = False,
         lifespan: Make[Any] | None = None,
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
@@ -54,6 +55,10 @@ class Definition:
         handled at once (and as many interactive ones), after how many failures a message is a dead letter (if that is
         fewer than the policy of the queue says), and when a failed message is tried again, by the class of what was
         raised: {Busy: "2s, 10s, 1m", Bad: "never"}.
+
+        `exactly_once` is for all stages that say nothing else: their effects in the database happen once, and what they
+        send is sent once, whatever is lost and however often a message comes (docs/stages-outbox.md). A subscriber is
+        none of them.
 
         `events` is a folder into which each process that runs the stages writes what they do, for `truenext audit
         --stages`.
@@ -93,7 +98,7 @@ class Definition:
         self.topics: dict[str, Topic[Any]] = {}
         self.stages: dict[str, Stage] = {}
         """By queue."""
-        self._settings = Settings(f"service {name}", concurrency, attempts, retry)
+        self._settings = Settings(f"service {name}", concurrency, attempts, retry, exactly_once)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -127,6 +132,7 @@ class Definition:
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> Stateless[M, R]: ...
 
     @overload
@@ -140,6 +146,7 @@ class Definition:
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> Stateful[M, R, S]: ...
 
     @overload
@@ -152,6 +159,7 @@ class Definition:
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> Stateless[M, None]: ...
 
     @overload
@@ -165,6 +173,7 @@ class Definition:
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> Stateful[M, None, S]: ...
 
     def endpoint(
@@ -177,6 +186,7 @@ class Definition:
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> Local[Any, Any]:
         """An endpoint of this service: functions that are decorated with its `stage` are what it does, one after the
         other. A name that begins with a dot is that of the service and the rest. What is shared by the stages of one
@@ -185,7 +195,7 @@ class Definition:
         Raises: DefinitionError
         """
         kind = Stateless if state is None else Stateful
-        settings = Settings(name, concurrency, attempts, retry).over(self._settings)
+        settings = Settings(name, concurrency, attempts, retry, exactly_once).over(self._settings)
         made: Local[Any, Any] = kind(
             endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
@@ -254,7 +264,8 @@ class Definition:
 
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)
-            settings = Settings(name, 1, None, None).over(self._settings)
+            # What is published comes to each process, so there is nobody else who might have handled it.
+            settings = Settings(name, 1, None, None, exactly_once=False).over(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: Local[M, None] = Local(name, topic.takes.type, None, state, settings, register=self._register)
             endpoint.topic = topic

@@ -1,19 +1,34 @@
-"""How a program begins flows: `async with app.initiate() as begin:`, or `with` where nothing can be awaited."""
+"""How a program begins flows: `async with app.initiate() as begin:`, or `with` where nothing can be awaited. In a
+transaction of its own database, with `app.initiate(session)`, or in one of the broker's alone."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from truenext.errors import LocalProtocolError
+from truenext.limits import TRANSACTION_BYTES_MAX
+from truenext.stage.committing import finished, size_of
+from truenext.stage.core.errors import FlowError
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
+from truenext.stage.core.unit import Unit, inbox_id
 from truenext.stage.initiator import checked_timeout
+from truenext.stage.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from truenext.stage.core.initiation import Initiation
-    from truenext.stage.core.said import Said
+    from truenext.stage.core.said import Outgoing
+    from truenext.stage.definition import Definition
     from truenext.stage.initiator import Initiator
+    from truenext.stage.interceptors.chain import Chain
+    from truenext.stage.sql.beginning import InTransaction
 
 
 class Initiating:
@@ -73,3 +88,94 @@ class Initiating:
             return asyncio.get_running_loop() is self._initiator.loop
         except RuntimeError:
             return False
+
+
+class InitiatingInTransaction:
+    """All that is said in the block is in the outbox at its end, in the transaction of the session: sent when that is
+    committed, and never if it is rolled back. The broker need not be there.
+
+    Raises: FlowError if it is too much, or something else was begun under its key
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        chain: Chain,
+        transaction: InTransaction,
+        key: str | None,
+        when_committed: Callable[[], object],
+    ) -> None:
+        """By `Service.initiate`. Raises: FlowError"""
+        if key is not None and not (isinstance(key, str) and key):
+            raise FlowError(f"a key is what the caller calls what is begun, such as its order, not {key!r}")
+        self._definition = definition
+        self._chain = chain
+        self._transaction = transaction
+        self._when_committed = when_committed
+        self._has_key = key is not None
+        # Of a repeated call the flows have the ids of before.
+        self._id = secrets.token_hex(16) if key is None else inbox_id(definition.name, " key", key)
+        self._said: Said | None = None
+
+    async def __aenter__(self) -> Initiation:
+        if not self._transaction.is_async:
+            raise LocalProtocolError("a Session is used with `with`; `async with` is for an AsyncSession")
+        return self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        said = self._end()
+        if error is None and said:
+            unit = self._unit(said)
+            await self._transaction.write_async(self._definition.name, self._id, self._content(said), unit)
+            self._transaction.when_committed(self._when_committed)
+
+    def __enter__(self) -> Initiation:
+        if self._transaction.is_async:
+            raise LocalProtocolError("an AsyncSession is used with `async with`; `with` is for a Session")
+        return self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        said = self._end()
+        if error is None and said:
+            unit = self._unit(said)
+            self._transaction.write(self._definition.name, self._id, self._content(said), unit)
+            self._transaction.when_committed(self._when_committed)
+
+    def _begin(self) -> Initiation:
+        if self._said is not None:
+            raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
+        self._said = Said(self._id, self._definition.name)
+        return Initiation(self._said, World.now_ms(), self._definition.stages)
+
+    def _end(self) -> Sequence[Outgoing]:
+        said = self._said
+        assert said is not None, "the block has begun"
+        said.is_over = True
+        if said.after_commit:
+            raise FlowError("after_commit is not called for what a transaction of the program's own begins")
+        return said.outgoing
+
+    def _unit(self, said: Sequence[Outgoing]) -> Unit:
+        """Raises: FlowError if the broker would never take it"""
+        messages = finished(said, self._chain, None)
+        if len(messages) > 1 and size_of(messages) > TRANSACTION_BYTES_MAX:
+            raise FlowError(
+                f"what is begun has {size_of(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one transaction of "
+                "the broker: begin it in several initiations"
+            )
+        return Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
+
+    def _content(self, said: Sequence[Outgoing]) -> str | None:
+        """The same for the same, whenever it is said."""
+        if not self._has_key:
+            return None
+        digest = blake2b(digest_size=16)
+        for each in said:
+            flow = msgspec.structs.replace(each.envelope.flow, begun_ms=0)
+            timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
+            digest.update(msgspec.json.encode(timeless, order="deterministic"))
+        return digest.hexdigest()

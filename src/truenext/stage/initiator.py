@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ClosedError, RolledBack
 from truenext.stage.asking import Asking
-from truenext.stage.committing import bodies_of, left_s, refused_with, send_all, size_of
+from truenext.stage.committing import finished, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.hooks import call_hooks, call_hooks_here
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from truenext.errors import InDoubt
     from truenext.stage.core.beginning import BeginOptions
     from truenext.stage.core.definitions import Endpoint
+    from truenext.stage.core.unit import Finished
     from truenext.stage.lane import Lane
     from truenext.stage.world import World
 
@@ -69,11 +70,11 @@ class Initiator:
 
     async def _send(self, said: Said, is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`"""
-        bodies = bodies_of(said.outgoing, self._world.chain, None)
+        messages = finished(said.outgoing, self._world.chain, None)
         pause_s = PAUSE_S
         while True:
             try:
-                await self._send_once(said, bodies, is_interactive, deadline)
+                await self._send_once(messages, is_interactive, deadline)
                 return
             except TimeoutError as error:
                 raise RolledBack("nothing was sent: the broker was not there in time") from error
@@ -88,15 +89,15 @@ class Initiator:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _send_once(self, said: Said, bodies: Sequence[bytes], is_interactive: bool, deadline: float) -> None:
+    async def _send_once(self, messages: Sequence[Finished], is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`; TimeoutError, ClosedError if nothing was committed"""
         lane = self._lanes[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
                 await stack.enter_async_context(lane.transactions.taken(1))
-                await stack.enter_async_context(lane.transaction_bytes.taken(size_of(bodies)))
+                await stack.enter_async_context(lane.transaction_bytes.taken(size_of(messages)))
             session = await stack.enter_async_context(self._sessions[is_interactive].one())
-            await send_all(session, said.outgoing, bodies, deadline)
+            await send_all(session, messages, deadline)
             await session.commit(timeout=left_s(deadline))
 
     async def ask(

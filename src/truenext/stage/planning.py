@@ -34,6 +34,10 @@ class Plans:
         """It asks for a session, or something that it depends on does."""
         return SESSION in self._by_stage[stage].asked
 
+    def uses_database(self, stage: Stage) -> bool:
+        """It asks for a session, or its effects happen once, which the database remembers."""
+        return self.uses_sql(stage) or bool(stage.settings.exactly_once)
+
     def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> Plan:
         given: dict[Any, str] = {Flow: FLOW}
         refused: dict[Any, str] = {}
@@ -48,6 +52,11 @@ class Plans:
             given[own] = SESSION
             kind = "an async function" if is_async else "a function that is not async"
             refused[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
+        elif stage.settings.exactly_once:
+            raise DefinitionError(
+                f"the effects of stage {stage.name} of {stage.endpoint.name} happen once, which a database remembers: "
+                f'Service("{definition.name}", database="postgresql+psycopg:///...")'
+            )
         else:
             _check_no_session(definition, stage)
         placed = stage.signature.placed

@@ -14,6 +14,7 @@ from truenext.errors import LocalProtocolError
 from truenext.stage.consumption import Consumption
 from truenext.stage.core.health import Facts, State
 from truenext.stage.events import StageEvents
+from truenext.stage.exactly_once.once import ExactlyOnce
 from truenext.stage.gate import Gate
 from truenext.stage.initiator import Initiator
 from truenext.stage.lane import Lane
@@ -53,9 +54,11 @@ class Running:
         database: str | None,
         events: Path | None = None,
         waits: bool = False,
+        makes_tables: bool = False,
     ) -> None:
         """To be followed by `connect`, and by `start` if its stages are to run. `events` is the folder into which they
-        write what they do. `waits`: for a broker and a database that are not there yet, as long as it takes."""
+        write what they do. `waits`: for a broker and a database that are not there yet, as long as it takes.
+        `makes_tables`: those that remember what has happened once, if they are missing; for tests."""
         self.process = os.getpid()
         self.world = World(definition, plans)
         self.consumptions: list[Consumption] = []
@@ -65,6 +68,9 @@ class Running:
         self._database = database
         self._events = events
         self._waits = waits
+        self._makes_tables = makes_tables
+        self.once: ExactlyOnce | None = None
+        """What its stages say whose effects happen once, if there are any."""
         self._state: State = "waiting for the broker"
         self._lanes: list[Lane] = []
         self._initiator: Initiator | None = None
@@ -94,9 +100,11 @@ class Running:
         Raises: as `connect`; what the lifespan raises; DatabaseAway if the database is not there
         """
         stages, plans = self._definition.stages.values(), self._plans
-        if any(map(plans.uses_sql, stages)):
+        if any(map(plans.uses_database, stages)):
             self._state = "waiting for the database"
             await self._open_database()
+        if any(each.settings.exactly_once for each in stages):
+            await self._open_outbox()
         if plans.lifespan is not None:
             self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         if self._events is not None:
@@ -104,7 +112,8 @@ class Running:
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
             for lane in self._lanes if stage.endpoint.topic is None else self._lanes[:1]:
-                self.consumptions.append(Consumption(self.world, stage, lane))
+                once = self.once if stage.settings.exactly_once else None
+                self.consumptions.append(Consumption(self.world, stage, lane, once))
         for consumption in self.consumptions:
             consumption.start()
         await self._until_subscribed()
@@ -123,11 +132,22 @@ class Running:
         from truenext.stage.sql import Database
 
         assert self._database is not None, "a stage asks for its sessions"
-        stages = [stage for stage in self._definition.stages.values() if self._plans.uses_sql(stage)]
+        stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = Gate(Database(self._database, interactive=workers, others=workers))
         await gate.open(waits=self._waits)
         self.world.gate = gate
+
+    async def _open_outbox(self) -> None:
+        world, gate = self.world, self.world.gate
+        assert gate is not None, "its database was opened"
+        outbox = gate.database.outbox(world.service, world.run_id, world.instance)
+        if self._makes_tables:
+            await outbox.make_tables()
+        # Others than those who wait: what the relay sends is nobody's who waits.
+        once = ExactlyOnce(outbox, self._lanes[1].connection, world.service)
+        await once.start()
+        self.once = once
 
     # ---- While it runs ----
 
@@ -195,6 +215,8 @@ class Running:
                 last_first.push_async_callback(asyncio.to_thread, self.world.events.close)
             if self.world.gate is not None:
                 last_first.push_async_callback(self.world.gate.stop)
+            if self.once is not None:
+                last_first.push_async_callback(self.once.stop)
             last_first.push_async_callback(self._close_lanes)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)

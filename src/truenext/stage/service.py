@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from truenext.errors import LocalProtocolError
+from truenext.stage.core.errors import FlowError
 from truenext.stage.definition import Definition
-from truenext.stage.initiating import Initiating
+from truenext.stage.initiating import Initiating, InitiatingInTransaction
+from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import Plans
 from truenext.stage.running import STOP_S, Running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
 
     from truenext.errors import InDoubt
     from truenext.stage.core.beginning import BeginOptions
@@ -118,15 +123,42 @@ class Service(Definition):
 
     # ---- Beginning flows ----
 
-    def initiate(self, *, timeout: float = TIMEOUT_S) -> Initiating:
+    @overload
+    def initiate(self, *, timeout: float = TIMEOUT_S) -> Initiating: ...
+
+    @overload
+    def initiate(self, session: Session | AsyncSession, *, key: str | None = None) -> InitiatingInTransaction: ...
+
+    def initiate(
+        self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
+    ) -> Initiating | InitiatingInTransaction:
         """`async with app.initiate() as begin:` begins flows, all or none of them, in one transaction that commits at
         the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
         `with` does the same.
 
+        With the `session` of a transaction of the program's own, in the service's database, the flows begin when that
+        is committed, and never if it is rolled back; the broker need not be there, nor this process be connected
+        (docs/stages-outbox.md). For 7 days all calls with the same `key` begin them once.
+
         Raises: LocalProtocolError if the service is not connected; ValueError if `timeout` is not more than 0. At the
-        end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds
+        end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds. With a
+        session: FlowError if it is too much, or something else was begun under its key; what SQLAlchemy raises
         """
-        return Initiating(self._here, timeout)
+        if session is None:
+            if key is not None:
+                raise FlowError("a key is remembered by the database: initiate(session, key=...)")
+            return Initiating(self._here, timeout)
+        from truenext.stage.sql import InTransaction
+
+        return InitiatingInTransaction(self, Chain(self.interceptors), InTransaction(session), key, self._wake_relay)
+
+    def _wake_relay(self) -> None:
+        """That of this process, from any thread; if it has none, that of another looks within a second."""
+        running = self._running if self.is_running else None
+        if running is not None and running.once is not None:
+            with suppress(RuntimeError):
+                # Its loop may just end.
+                running.world.loop.call_soon_threadsafe(running.once.wake)
 
     async def send(
         self,

@@ -1,12 +1,16 @@
 """How one message is handled: by one stage, in one transaction.
 
     received ─ run ─ checked ─ sent ─ SQL committed ─ committed ─ hooks
+               └ (its effects happen once) written ┘
 
 The database is asked whether its transaction is still good. What the stage has said is sent in a transaction of the
 broker, and the broker has taken all of it, before SQL is committed. After that only the acknowledgement and COMMIT are
 left. An exception anywhere before that takes both back. A stage that has not used SQL leaves out what is about it.
 
-Source: docs/stages.md, "One transaction"
+If the effects of a stage happen once, the first statement of SQL is the id of its message, and the last is what it
+sends, under a number that the broker's COMMIT has, too. Then it makes no difference what is lost behind SQL's COMMIT.
+
+Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from truenext.stage.cancelling import is_being_cancelled
 from truenext.stage.committing import (
     BrokerAway,
     InTime,
-    bodies_of,
+    finished,
     is_for_want_of_room,
     refused_with,
     send_all,
@@ -37,18 +41,22 @@ from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import FlowError, Refuse
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
-from truenext.stage.core.said import Said
+from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
+from truenext.stage.core.unit import Unit, inbox_id
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.sql.errors import Trouble
+from truenext.stage.sql.errors import DatabaseAway, DoneBefore, Trouble, UnderWay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from truenext.client.tasks.connection import Message, Session
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
+    from truenext.stage.core.numbers import Number
+    from truenext.stage.core.unit import Finished
+    from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
     from truenext.stage.interceptors.interceptor import Outcome
     from truenext.stage.lane import Lane
     from truenext.stage.sql.work import TaskWork, ThreadWork
@@ -58,6 +66,8 @@ _logger = logging.getLogger("truenext.stage")
 
 AGAIN_MAX = 5
 """So often a message is run again in place when its SQL has met another transaction's."""
+PAUSE_S = 1.0
+"""Until a message comes again whose outputs wait for somebody else."""
 AGAIN_S = 0.02
 """The first pause before that; each is twice as long as the one before."""
 TIMEOUT_S = 60.0
@@ -69,10 +79,12 @@ T = TypeVar("T")
 class Worker:
     """Of one stage, in one lane: handles its messages, several at once."""
 
-    def __init__(self, world: World, stage: Stage, lane: Lane) -> None:
+    def __init__(self, world: World, stage: Stage, lane: Lane, once: ExactlyOnce | None) -> None:
+        """`once` if the effects of the stage happen once."""
         self._world = world
         self._stage = stage
         self._lane = lane
+        self._once = once
         # What is published comes here whatever its priority.
         self._is_ahead = lane.is_interactive and stage.endpoint.topic is None
         self.busy = 0
@@ -89,7 +101,7 @@ class Worker:
         if not self.busy:
             self.progress_at = time.monotonic()
         self.busy += 1
-        handling = Handling(self._world, self._stage, self._lane, message, session)
+        handling = Handling(self._world, self._stage, self._lane, self._once, message, session)
         precedence = self._world.precedence
         try:
             if self._is_ahead:
@@ -106,10 +118,25 @@ class Worker:
 class Handling:
     """Of one message."""
 
-    def __init__(self, world: World, stage: Stage, lane: Lane, message: Message, session: Session) -> None:
+    def __init__(
+        self,
+        world: World,
+        stage: Stage,
+        lane: Lane,
+        once: ExactlyOnce | None,
+        message: Message,
+        session: Session,
+    ) -> None:
         self._world = world
         self._stage = stage
         self._lane = lane
+        self._exactly_once = once
+        self._id = ""
+        """By which the inbox knows the message, if its effects happen once."""
+        self._is_sql_committed = False
+        """What is left to be sent then, the outbox has."""
+        self._is_repeat = False
+        """Somebody else has sent what this was to send, so that this has acknowledged nothing."""
         self._message = message
         self._session = session
         self._begun_at = time.perf_counter()
@@ -135,7 +162,14 @@ class Handling:
             self._envelope = envelope = decode(self._message.body)
             self._note(envelope)
             self._check_attempts()
+            if self._exactly_once is not None:
+                self._id = inbox_id(self._world.service, self._stage.queue, envelope.id)
             said = await self._run_until_committed(envelope)
+        except DoneBefore:
+            await self._was_done_before()
+        except UnderWay as error:
+            await self._message.give_back()
+            self._end("given back", error)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 self._end("in doubt" if self._is_committing else "given back", error)
@@ -153,7 +187,7 @@ class Handling:
         except Exception as error:
             await self._failed(error)
         else:
-            self._end("ended", None)
+            self._end("given back" if self._is_repeat else "ended", None)
             if said.after_commit:
                 await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
 
@@ -171,9 +205,12 @@ class Handling:
         """Raises: the error, unless the message has its verdict"""
         if isinstance(error, InDoubt):
             self._end("in doubt", error)
+            if self._id:
+                # Whatever became of it, its effects happen once: it comes again, and nobody has failed.
+                raise RolledBack("whether its message was acknowledged is not known") from error
             raise error
         refused = refused_with(error)
-        if refused is not None and self._is_flushed:
+        if refused is not None and self._is_flushed and not (self._id and self._is_sql_committed):
             await self._failed(refused)
             return
         # What is refused at the commit has given back the message already. When it comes again it is flushed.
@@ -185,6 +222,30 @@ class Handling:
         """With the message, for others would find no room, either."""
         if is_for_want_of_room(error):
             await self._world.rest(self._lane.rest_s(self._world.loop.time()))
+
+    async def _was_done_before(self) -> None:
+        """What it has to send goes first: who acknowledges it may be the last who knows of that.
+
+        Raises: RolledBack, InDoubt; as `_failed`
+        """
+        once = self._exactly_once
+        assert once is not None, "nobody else asks"
+        try:
+            await once.sent_before(self._id, self._lane)
+            await self._session.commit(timeout=TIMEOUT_S)
+        except (BrokerAway, DatabaseAway) as error:
+            if isinstance(error, DatabaseAway):
+                self._trouble = Trouble.AWAY
+                await self._failed(error)
+                return
+            await self._message.give_back()
+            self._end("given back", error)
+            await self._world.rest(PAUSE_S)
+        except (InDoubt, RolledBack) as error:
+            await self._has_not_committed(error)
+        else:
+            once.ended(self._id, was_sent=False, is_acknowledged=True)
+            self._end("ended", None)
 
     def _check_attempts(self) -> None:
         """A crash has said nothing of the failure that it was.
@@ -203,7 +264,7 @@ class Handling:
         """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
         pause_s = AGAIN_S
         for left in reversed(range(AGAIN_MAX + 1)):
-            work = self._world.work(self._stage, is_interactive=self._lane.is_interactive)
+            work = self._world.work(self._stage, self._id or None, is_interactive=self._lane.is_interactive)
             said = Said(self._seed(envelope), f"{self._world.service} {self._stage.queue}")
             self._ran_at, self._trouble = 0.0, Trouble.OWN
             try:
@@ -211,7 +272,10 @@ class Handling:
             except Exception as error:
                 # What the stage has swallowed counts, and is forgotten with the rollback.
                 self._trouble = Trouble.OWN if work is None else work.trouble_of(error)
+                verdict = None if work is None else work.verdict
                 await self._take_back(work)
+                if verdict is not None and verdict is not error:
+                    raise verdict from error
                 if self._trouble is not Trouble.AGAIN or self._was_sent:
                     # What was sent is taken back with the message.
                     raise
@@ -240,42 +304,73 @@ class Handling:
         return f"{envelope.id} {self._stage.queue} {self._world.run_id}"
 
     async def _once(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
-        point = self._world.point
+        point, once = self._world.point, self._exactly_once
         point("received", self._stage)
+        if once is None:
+            messages = await self._said_by(envelope, said, work)
+            if work is not None and not work.is_used:
+                work = None
+            if work is not None:
+                await self._in_its_place(work.check, work)
+                point("checked", self._stage)
+            await self._commit(messages, work)
+        else:
+            if self._message.redelivered and await once.was_done(self._id):
+                raise DoneBefore("the message was handled before")
+            async with once.borrowed() as producer:
+                messages = await self._said_by(envelope, said, work)
+                await self._complete(messages, work, producer)
+            once.ended(self._id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
+        self._committed_at = time.perf_counter()
+        self._lane.pause_s = 0.0
+        point("committed", self._stage)
+
+    async def _said_by(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> list[Finished]:
+        """Run it."""
         running = self._run(envelope, said, work)
         await (in_own_task(running) if self._stage.signature.is_async else running)
         said.is_over = True
         self._ran_at = time.perf_counter()
-        point("run", self._stage)
-        session = self._session
-        bodies = bodies_of(said.outgoing, self._world.chain, self._execution)
-        if work is not None and not work.is_used:
-            work = None
-        if work is not None:
-            await self._in_its_place(work.check, work)
-            point("checked", self._stage)
-        lane = self._lane
+        self._world.point("run", self._stage)
+        return finished(said.outgoing, self._world.chain, self._execution)
+
+    async def _complete(
+        self, messages: Sequence[Finished], work: TaskWork | ThreadWork | None, producer: Borrowed
+    ) -> None:
+        """Commit both, under a number if it sends anything."""
+        assert work is not None, "its database remembers what has happened"
+        unit = Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
+        number = producer.number() if messages else None
+        await self._in_its_place(partial(work.complete, self._world.service, number, unit), work)
+        self._world.point("checked", self._stage)
+        self._is_repeat = not await self._commit(messages, work, number)
+
+    async def _commit(
+        self, messages: Sequence[Finished], work: TaskWork | ThreadWork | None, number: Number | None = None
+    ) -> bool:
+        """False: somebody else has used the number."""
+        session, lane, point = self._session, self._lane, self._world.point
         # Whoever would be refused for what is open on the connection waits instead.
-        async with lane.transactions.taken(1), lane.transaction_bytes.taken(size_of(bodies)):
-            self._was_sent = bool(bodies)
+        async with lane.transactions.taken(1), lane.transaction_bytes.taken(size_of(messages)):
+            self._was_sent = bool(messages)
             # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
             # comes again may do so because of that: the commit would give it back once more.
             self._is_flushed = work is not None or (self._was_sent and self._message.redelivered)
             with InTime():
-                await send_all(session, said.outgoing, bodies, self._world.loop.time() + TIMEOUT_S)
+                await send_all(session, messages, self._world.loop.time() + TIMEOUT_S)
                 if self._is_flushed:
                     await session.flush(timeout=TIMEOUT_S)
             if work is not None:
                 point("sent", self._stage)
                 await self._commit_sql(work)
+                self._is_sql_committed = True
                 if self._world.events is not None:
                     self._world.events.sql_committed(self._event)
                 point("SQL committed", self._stage)
             self._is_committing = True
-            await session.commit(timeout=TIMEOUT_S)
-        self._committed_at = time.perf_counter()
-        self._lane.pause_s = 0.0
-        point("committed", self._stage)
+            if number is None:
+                return await session.commit(timeout=TIMEOUT_S)
+            return await session.commit(timeout=TIMEOUT_S, producer=number.producer.name, number=number.number)
 
     async def _commit_sql(self, work: TaskWork | ThreadWork) -> None:
         """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""

@@ -297,7 +297,7 @@ async def stages(
             file.touch()
             database = f"sqlite:///{file}"
         plans = service.plans(has_database=database is not None or service.database is not None, overrides=overrides)
-        running = Running(service, plans, broker=(here.url,), database=database or service.database)
+        running = Running(service, plans, broker=(here.url,), database=database or service.database, makes_tables=True)
         looking = await stack.enter_async_context(connect(here.url))
         await stack.enter_async_context(service.as_run_by(running))
         t = Stages(service, running, here, looking)

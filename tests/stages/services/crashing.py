@@ -4,6 +4,8 @@ CRASH_AT        the point
 CRASH_FILE      made when it has happened
 CRASH_PID       the process to be killed; none is this one
 CRASH_DATABASE  the URL; without it the stage uses no SQL
+CRASH_ONCE      its effects happen once
+CRASH_STANDS    the process does not die, but stands still until it is continued
 """
 
 import contextlib
@@ -20,7 +22,7 @@ from truenext.stage import Flow, Service, world
 from truenext.stage.core.definitions import Stage
 
 database = os.environ.get("CRASH_DATABASE")
-app = Service("crashing", database=database, concurrency=1)
+app = Service("crashing", database=database, concurrency=1, exactly_once="CRASH_ONCE" in os.environ)
 done = app.remote("crashing.done", Job)
 
 if database is None:
@@ -46,7 +48,7 @@ def _reach(point: str, stage: Stage) -> None:
     # A database is several processes, of which each could still answer.
     for pid in (victim, *_children(victim)):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGSTOP if "CRASH_STANDS" in os.environ else signal.SIGKILL)
     time.sleep(0.05)
 
 

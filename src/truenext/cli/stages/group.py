@@ -4,7 +4,12 @@ import click
 
 from truenext.cli.lazy import LazyGroup
 
-HOMES = {"check": "stages.checking", "describe": "stages.describing", "run": "stages.running"}
+HOMES = {
+    "check": "stages.checking",
+    "describe": "stages.describing",
+    "run": "stages.running",
+    "schema": "stages.schema",
+}
 
 
 @click.group(cls=LazyGroup, homes=HOMES)

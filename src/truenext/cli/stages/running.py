@@ -103,8 +103,10 @@ def run(
             service.database = database
         if events is not None:
             service.events = events
-        if database is not None and not any(map(service.plans().uses_sql, service.stages.values())):
-            logger.warning("--database is of no use: no stage asks for a session", extra={"service": service.name})
+        if database is not None and not any(map(service.plans().uses_database, service.stages.values())):
+            logger.warning(
+                "--database is of no use: no stage asks for a session, or happens once", extra={"service": service.name}
+            )
         if not service.stages:
             raise ConfigurationError(f"{place} has no stages to run: it only asks others")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -12,11 +12,11 @@ from truenext.client.core.message import Content, content_of
 from truenext.client.core.questions import OfProducer, worded
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
 from truenext.client.core.session import Mode, Session
-from truenext.client.core.unit import Outcome
+from truenext.client.core.unit import Numbered, Outcome
 from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import LocalProtocolError
-from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX
+from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -165,9 +165,16 @@ def close_session(session: Session, owner: object) -> Flow[None]:
 # ---- Transactions ----
 
 
-def commit(session: Session, timeout: float) -> Flow[None]:
-    """Raises: RolledBack, InDoubt"""
-    yield from session.commit(session.client.clock() + timeout)
+def commit(session: Session, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
+    """Raises: ValueError, RolledBack, InDoubt"""
+    numbered = None
+    if producer is not None or number:
+        if not (isinstance(producer, str) and 0 < len(producer) <= NAME_LENGTH_MAX):
+            raise ValueError(f"producer is a name of 1 to {NAME_LENGTH_MAX} characters, with number, not {producer!r}")
+        if type(number) is not int or not 1 <= number <= PRODUCER_NUMBER_MAX:
+            raise ValueError(f"number is a whole number from 1, with producer, not {number!r}")
+        numbered = Numbered(producer, number)
+    return (yield from session.commit(session.client.clock() + timeout, numbered))
 
 
 def rollback(session: Session, owner: object, charge: Charge) -> Flow[None]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Buffer, Received, Subscription
-    from truenext.client.core.unit import Unit
+    from truenext.client.core.unit import Numbered, Unit
     from truenext.client.core.verdict import Verdict
 
 GATHERED_MAX = 64
@@ -511,19 +511,23 @@ class Session:
         """
         yield from self.transacted().flush(deadline)
 
-    def commit(self, deadline: float | None) -> Flow[None]:
-        """All of it happens, or nothing. Returns once it is durable.
+    def commit(self, deadline: float | None, numbered: Numbered | None = None) -> Flow[bool]:
+        """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
+        nothing of it has happened now.
 
-        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
+        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline;
+        LocalProtocolError if nothing is in it that a number could be for
         """
         transactions = self.transacted()
         unit = transactions.unit
         if unit is None:
             self.check_open()
-            return
+            if numbered is not None:
+                raise LocalProtocolError("nothing is in the transaction that is to be committed under a number")
+            return True
         if any(each.unit is unit for each in self._told.values()):
             transactions.doom(unit, "it has a message whose receive was cancelled")
-        yield from transactions.commit(unit, deadline)
+        return (yield from transactions.commit(unit, deadline, numbered))
 
     def rollback(self, owner: object, *, charge: Charge) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Buffer, Received
     from truenext.client.core.link import Link
+    from truenext.client.core.unit import Numbered
     from truenext.client.core.verdict import Verdict
 
 CANCELLED_COMMIT_S = 5.0
@@ -168,8 +169,9 @@ class Transactions:
 
     # ---- Commit ----
 
-    def commit(self, unit: Unit, deadline: float | None) -> Flow[None]:
-        """All of it happens, or nothing. Returns once it is durable.
+    def commit(self, unit: Unit, deadline: float | None, numbered: Numbered | None) -> Flow[bool]:
+        """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
+        nothing of it has happened now.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
         """
@@ -177,20 +179,23 @@ class Transactions:
             self._end(unit)
             raise unit.rolled_back()
         if unit.outcome is Outcome.OPEN:
-            self._say_commit(unit)
+            self._say_commit(unit, numbered)
         yield from self._await_outcome(unit, deadline)
         self._end(unit)
         if unit.outcome is Outcome.ROLLED_BACK:
             raise unit.rolled_back()
         if unit.outcome is Outcome.UNKNOWN:
             raise _in_doubt(unit, "the broker cannot say whether the transaction happened")
+        return unit.outcome is Outcome.COMMITTED
 
-    def _say_commit(self, unit: Unit) -> None:
+    def _say_commit(self, unit: Unit, numbered: Numbered | None) -> None:
         client = self._client
         link = client.link
         assert link is not None, "it would be doomed"
         if unit.failed:
             link.require_truenext("a commit beside a message that has failed")
+        if numbered is not None:
+            link.require_truenext("a commit under a number of the caller's own")
         self._begin(unit, link)
         if self._acknowledges_at_commit:
             for received in unit.given:
@@ -201,16 +206,11 @@ class Transactions:
         self._refuse(unit.failed, unit, link)
         headers = {"transaction": unit.name}
         if link.is_truenext:
-            producer = self._producer
-            if producer.store not in ("", link.store):
-                # The first broker knows the numbers that were used there: back with it they would be repeats.
-                producer = self._producer = client.another_producer()
-            producer.store = link.store
-            unit.producer = producer
-            unit.number = producer.number = producer.number + 1
+            unit.numbered = numbered
+            name, number = numbered or self._next_number(unit, link)
             headers |= {
-                "truenext-producer": producer.name,
-                "truenext-number": str(unit.number),
+                "truenext-producer": name,
+                "truenext-number": str(number),
                 "truenext-gapless": "true",
                 # What it turns out to be a repeat of has happened: nobody has failed.
                 "truenext-charge": "refused",
@@ -219,6 +219,16 @@ class Transactions:
         unit.outcome = Outcome.COMMITTING
         link.ask(frames.frame("COMMIT", headers), Commit(unit))
         client.flush()
+
+    def _next_number(self, unit: Unit, link: Link) -> tuple[str, int]:
+        producer = self._producer
+        if producer.store not in ("", link.store):
+            # The first broker knows the numbers that were used there: back with it they would be repeats.
+            producer = self._producer = self._client.another_producer()
+        producer.store = link.store
+        unit.producer = producer
+        unit.number = producer.number = producer.number + 1
+        return producer.name, unit.number
 
     def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
         try:

@@ -2,6 +2,7 @@
 
     OPEN ──commit──▶ COMMITTING ──RECEIPT──▶ COMMITTED
       │                  ├──ERROR───────▶ ROLLED_BACK
+      │                  ├──RECEIPT of a repeat──▶ REPEATED
       │                  └──connection lost──▶ IN_DOUBT ──the broker was asked──▶ COMMITTED, ROLLED_BACK, UNKNOWN
       ├──rollback──▶ ROLLED_BACK
       └──ended from elsewhere──▶ DOOMED ──its code has ended──▶ ROLLED_BACK
@@ -14,7 +15,7 @@ next unit does not begin.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, Refused, RolledBack
@@ -39,11 +40,13 @@ class Outcome(Enum):
     """All of it has happened."""
     ROLLED_BACK = "rolled back"
     """Nothing of it has happened."""
+    REPEATED = "repeated"
+    """Its caller's number was used already, so nothing of it has happened now."""
     UNKNOWN = "unknown"
     """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
 
 
-ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.UNKNOWN})
+ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
 class Producer:
@@ -59,6 +62,14 @@ class Producer:
         """Of the broker that knows it."""
 
 
+class Numbered(NamedTuple):
+    """A number of the caller's own, under which a COMMIT happens once, whoever says it and however often. Source:
+    docs/contract.md, L5"""
+
+    producer: str
+    number: int
+
+
 class Unit:
     __slots__ = (
         "begin_is_refused",
@@ -71,6 +82,7 @@ class Unit:
         "link",
         "name",
         "number",
+        "numbered",
         "outcome",
         "owner",
         "producer",
@@ -103,6 +115,8 @@ class Unit:
         self.producer: Producer | None = None
         self.number = 0
         """That of its COMMIT."""
+        self.numbered: Numbered | None = None
+        """The same, if it is its caller's own."""
         self.frame = InUnit(self)
         """Hears of each of its frames."""
         self.settled = Signal()
@@ -167,8 +181,11 @@ class Commit:
         self._unit = unit
 
     def confirmed(self, frame: Frame) -> None:
-        is_repeat = frame.headers.get("truenext-repeat") == "true"
-        self._unit.settle(Outcome.UNKNOWN if is_repeat else Outcome.COMMITTED)
+        unit = self._unit
+        if frame.headers.get("truenext-repeat") != "true":
+            unit.settle(Outcome.COMMITTED)
+        else:
+            unit.settle(Outcome.UNKNOWN if unit.numbered is None else Outcome.REPEATED)
 
     def refused(self, error: Refused) -> None:
         unit = self._unit
@@ -178,5 +195,11 @@ class Commit:
         unit.settle(Outcome.ROLLED_BACK, unit.cause or error)
 
     def lost(self) -> None:
-        if self._unit.outcome is Outcome.COMMITTING:
-            self._unit.outcome = Outcome.IN_DOUBT
+        unit = self._unit
+        if unit.outcome is not Outcome.COMMITTING:
+            return
+        if unit.numbered is None:
+            unit.outcome = Outcome.IN_DOUBT
+        else:
+            # The broker is not asked: an answer would settle the number, and its caller is to say it again.
+            unit.settle(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))

@@ -405,12 +405,18 @@ class Session:
         driver = self._source.driver
         await driver.run(self._source.core.flush(driver.loop.time() + timeout))
 
-    async def commit(self, *, timeout: float = TIMEOUT_S) -> None:
+    async def commit(self, *, timeout: float = TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """All of it happens, or nothing. Returns once it is durable.
 
-        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out within `timeout` seconds
+        With a `producer` and a `number` of the program's own, of which the first is 1 and each next one more, it
+        happens once, whoever commits under that number and however often. Returns False if the number was used
+        already: then nothing of it has happened now, and what it was given comes again, without an attempt.
+
+        Raises: RolledBack if nothing of it happened, also if the number is too far on; InDoubt if that could not be
+        found out within `timeout` seconds, and with a number as soon as the connection is lost: say it once more;
+        ValueError, LocalProtocolError if the number can be none, or there is nothing in it
         """
-        await self._source.driver.run(flows.commit(self._source.core, timeout))
+        return await self._source.driver.run(flows.commit(self._source.core, timeout, producer, number))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says

@@ -75,7 +75,7 @@ class Topic(Generic[M]):
 class Settings:
     """What a service, an endpoint or a stage may set; the nearest counts."""
 
-    __slots__ = ("attempts", "concurrency", "retries")
+    __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
     def __init__(
         self,
@@ -83,8 +83,11 @@ class Settings:
         concurrency: int | None,
         attempts: int | None,
         retry: Mapping[type[BaseException], str] | None,
+        exactly_once: bool | None = None,
     ) -> None:
         """Raises: DefinitionError"""
+        if not isinstance(exactly_once, bool | None):
+            raise DefinitionError(f"exactly_once of {what} is True or False, not {exactly_once!r}")
         # True is an int, too.
         if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
             raise DefinitionError(f"concurrency of {what} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
@@ -92,6 +95,7 @@ class Settings:
             raise DefinitionError(f"attempts of {what} is 1 or more, not {attempts!r}")
         self.concurrency = concurrency
         self.attempts = attempts
+        self.exactly_once = exactly_once
         self.retries = Retries({} if retry is None else retry, what)
 
     def over(self, outer: Settings) -> Settings:
@@ -99,6 +103,7 @@ class Settings:
         both = Settings("", self.concurrency, self.attempts, None)
         both.concurrency = self.concurrency or outer.concurrency
         both.attempts = self.attempts or outer.attempts
+        both.exactly_once = outer.exactly_once if self.exactly_once is None else self.exactly_once
         both.retries = self.retries.over(outer.retries)
         return both
 
@@ -228,6 +233,7 @@ class Stateless(Local[M, R]):
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> StatelessStage[R]: ...
 
     def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
@@ -263,6 +269,7 @@ class Stateful(Local[M, R], Generic[M, R, S]):
         concurrency: int | None = None,
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
+        exactly_once: bool | None = None,
     ) -> StatefulStage[R, S]: ...
 
     def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
@@ -319,8 +326,9 @@ def _decorate(
     endpoint: Local[Any, Any], function: Callable[..., Any] | None, name: str | None, said: Mapping[str, Any]
 ) -> Any:
     what = f"a stage of {endpoint.name}"
-    settings = Settings(what, said.get("concurrency"), said.get("attempts"), said.get("retry"))
-    unknown = said.keys() - {"concurrency", "attempts", "retry"}
+    options = ("concurrency", "attempts", "retry", "exactly_once")
+    settings = Settings(what, *map(said.get, options))
+    unknown = said.keys() - set(options)
     if unknown:
         raise TypeError(f"stage has no option {', '.join(sorted(unknown))}")
 

@@ -10,6 +10,7 @@ import msgspec
 from truenext.limits import BODY_BYTES_MAX
 from truenext.stage.core.envelope import Envelope, child_id, encode
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.unit import Finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +29,14 @@ class Outgoing(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     """The same, of a flow that begins with it: so long after the broker has accepted it."""
 
-    def body(self, carrier: Mapping[str, str]) -> bytes:
-        """Raises: FlowError if it is too large"""
+    def finished(self, carrier: Mapping[str, str]) -> Finished:
+        """As it is sent. Raises: FlowError if it is too large"""
+        body, flow = self._body(carrier), self.envelope.flow
+        priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
+        id, expires_ms = self.envelope.id, self.expires_ms
+        return Finished(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
+
+    def _body(self, carrier: Mapping[str, str]) -> bytes:
         envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
         try:
             body = encode(envelope)
@@ -41,10 +48,6 @@ class Outgoing(msgspec.Struct, frozen=True):
                 f"at most {BODY_BYTES_MAX}"
             )
         return body
-
-    @property
-    def priority(self) -> int:
-        return PRIORITY_INTERACTIVE if self.envelope.flow.interactive else PRIORITY
 
 
 class Said:

@@ -11,17 +11,31 @@ from typing import TYPE_CHECKING
 from truenext.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from truenext.stage.sql.beginning import InTransaction
     from truenext.stage.sql.database import Database
     from truenext.stage.sql.session import session_type
+    from truenext.stage.sql.tables import applied_schema, schema_sql
     from truenext.stage.sql.trouble import trouble_of
     from truenext.stage.sql.work import TaskWork, ThreadWork
 
-__all__ = ["Database", "TaskWork", "ThreadWork", "session_type", "trouble_of"]
+__all__ = [
+    "Database",
+    "InTransaction",
+    "TaskWork",
+    "ThreadWork",
+    "applied_schema",
+    "schema_sql",
+    "session_type",
+    "trouble_of",
+]
 
 _HOMES = {
     "Database": "truenext.stage.sql.database",
+    "InTransaction": "truenext.stage.sql.beginning",
     "TaskWork": "truenext.stage.sql.work",
     "ThreadWork": "truenext.stage.sql.work",
+    "applied_schema": "truenext.stage.sql.tables",
+    "schema_sql": "truenext.stage.sql.tables",
     "session_type": "truenext.stage.sql.session",
     "trouble_of": "truenext.stage.sql.trouble",
 }

@@ -18,6 +18,8 @@ from truenext.errors import ConfigurationError
 from truenext.stage.sql import idle, sqlite
 from truenext.stage.sql.errors import DatabaseAway, Trouble
 from truenext.stage.sql.line import line_of
+from truenext.stage.sql.once import Once
+from truenext.stage.sql.outbox import Outbox
 from truenext.stage.sql.transaction import watch
 from truenext.stage.sql.trouble import trouble_of
 from truenext.stage.sql.url import Address, address_of
@@ -25,6 +27,7 @@ from truenext.stage.sql.work import TaskWork, ThreadWork
 
 T = TypeVar("T")
 
+OUTBOX_CONNECTIONS = 2
 PROBE_S = 10.0
 """A database that has not answered by then is away."""
 
@@ -51,6 +54,8 @@ class Database:
             raise ConfigurationError(
                 f"the driver for {self._address} is missing ({error}): pip install 'truenext[{extra}]'"
             ) from error
+        self._own: _Pools | None = None
+        """For what belongs to no message."""
         self._could_write = False
         self._is_closed = False
 
@@ -80,17 +85,27 @@ class Database:
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""
         self._is_closed = True
-        for pools in self._pools.values():
-            await pools.close()
+        for pools in (*self._pools.values(), self._own):
+            if pools is not None:
+                await pools.close()
         await self._probing.dispose()
 
-    def task_work(self, *, is_interactive: bool = False) -> TaskWork:
-        """What one message is about to do, with an `async` function."""
-        return TaskWork(self._pools[is_interactive].for_tasks, lambda: self._is_closed)
+    def task_work(self, *, is_interactive: bool = False, once: str | None = None) -> TaskWork:
+        """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
+        if its effects happen once."""
+        pool = self._pools[is_interactive].for_tasks
+        return TaskWork(pool, lambda: self._is_closed, None if once is None else Once(once))
 
-    def thread_work(self, *, is_interactive: bool = False) -> ThreadWork:
+    def thread_work(self, *, is_interactive: bool = False, once: str | None = None) -> ThreadWork:
         """What one message is about to do, with a plain function."""
-        return ThreadWork(self._pools[is_interactive].for_threads, lambda: self._is_closed)
+        pool = self._pools[is_interactive].for_threads
+        return ThreadWork(pool, lambda: self._is_closed, None if once is None else Once(once))
+
+    def outbox(self, service: str, owner: str, instance: str) -> Outbox:
+        """What is said to the outbox beside all works; as `Outbox`."""
+        if self._own is None:
+            self._own = _Pools(self._address, False, OUTBOX_CONNECTIONS)
+        return Outbox(self._own.for_tasks, service, owner, instance)
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file

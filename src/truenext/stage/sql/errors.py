@@ -6,7 +6,10 @@ TruenextError
 ├── DatabaseAway     the database is not there, or cannot work; no message's fault
 ├── Swallowed        the transaction is no longer what the function believes; nothing was committed
 ├── NotCommitted     the database has refused the COMMIT; nothing was committed
-└── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
+├── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
+├── DoneBefore       the message was handled already; nothing of this time is committed
+├── UnderWay         somebody else is handling the same message; nothing was committed
+└── ProducerLost     somebody else has the numbers that this was to have; nothing was committed
 """
 
 from enum import Enum
@@ -48,3 +51,15 @@ class NotCommitted(TruenextError):
 
 class CommitInDoubt(TruenextError):
     """The COMMIT was sent and its answer has not come: the transaction happened or not. `__cause__` says why."""
+
+
+class DoneBefore(TruenextError):
+    """The message was handled already, so its effects are there; what was done this time is taken back."""
+
+
+class UnderWay(TruenextError):
+    """Another transaction handles the same message, and has not ended in time."""
+
+
+class ProducerLost(TruenextError):
+    """Another process has taken over the producer under whose number something was to be sent."""

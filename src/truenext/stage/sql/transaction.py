@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import Swallowed, Trouble
+from truenext.stage.sql.once import Once
 from truenext.stage.sql.state import State, commits_by_itself, state_of
 from truenext.stage.sql.statements import ending_or_beginning
 from truenext.stage.sql.trouble import trouble_of
@@ -23,7 +24,9 @@ _OPTION = "truenext_transaction"
 
 
 class Transaction:
-    def __init__(self) -> None:
+    def __init__(self, once: Once | None = None) -> None:
+        """`once` speaks first in it."""
+        self.once = once
         self.session: Session | None = None
         self.is_ending = False
         """The stage itself is committing or rolling back."""
@@ -37,11 +40,22 @@ class Transaction:
         self._broken_by: BaseException | None = None
 
     def attach(self, connection: Connection) -> None:
-        """The session has taken this connection; it tells so once more for each savepoint."""
+        """The session has taken this connection; it tells so once more for each savepoint.
+
+        Raises: as `Once.begin`
+        """
         if self._connection is None:
             self._connection = connection
             connection.execution_options(**{_OPTION: self})
             self._has_begun = state_of(connection) is State.ALIVE
+            if self.once is not None:
+                self.once.begin(connection)
+
+    @property
+    def connection(self) -> Connection:
+        """Of its session, which has taken one."""
+        assert self._connection is not None, "it has begun"
+        return self._connection
 
     def check(self) -> None:
         """Ask the database as well, if it is another process.

@@ -16,7 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql.errors import CommitInDoubt, NotCommitted, Trouble
+from truenext.stage.core.numbers import Number
+from truenext.stage.core.unit import Unit
+from truenext.stage.sql.errors import CommitInDoubt, DoneBefore, NotCommitted, Trouble, UnderWay
+from truenext.stage.sql.once import Once
 from truenext.stage.sql.session import StageAsyncSession, StageSession
 from truenext.stage.sql.transaction import Transaction
 from truenext.stage.sql.trouble import is_answer, trouble_of
@@ -33,11 +36,12 @@ _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": Fals
 class _Work:
     """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
 
-    def __init__(self, is_closed: Callable[[], bool]) -> None:
-        """`is_closed` says whether the database was closed meanwhile."""
+    def __init__(self, is_closed: Callable[[], bool], once: Once | None) -> None:
+        """`is_closed` says whether the database was closed meanwhile; `once` is of a message whose effects happen
+        once."""
         self.is_committed: bool | None = False
         """None if a COMMIT was sent and nobody here knows whether it happened."""
-        self._transaction = Transaction()
+        self._transaction = Transaction(once)
         self._is_closed = is_closed
         self._is_over = False
         self._was_used = False
@@ -55,6 +59,12 @@ class _Work:
         fault = self._transaction.fault()
         return trouble if trouble is not Trouble.OWN or fault is None else trouble_of(fault)
 
+    @property
+    def verdict(self) -> DoneBefore | UnderWay | None:
+        """Why nothing is to be done now: the message was handled before, or is being handled by somebody else."""
+        once = self._transaction.once
+        return None if once is None else once.verdict
+
     def _must_go_on(self) -> None:
         if self._is_over:
             raise LocalProtocolError("the message that this session was for is over")
@@ -67,6 +77,20 @@ class _Work:
         if session is not None and not self._is_over:
             session.flush()
             self._transaction.check()
+
+    def _complete(self, session: Session, service: str, number: Number | None, unit: Unit) -> None:
+        transaction = self._transaction
+        assert transaction.once is not None, "it is of a message whose effects happen once"
+        if transaction.once.verdict is not None:
+            raise transaction.once.verdict
+        fault = transaction.fault()
+        if fault is not None:
+            raise fault
+        # The function may have said nothing to the database.
+        session.connection()
+        session.flush()
+        if number is not None:
+            transaction.once.write(transaction.connection, service, number, unit)
 
     def _commit(self) -> None:
         session = self._transaction.session
@@ -120,8 +144,8 @@ class _Work:
 class ThreadWork(_Work):
     """Of a plain function. All of it is called in one thread at a time."""
 
-    def __init__(self, engine: Engine, is_closed: Callable[[], bool]) -> None:
-        super().__init__(is_closed)
+    def __init__(self, engine: Engine, is_closed: Callable[[], bool], once: Once | None = None) -> None:
+        super().__init__(is_closed, once)
         self._engine = engine
         self._session: StageSession | None = None
 
@@ -140,6 +164,14 @@ class ThreadWork(_Work):
         """
         self._check()
 
+    def complete(self, service: str, number: Number | None, unit: Unit) -> None:
+        """Of a message whose effects happen once: as `check`, and write what it sends into the outbox, under this
+        number; None if it sends nothing.
+
+        Raises: DoneBefore, UnderWay, ProducerLost; as `check`
+        """
+        self._complete(self.session, service, number, unit)
+
     def commit(self) -> None:
         """Commit, and end the work. `check` comes before; nothing happens if the session was not used.
 
@@ -155,8 +187,8 @@ class ThreadWork(_Work):
 class TaskWork(_Work):
     """Of an `async` function, in the event loop in which its database was opened."""
 
-    def __init__(self, engine: AsyncEngine, is_closed: Callable[[], bool]) -> None:
-        super().__init__(is_closed)
+    def __init__(self, engine: AsyncEngine, is_closed: Callable[[], bool], once: Once | None = None) -> None:
+        super().__init__(is_closed, once)
         self._engine = engine
         self._session: StageAsyncSession | None = None
 
@@ -172,6 +204,10 @@ class TaskWork(_Work):
         """As that of a ThreadWork."""
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
+
+    async def complete(self, service: str, number: Number | None, unit: Unit) -> None:
+        """As that of a ThreadWork."""
+        await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 
     async def commit(self) -> None:
         """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation; `is_committed` says

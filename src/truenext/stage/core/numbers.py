@@ -1,0 +1,31 @@
+"""The numbers under which all that a stage sends is sent once, whoever sends it and however often.
+
+A producer is a name under which COMMITs are numbered, 1, 2, 3 (docs/contract.md, L5). A process owns several: each has
+one unit under way, and is free again when the broker has answered for that one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Producer:
+    __slots__ = ("name", "number", "owner")
+
+    def __init__(self, name: str, owner: str, number: int) -> None:
+        self.name = name
+        self.owner = owner
+        """The run of the process that may use it."""
+        self.number = number
+        """The last one that was used."""
+
+    @property
+    def next(self) -> Number:
+        return Number(self, self.number + 1)
+
+
+class Number(NamedTuple):
+    """Of one unit."""
+
+    producer: Producer
+    number: int

@@ -1,0 +1,70 @@
+"""How the rows of what was sent go from the outbox, and how the inbox learns which acknowledgements are final: many at
+a time, behind the messages.
+
+What is not said before the process ends is harmless: the units are sent once more under their numbers, which does
+nothing, and the rows of the inbox are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from truenext.stage.exactly_once.steps import Steps
+from truenext.stage.sql.errors import DatabaseAway
+
+if TYPE_CHECKING:
+    from truenext.stage.sql.outbox import Outbox
+
+_logger = logging.getLogger("truenext.stage")
+
+GATHER_S = 0.2
+"""So long rows are gathered."""
+ROWS_MAX = 1000
+"""Of each kind at a time."""
+PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
+KEPT_MAX = 100_000
+"""Rows of each kind that are remembered while the database is away; the rest is left to those who come later."""
+
+
+class Confirming:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._sent: list[str] = []
+        self._done: list[str] = []
+        self._pause_s = PAUSE_S
+        self._steps = Steps("truenext outbox", self._step)
+
+    def start(self) -> None:
+        self._steps.start()
+
+    def add(self, id: str, *, was_sent: bool, is_done: bool) -> None:
+        """`was_sent`: the unit with this id. `is_done`: the acknowledgement of the message with this id is final."""
+        if was_sent and len(self._sent) < KEPT_MAX:
+            self._sent.append(id)
+        if is_done and len(self._done) < KEPT_MAX:
+            self._done.append(id)
+        if len(self._sent) >= ROWS_MAX or len(self._done) >= ROWS_MAX:
+            self._steps.wake()
+
+    async def _step(self) -> float:
+        try:
+            await self._say()
+        except DatabaseAway as error:
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+            _logger.info("rows of the outbox cannot go now", extra={"error": str(error), "next_s": pause_s})
+            return pause_s
+        self._pause_s = PAUSE_S
+        return GATHER_S
+
+    async def _say(self) -> None:
+        """Raises: DatabaseAway"""
+        while self._sent or self._done:
+            sent, done = self._sent[:ROWS_MAX], self._done[:ROWS_MAX]
+            await self._outbox.confirm(sent, done)
+            del self._sent[: len(sent)], self._done[: len(done)]
+
+    async def stop(self) -> None:
+        """What is left is said, if the database is there."""
+        await self._steps.stop()
+        await self._step()

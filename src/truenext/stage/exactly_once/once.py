@@ -1,0 +1,124 @@
+"""What a worker says of a message whose effects happen once, besides what it says to the two transactions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from truenext.stage.committing import BrokerAway
+from truenext.stage.core.unit import UnreadableUnit
+from truenext.stage.exactly_once.confirming import Confirming
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.sending import Answer, send_unit
+from truenext.stage.sql.errors import DatabaseAway
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from truenext.client.tasks.connection import Connection
+    from truenext.stage.core.numbers import Number, Producer
+    from truenext.stage.lane import Lane
+    from truenext.stage.sql.outbox import Outbox
+
+
+class ExactlyOnce:
+    """Of one process that runs a service."""
+
+    def __init__(self, outbox: Outbox, connection: Connection, service: str) -> None:
+        self._outbox = outbox
+        self._service = service
+        self._relay = Relay(outbox, connection, service)
+        self._confirming = Confirming(outbox)
+        self.hits = 0
+        """Messages that had been handled before."""
+
+    @property
+    def taken_over(self) -> int:
+        """Producers of processes that were not alive any more."""
+        return self._relay.taken_over
+
+    async def start(self) -> None:
+        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
+        await self._outbox.check()
+        await self._outbox.join()
+        self._relay.start()
+        self._confirming.start()
+
+    async def stop(self) -> None:
+        """Its producers are others' at once, or a while later if the database is not there."""
+        await self._relay.stop()
+        await self._confirming.stop()
+        with suppress(DatabaseAway):
+            await self._outbox.leave()
+
+    def wake(self) -> None:
+        """A user's transaction has begun flows. In the thread of the event loop."""
+        self._relay.wake()
+
+    # ---- Of one message ----
+
+    async def was_done(self, id: str) -> bool:
+        """Raises: DatabaseAway"""
+        return await self._outbox.is_done(id)
+
+    async def sent_before(self, id: str, lane: Lane) -> None:
+        """The message with this id in the inbox was handled before: see to it that what it has to send is sent.
+
+        Raises: BrokerAway, InDoubt, RolledBack: then its message is not to be acknowledged yet; DatabaseAway
+        """
+        self.hits += 1
+        unit = await self._outbox.unit(id)
+        if unit is None:
+            return
+        try:
+            answer = await send_unit(lane.connection, [unit], self._service)
+        except UnreadableUnit as error:
+            raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
+        if answer is not Answer.SENT:
+            raise BrokerAway("the broker does not know the numbers of what was to be sent: its relay sees to that")
+        self._confirming.add(id, was_sent=True, is_done=False)
+
+    def borrowed(self) -> Borrowed:
+        """`async with once.borrowed() as producer:` for what one message may send. To be said before its transaction
+        begins: SQLite has only one that writes at a time."""
+        return Borrowed(self._outbox, self._relay)
+
+    def ended(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+        """The answer to the COMMIT of a message is known."""
+        self._confirming.add(id, was_sent=was_sent, is_done=is_acknowledged)
+
+
+class Borrowed:
+    """A producer of this process, for one unit. If the block raises when its number was used, something may have
+    happened under that: it is not used before that is known."""
+
+    __slots__ = ("_outbox", "_producer", "_relay", "_was_used")
+
+    def __init__(self, outbox: Outbox, relay: Relay) -> None:
+        self._outbox = outbox
+        self._relay = relay
+        self._producer: Producer | None = None
+        self._was_used = False
+
+    async def __aenter__(self) -> Borrowed:
+        """Raises: DatabaseAway"""
+        self._producer = self._relay.free() or await self._outbox.new_producer()
+        return self
+
+    def number(self) -> Number:
+        """It is used from now on."""
+        assert self._producer is not None, "the block has begun"
+        self._was_used = True
+        return self._producer.next
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        producer = self._producer
+        assert producer is not None, "the block has begun"
+        if self._was_used and error is not None:
+            self._relay.in_doubt(producer)
+            return
+        if self._was_used:
+            producer.number += 1
+        self._relay.give_back(producer)

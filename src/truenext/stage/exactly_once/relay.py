@@ -1,0 +1,223 @@
+"""Who sends what its worker does not send any more?
+
+A relay is in every process. It looks once a second, and when something has gone wrong here. A producer of which an
+answer is missing, of the database or of the broker, it takes anew; and that of a process that is not alive any more it
+takes over. What such a producer has to send it sends, each unit under its own number: if somebody else has sent it, or
+sends it now, that does nothing. Then the producer is free.
+
+Source: docs/stages-outbox.md, "Producers"; decision 67
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.client.core.questions import OfProducer
+from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
+from truenext.stage.committing import BrokerAway
+from truenext.stage.core.failure import said_of
+from truenext.stage.core.numbers import Producer
+from truenext.stage.core.unit import UnreadableUnit
+from truenext.stage.exactly_once.sending import Answer, send_unit
+from truenext.stage.exactly_once.steps import Steps
+from truenext.stage.sql.errors import DatabaseAway, ProducerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.client.tasks.connection import Connection
+    from truenext.stage.sql.outbox import Outbox, Waiting
+
+_logger = logging.getLogger("truenext.stage")
+
+LOOK_S = 1.0
+PAUSE_MAX_S = 30.0
+ASK_S = 30.0
+TAKEN_MAX = 100
+"""Producers of others that are taken over at a time."""
+CLEAN_S = 60.0
+"""Between two times that the inbox is cleaned, if nothing is left to be cleaned."""
+
+AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
+"""The broker is not there, or does not want it now: later."""
+
+
+class Relay:
+    def __init__(self, outbox: Outbox, connection: Connection, service: str) -> None:
+        self._outbox = outbox
+        self._connection = connection
+        self._service = service
+        self._in_doubt: dict[str, None] = {}
+        self._free: list[Producer] = []
+        self._steps = Steps("truenext relay", self._step)
+        self._pause_s = LOOK_S
+        self._clean_at = 0.0
+        self.taken_over = 0
+        """Producers of processes that were not alive any more."""
+
+    def start(self) -> None:
+        self._steps.start()
+
+    def in_doubt(self, producer: Producer) -> None:
+        """Something was not answered: it is not to be used before it was taken anew."""
+        self._in_doubt[producer.name] = None
+        self._steps.wake()
+
+    def free(self) -> Producer | None:
+        """One that this process may use, and nobody in it does."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, producer: Producer) -> None:
+        """Nothing of it is under way."""
+        self._free.append(producer)
+
+    def wake(self) -> None:
+        """There is something to send. In the thread of the event loop."""
+        self._steps.wake()
+
+    async def stop(self) -> None:
+        await self._steps.stop()
+
+    # ---- Looking ----
+
+    async def _step(self) -> float:
+        try:
+            await self._once()
+        except (DatabaseAway, *AWAY) as error:
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+            _logger.warning(
+                "the relay waits: what is left to be sent is sent later",
+                extra={"error": said_of(error), "next_s": pause_s},
+            )
+            return pause_s
+        except Exception:
+            # Whatever it is, it is not to be the end of the relay.
+            _logger.exception("the relay has failed, and goes on")
+            return PAUSE_MAX_S
+        self._pause_s = LOOK_S
+        return LOOK_S
+
+    async def _once(self) -> None:
+        """Raises: DatabaseAway; one of AWAY"""
+        outbox = self._outbox
+        look = await outbox.look()
+        if not look.is_known:
+            await outbox.join()
+        for name in list(self._in_doubt):
+            await self._take(name, of_the_dead=False)
+        if look.ownerless:
+            for name in await outbox.ownerless(TAKEN_MAX):
+                await self._take(name, of_the_dead=True)
+        if look.unnumbered:
+            await self._number()
+        await self._clean()
+
+    async def _clean(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._clean_at:
+            return
+        cleaned = await self._outbox.clean()
+        self._clean_at = now + (LOOK_S if cleaned else CLEAN_S)
+
+    # ---- What users' transactions have begun ----
+
+    async def _number(self) -> None:
+        """Give numbers to what has none, and send it: what somebody waits for first, and apart.
+
+        Raises: DatabaseAway; one of AWAY
+        """
+        while not self._steps.is_stopping:
+            for interactive in (True, False):
+                if await self._number_some(interactive=interactive):
+                    break
+            else:
+                return
+
+    async def _number_some(self, *, interactive: bool) -> bool:
+        """Whether there was something. Raises: as `_number`"""
+        producer = self.free() or await self._outbox.new_producer()
+        # Whatever is not answered from now on, it is not used before that is known.
+        self._in_doubt[producer.name] = None
+        try:
+            unit = await self._outbox.number(producer, interactive=interactive)
+        except ProducerLost:
+            self._in_doubt.pop(producer.name)
+            return True
+        if unit:
+            if not await self._is_sent(unit):
+                return True
+            await self._outbox.confirm([each.id for each in unit], [])
+            producer.number += 1
+        self._in_doubt.pop(producer.name, None)
+        self.give_back(producer)
+        return bool(unit)
+
+    # ---- Taking ----
+
+    async def _take(self, name: str, *, of_the_dead: bool) -> None:
+        """Raises: DatabaseAway; one of AWAY"""
+        taken = await self._outbox.take_over(name, of_the_dead=of_the_dead)
+        if taken == "busy":
+            # It ends when the database has noticed that its process is gone, or has given up.
+            return
+        self._in_doubt.pop(name, None)
+        if taken == "another's":
+            return
+        if of_the_dead:
+            self.taken_over += 1
+            _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
+        # Until all of it is known it is as before: not to be used.
+        self._in_doubt[name] = None
+        if await self._send_all(taken):
+            self.give_back(taken)
+        self._in_doubt.pop(name, None)
+
+    async def _send_all(self, producer: Producer) -> bool:
+        """Whether it may be used again. Raises: DatabaseAway; one of AWAY"""
+        outbox = self._outbox
+        units = await outbox.units_of(producer)
+        highest = await self._highest(producer.name)
+        for number, rows in groupby(units, key=lambda each: each.number):
+            unit = list(rows)
+            if number > highest and not await self._is_sent(unit):
+                return await self._move(producer, [each for each in units if each.number >= number])
+            highest = max(highest, number)
+            await outbox.confirm([each.id for each in unit], [])
+        if highest == producer.number and not await outbox.is_stale(producer):
+            return True
+        if highest > producer.number:
+            _logger.error(
+                "the broker knows a number that the database does not: the database has lost commits",
+                extra={"producer": producer.name, "number": producer.number, "broker": highest},
+            )
+        await outbox.retire(producer)
+        return False
+
+    async def _is_sent(self, unit: Sequence[Waiting]) -> bool:
+        """False: the broker does not know the number before. Raises: one of AWAY"""
+        try:
+            return await send_unit(self._connection, unit, self._service) is Answer.SENT
+        except UnreadableUnit as error:
+            raise BrokerAway(f"unit {unit[0].id} of the outbox cannot be sent by this process: {error}") from error
+
+    async def _move(self, producer: Producer, units: Sequence[Waiting]) -> bool:
+        """To a producer that the broker does not know. Raises: as `_send_all`"""
+        _logger.error(
+            "the broker does not know the numbers of a producer: it is another one, or has lost something, or has not "
+            "heard of it for a week. What was left to be sent is sent under new numbers",
+            extra={"producer": producer.name, "number": producer.number, "units": len(units)},
+        )
+        new = await self._outbox.move(units, producer)
+        if new is not None:
+            self.in_doubt(new)
+        return False
+
+    async def _highest(self, name: str) -> int:
+        """Number of a COMMIT that the broker knows of it. Raises: one of AWAY"""
+        answer = await self._connection.ask("producer", {"producer": name}, timeout=ASK_S)
+        return msgspec.json.decode(answer, type=OfProducer).commits

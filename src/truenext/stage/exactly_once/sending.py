@@ -1,0 +1,97 @@
+"""How a unit of the outbox is sent, under its number, by whoever comes to it: and what is known afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from truenext.errors import Code, RolledBack
+from truenext.stage.committing import InTime, is_for_want_of_room, left_s, refused_with, send_all
+from truenext.stage.core.failure import said_of
+from truenext.stage.core.unit import Finished, decode_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from truenext.client.tasks.connection import Connection, Session
+    from truenext.errors import Refused
+    from truenext.stage.sql.outbox import Waiting
+
+TIMEOUT_S = 30.0
+"""For one unit."""
+TTL_MIN_S = 0.001
+
+
+class Answer(Enum):
+    SENT = "sent"
+    """Now, or before: its number was used."""
+    UNKNOWN_NUMBER = "unknown number"
+    """The broker does not know the number before, so it is another broker, or has lost something."""
+
+
+async def send_unit(connection: Connection, rows: Sequence[Waiting], service: str) -> Answer:
+    """Send all of one unit: these rows of the outbox, which have one number.
+
+    What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
+    reason, in the same transaction: the number is used, and the next one can be.
+
+    Raises: BrokerAway if nothing of it happened; InDoubt if that is not known; UnreadableUnit
+    """
+    messages = [_in_its_time(each, row.age_ms) for row in rows for each in decode_unit(row.unit)]
+    async with connection.session(transacted=True) as session:
+        try:
+            return await _send(session, messages, rows[0])
+        except RolledBack as error:
+            refused = refused_with(error)
+            if refused is None:
+                raise
+            if refused.code == Code.GAP:
+                return Answer.UNKNOWN_NUMBER
+        # Which of them it is, only a look at each can tell.
+        instead = [await _accepted(session, each, service) for each in messages]
+        return await _send(session, instead, rows[0])
+
+
+async def _send(session: Session, messages: Sequence[Finished], row: Waiting) -> Answer:
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    await _flushed(session, messages, deadline)
+    await session.commit(timeout=left_s(deadline), producer=row.producer, number=row.number)
+    return Answer.SENT
+
+
+async def _flushed(session: Session, messages: Sequence[Finished], deadline: float) -> None:
+    """Raises: RolledBack with what the broker refuses; BrokerAway"""
+    with InTime():
+        await send_all(session, messages, deadline)
+        await session.flush(timeout=left_s(deadline))
+
+
+async def _accepted(session: Session, message: Finished, service: str) -> Finished:
+    """This message, or what is sent in its place because the broker does not take it."""
+    try:
+        await _flushed(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
+        await session.rollback(failed=False)
+    except RolledBack as error:
+        refused = refused_with(error)
+        await session.rollback(failed=False)
+        if refused is None or is_for_want_of_room(error):
+            raise
+        return msgspec.structs.replace(
+            message, destination=f"/queue/{service}.refused", expires_ms=0, ttl_s=None, refused=_why(message, refused)
+        )
+    return message
+
+
+def _why(message: Finished, refused: Refused) -> str:
+    return f"{message.destination}: {said_of(refused)}"
+
+
+def _in_its_time(message: Finished, age_ms: int) -> Finished:
+    """What was to live for so long since it was written has less left. What has nothing left the broker removes, and
+    counts."""
+    if message.ttl_s is None:
+        return message
+    return msgspec.structs.replace(message, ttl_s=max(message.ttl_s - age_ms / 1000, TTL_MIN_S))

@@ -1,0 +1,51 @@
+"""Work in the background, one step after the other, that ends between two of them: what is said to a database
+is not to be interrupted, for its connection would keep its locks for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LEAVE_S = 5.0
+"""For the step that is under way when the service stops."""
+
+
+class Steps:
+    def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
+        """`step` does what there is to do, and says after how many seconds to do it again. It raises nothing."""
+        self._name = name
+        self._step = step
+        self._woken = asyncio.Event()
+        self.is_stopping = False
+        """No step begins any more; one that is long may look."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+
+    def wake(self) -> None:
+        """There is something to do now."""
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while not self.is_stopping:
+            self._woken.clear()
+            wait_s = await self._step()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self.is_stopping = True
+        self.wake()
+        _, late = await asyncio.wait({self._task}, timeout=LEAVE_S)
+        if late:
+            self._task.cancel()
+            await asyncio.wait(late)

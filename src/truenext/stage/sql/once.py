@@ -1,0 +1,120 @@
+"""What a stage whose effects happen once says to the database besides its function, in the same transaction.
+
+First comes the id of its message, into the inbox: if it is there already, the message was handled before. Last comes
+what it sends, into the outbox, under the next number of a producer that is this process's own.
+
+Source: docs/stages-outbox.md; docs/decisions/0067-once.md
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy.exc import DBAPIError
+
+from truenext.stage.sql.errors import DoneBefore, ProducerLost, UnderWay
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from truenext.stage.core.numbers import Number
+    from truenext.stage.core.unit import Unit
+
+WAIT_S: Final = 5
+"""For so long another transaction that handles the same message is waited for."""
+IDLE_S: Final = 300
+"""PostgreSQL ends a transaction in which nothing is said for so long: its process may be gone, or stand still."""
+
+CLOCK: Final = {
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+"""Milliseconds since the epoch, by the clock of the database."""
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+# The limits are those of this transaction. That of waiting is the inbox's alone: what the function waits for is its own
+# affair.
+_BEGIN = {
+    "postgresql": f"""
+        WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS waited),
+        limits AS MATERIALIZED (
+            SELECT waited, set_config('lock_timeout', '{WAIT_S}s', true) AS wait,
+                set_config('idle_in_transaction_session_timeout', '{IDLE_S}s', true) AS idle
+            FROM before)
+        INSERT INTO truenext_inbox (id)
+        SELECT CAST(%(id)s AS uuid) FROM limits WHERE wait IS NOT NULL AND idle IS NOT NULL
+        ON CONFLICT DO NOTHING
+        RETURNING set_config('lock_timeout', (SELECT waited FROM limits), true)""",
+    "sqlite": "INSERT INTO truenext_inbox (id) VALUES (:id) ON CONFLICT DO NOTHING",
+}
+
+_COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
+_WRITE = {
+    # One question instead of two: most messages pay for it.
+    "postgresql": f"""
+        WITH producer AS (
+            UPDATE truenext_producers SET number = %(number)s, used_ms = {CLOCK["postgresql"]}
+            WHERE name = %(producer)s AND owner = %(owner)s AND number = %(number)s - 1
+            RETURNING used_ms)
+        INSERT INTO truenext_outbox ({_COLUMNS})
+        SELECT CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s, %(interactive)s, %(messages)s, used_ms,
+            %(unit)s
+        FROM producer""",
+    "sqlite": f"""
+        INSERT INTO truenext_outbox ({_COLUMNS})
+        SELECT :id, :service, :producer, :number, :interactive, :messages, used_ms, :unit FROM truenext_producers
+        WHERE name = :producer AND owner = :owner AND number = :number""",
+}
+_NUMBER_SQLITE = f"""
+    UPDATE truenext_producers SET number = :number, used_ms = {CLOCK["sqlite"]}
+    WHERE name = :producer AND owner = :owner AND number = :number - 1"""
+
+
+class Once:
+    """Of one message, in one transaction."""
+
+    __slots__ = ("_id", "verdict")
+
+    def __init__(self, id: str) -> None:
+        """`id` is that of the inbox."""
+        self._id = id
+        self.verdict: DoneBefore | UnderWay | None = None
+        """Why nothing is to be done now: whatever the function makes of it."""
+
+    def begin(self, connection: Connection) -> None:
+        """The first statement of the transaction.
+
+        Raises: DoneBefore, UnderWay; what SQLAlchemy raises
+        """
+        try:
+            answer = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+                self.verdict = UnderWay(f"the same message has been handled for {WAIT_S} seconds, and is still")
+                raise self.verdict from error
+            raise
+        if answer.rowcount != 1:
+            self.verdict = DoneBefore("the message was handled before: what is done now is taken back")
+            raise self.verdict
+
+    def write(self, connection: Connection, service: str, number: Number, unit: Unit) -> None:
+        """The last statement before COMMIT.
+
+        Raises: ProducerLost; what SQLAlchemy raises
+        """
+        kind = connection.dialect.name
+        parameters: dict[str, Any] = {
+            "id": self._id,
+            "service": service,
+            "producer": number.producer.name,
+            "owner": number.producer.owner,
+            "number": number.number,
+            "interactive": unit.is_interactive,
+            "messages": len(unit.messages),
+            "unit": unit.encode(),
+        }
+        if kind == "sqlite":
+            connection.exec_driver_sql(_NUMBER_SQLITE, parameters)
+        if connection.exec_driver_sql(_WRITE[kind], parameters).rowcount != 1:
+            raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")

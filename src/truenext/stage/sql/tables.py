@@ -1,0 +1,155 @@
+"""The tables that make a stage's effects happen once: what was done, what is to be sent, and under which number.
+
+    truenext_inbox       a row for each message that was handled, until 7 days after its acknowledgement
+    truenext_outbox      a row for all that one message, or one initiation, has to send; until it was sent
+    truenext_producers   whose numbers the COMMITs of the outbox have, and who may use them now
+    truenext_owners      the processes that run, and until when they are taken for alive
+    truenext_keys        under which keys flows were begun, for 7 days
+    truenext_schema      which version of these tables it is
+
+Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-outbox.md
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Uuid,
+    create_engine,
+    create_mock_engine,
+    insert,
+    inspect,
+)
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.url import address_of
+
+VERSION = 1
+"""Of these tables. Code of one version works with them alone."""
+
+metadata = MetaData()
+"""For Alembic, too: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
+
+schema = Table("truenext_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+inbox = Table(
+    "truenext_inbox",
+    metadata,
+    Column("id", Uuid(as_uuid=False), primary_key=True),
+    # Null until its acknowledgement is known to be final.
+    Column("marked_ms", BigInteger),
+)
+Index(
+    "truenext_inbox_marked",
+    inbox.c.marked_ms,
+    postgresql_where=inbox.c.marked_ms.is_not(None),
+    sqlite_where=inbox.c.marked_ms.is_not(None),
+)
+
+outbox = Table(
+    "truenext_outbox",
+    metadata,
+    # That of the inbox, if a stage has written it.
+    Column("id", Uuid(as_uuid=False), primary_key=True),
+    Column("service", String(255), nullable=False),
+    # Null until a number is given to what users' transactions have begun.
+    Column("producer", String(64)),
+    Column("number", BigInteger),
+    Column("interactive", Boolean(create_constraint=False), nullable=False),
+    Column("messages", Integer, nullable=False),
+    Column("written_ms", BigInteger, nullable=False),
+    Column("unit", LargeBinary, nullable=False),
+)
+Index("truenext_outbox_number", outbox.c.producer, outbox.c.number)
+Index(
+    "truenext_outbox_unnumbered",
+    outbox.c.service,
+    outbox.c.interactive,
+    outbox.c.written_ms,
+    postgresql_where=outbox.c.producer.is_(None),
+    sqlite_where=outbox.c.producer.is_(None),
+)
+
+producers = Table(
+    "truenext_producers",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("service", String(255), nullable=False),
+    Column("owner", String(64), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("used_ms", BigInteger, nullable=False),
+)
+Index("truenext_producers_owner", producers.c.service, producers.c.owner)
+
+owners = Table(
+    "truenext_owners",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("service", String(255), nullable=False),
+    Column("instance", String(255), nullable=False),
+    Column("alive_until_ms", BigInteger, nullable=False),
+)
+
+keys = Table(
+    "truenext_keys",
+    metadata,
+    # Of the service and its key.
+    Column("id", Uuid(as_uuid=False), primary_key=True),
+    # Of what was begun, without the time.
+    Column("content", Uuid(as_uuid=False), nullable=False),
+    Column("begun_ms", BigInteger, nullable=False),
+)
+Index("truenext_keys_begun", keys.c.begun_ms)
+
+
+def schema_sql(url: str) -> str:
+    """The statements that make the tables, for the kind of database that `url` names.
+
+    Raises: ConfigurationError
+    """
+    statements: list[str] = []
+
+    def keep(statement: object, *_: object, **__: object) -> None:
+        compiled = statement.compile(dialect=engine.dialect)  # type: ignore[attr-defined]
+        lines = (line.rstrip().replace("\t", "    ") for line in str(compiled).strip().splitlines())
+        statements.append("\n".join(line for line in lines if line))
+
+    engine = create_mock_engine(address_of(url).for_threads, keep)
+    metadata.create_all(engine, checkfirst=False)
+    return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
+
+
+def make_tables(connection: Connection) -> list[str]:
+    """Make those that are missing, in the transaction of the connection: their names."""
+    there = set(inspect(connection).get_table_names())
+    metadata.create_all(connection)
+    if connection.execute(schema.select()).first() is None:
+        connection.execute(insert(schema).values(version=VERSION))
+    return [name for name in metadata.tables if name not in there]
+
+
+def applied_schema(url: str) -> tuple[str, list[str]]:
+    """Make those that are missing in the database that `url` names: what that is, without its password, and the names
+    of those that were made.
+
+    Raises: ConfigurationError; DatabaseAway
+    """
+    address = address_of(url)
+    engine = create_engine(address.for_threads)
+    try:
+        with engine.begin() as connection:
+            return str(address), make_tables(connection)
+    except (SQLAlchemyError, OSError) as error:
+        raise DatabaseAway(f"the tables cannot be made in {address}: {error}") from error
+    finally:
+        engine.dispose()

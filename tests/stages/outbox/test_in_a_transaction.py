@@ -1,0 +1,190 @@
+"""Do flows that a program begins in a transaction of its own begin with it, and never without? Source:
+docs/stages-outbox.md, "In a transaction of your own" """
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from tests.stages.flows import Number, Text, run
+from truenext.errors import ConfigurationError, LocalProtocolError
+from truenext.limits import BODY_BYTES_MAX
+from truenext.stage import FlowError, Service
+from truenext.stage.sql import applied_schema
+from truenext.testing.stages import Stages
+
+LEFT = "SELECT count(*) FROM truenext_outbox"
+
+
+class Shop:
+    def __init__(self) -> None:
+        self.app = app = Service("shop", exactly_once=True)
+        self.came: list[int] = []
+
+        @app.terminator("take", Number)
+        async def take(number: Number) -> None:
+            self.came.append(number.n)
+
+        self.take = take
+
+
+@pytest.fixture
+def session(database: str) -> Iterator[Session]:
+    """Of a program that has nothing to do with the service but its database."""
+    applied_schema(database)
+    engine = create_engine(database)
+    with Session(engine) as session:
+        session.execute(text("CREATE TABLE orders (n INTEGER)"))
+        session.commit()
+        yield session
+    engine.dispose()
+
+
+async def until_came(shop: Shop, t: Stages, count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(shop.came) < count:
+            await asyncio.sleep(0.01)
+    await t.ended()
+
+
+def place(shop: Shop, session: Session, n: int, key: str | None = None) -> str:
+    session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
+    with shop.app.initiate(session, key=key) as begin:
+        return begin.send(shop.take, Number(n), trace=f"order {n}")
+
+
+def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Session, database: str) -> None:
+    shop = Shop()
+
+    async def work(t: Stages) -> None:
+        place(shop, session, 1)
+        session.commit()
+        place(shop, session, 2)
+        session.rollback()
+        await until_came(shop, t, 1)
+        place(shop, session, 3)
+        await asyncio.sleep(1.5)
+        assert shop.came == [1]
+        session.commit()
+        await until_came(shop, t, 2)
+        assert shop.came == [1, 3]
+
+    run(shop.app, work, database=database)
+
+
+def test_it_needs_neither_broker_nor_connection_and_is_sent_by_whoever_runs_the_service_later(
+    session: Session, database: str
+) -> None:
+    shop = Shop()
+    for n in range(500):
+        place(shop, session, n)
+        session.commit()
+    assert session.execute(text(LEFT)).scalar() == 500
+    session.commit()
+
+    async def work(t: Stages) -> None:
+        await until_came(shop, t, 500)
+        assert sorted(shop.came) == list(range(500))
+
+    run(shop.app, work, database=database)
+    assert session.execute(text(LEFT)).scalar() == 0
+    session.commit()
+
+
+def test_an_async_session_does_the_same(session: Session, database: str) -> None:
+    shop = Shop()
+
+    async def work(t: Stages) -> None:
+        url = database.replace("sqlite:", "sqlite+aiosqlite:")
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as own:
+            await own.execute(text("INSERT INTO orders VALUES (1)"))
+            async with shop.app.initiate(own) as begin:
+                begin.send(shop.take, Number(1), trace="order 1")
+                begin.send(shop.take, Number(2), trace="order 2", interactive=True)
+            await own.commit()
+        await engine.dispose()
+        await until_came(shop, t, 2)
+        assert sorted(shop.came) == [1, 2]
+
+    run(shop.app, work, database=database)
+
+
+def test_a_key_makes_a_repeated_call_one_flow_and_another_content_is_an_error(session: Session, database: str) -> None:
+    shop = Shop()
+    first = place(shop, session, 1, "order 1")
+    session.commit()
+    again = place(shop, session, 1, "order 1")
+    session.commit()
+    assert again == first
+    with pytest.raises(FlowError, match="something else"):
+        place(shop, session, 2, "order 1")
+    session.rollback()
+    assert place(shop, session, 2, "order 2") != first
+    session.commit()
+
+    async def work(t: Stages) -> None:
+        await until_came(shop, t, 2)
+        assert sorted(shop.came) == [1, 2]
+
+    run(shop.app, work, database=database)
+
+
+def test_a_repeated_call_begins_nothing_after_the_first_was_sent_either(session: Session, database: str) -> None:
+    shop = Shop()
+
+    async def work(t: Stages) -> None:
+        place(shop, session, 1, "order 1")
+        session.commit()
+        await until_came(shop, t, 1)
+        place(shop, session, 1, "order 1")
+        session.commit()
+        await asyncio.sleep(1.5)
+        assert shop.came == [1]
+
+    run(shop.app, work, database=database)
+
+
+def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session) -> None:
+    shop = Shop()
+    with shop.app.initiate(session):
+        pass
+    with pytest.raises(KeyError), shop.app.initiate(session) as begin:
+        begin.send(shop.take, Number(1), trace="order 1")
+        raise KeyError
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+def test_what_the_broker_would_never_take_is_refused_before_it_is_written(session: Session) -> None:
+    app = Service("shop", exactly_once=True)
+    take = app.remote("take", Text)
+    with pytest.raises(FlowError, match="at most"), app.initiate(session) as begin:
+        begin.send(take, Text("x" * BODY_BYTES_MAX), trace="t")
+    with pytest.raises(FlowError, match="several initiations"), app.initiate(session) as begin:
+        for _ in range(2):
+            begin.send(take, Text("x" * (BODY_BYTES_MAX // 2)), trace="t")
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
+    app = Service("shop", exactly_once=True)
+    with pytest.raises(ConfigurationError, match="takes a Session"):
+        app.initiate("postgresql:///shop")  # type: ignore[call-overload]
+    with pytest.raises(FlowError, match="key"):
+        app.initiate(session, key="")
+    with pytest.raises(FlowError, match="session"):
+        app.initiate(key="x")  # type: ignore[call-overload]
+
+    async def asynchronous() -> None:
+        async with app.initiate(session):
+            pass
+
+    with pytest.raises(LocalProtocolError, match="`with`"):
+        asyncio.run(asynchronous())
