@@ -46,7 +46,7 @@ from truenext.stage.core.unit import Unit, inbox_id
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.sql.errors import DatabaseAway, DoneBefore, Trouble, UnderWay
+from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost, Trouble, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -272,6 +272,9 @@ class Handling:
             except Exception as error:
                 # What the stage has swallowed counts, and is forgotten with the rollback.
                 self._trouble = Trouble.OWN if work is None else work.trouble_of(error)
+                if isinstance(error, ProducerLost):
+                    # Another one will do.
+                    self._trouble = Trouble.AGAIN
                 verdict = None if work is None else work.verdict
                 await self._take_back(work)
                 if verdict is not None and verdict is not error:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.json import decode as decode_json
+from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, run
+from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost
 from truenext.stage import Endpoint, Flow, Service
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode, encode
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.said import Said
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.outbox import Outbox, Waiting
 from truenext.testing.stages import Point, Stages
 
+PATIENCE_S = 30
 LEFT = "SELECT 1 FROM truenext_outbox"
 INSERT = text("INSERT INTO orders VALUES (:n)")
 
@@ -71,7 +80,7 @@ async def sent(t: Stages) -> list[int]:
 
 
 async def all_is_over(t: Stages) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             # The connection over which the test asks is lost with the others.
             with suppress(OSError, ConnectionLost):
@@ -162,3 +171,208 @@ def test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
         await expect(t, *range(5))
 
     run(shop.app, work, database=database)
+
+
+def test_a_process_whose_producers_were_taken_over_uses_others_and_charges_nobody(
+    database: str, is_async: bool
+) -> None:
+    shop = Shop(is_async, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        for n in range(20):
+            await t.send(shop.place, Number(n))
+        await all_is_over(t)
+        async with t.sql() as sql:
+            await sql.execute(text("UPDATE truenext_producers SET owner = 'another process'"))
+            await sql.execute(
+                text(
+                    "INSERT INTO truenext_owners (name, service, instance, alive_until_ms) "
+                    "VALUES ('another process', 'shop', 'shop', 9999999999999)"
+                )
+            )
+        for n in range(20, 40):
+            await t.send(shop.place, Number(n))
+        await expect(t, *range(40))
+
+    run(shop.app, work, database=database)
+
+
+def test_a_broker_that_is_another_one_gets_what_is_left_under_new_numbers(database: str, is_async: bool) -> None:
+    shop = Shop(is_async)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        for n in range(10):
+            await t.send(shop.place, Number(n))
+        await all_is_over(t)
+        async with t.sql() as sql:
+            # As if it had never heard of these numbers.
+            await sql.execute(text("UPDATE truenext_producers SET number = number + 1000"))
+        for n in range(10, 20):
+            await t.send(shop.place, Number(n))
+        await expect(t, *range(20))
+
+    run(shop.app, work, database=database)
+
+
+def test_a_database_that_has_lost_commits_uses_none_of_their_numbers(database: str) -> None:
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        for n in range(10):
+            await t.send(shop.place, Number(n))
+        await all_is_over(t)
+        async with t.sql() as sql:
+            # A backup of before the last of each.
+            await sql.execute(text("UPDATE truenext_producers SET number = number - 1"))
+        await t.send(shop.place, Number(10))
+        await all_is_over(t)
+        # The others were looked at meanwhile.
+        await asyncio.sleep(1)
+        for n in range(11, 30):
+            await t.send(shop.place, Number(n))
+        await expect(t, *range(30))
+
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_message_that_was_handled_before_runs_no_more_whatever_its_function_makes_of_it(
+    database: str, swallows: bool
+) -> None:
+    app = Service("shop", exactly_once=True)
+    take = app.remote("take", Number)
+    runs: list[int] = []
+
+    @app.terminator("placing", Number)
+    async def placing(number: Number, flow: Flow, sql: AsyncSession) -> None:
+        runs.append(number.n)
+        try:
+            await sql.execute(INSERT, {"n": number.n})
+        except Exception:
+            if not swallows:
+                raise
+            flow.send(take, Number(99))
+        flow.send(take, number)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        kept: list[tuple[str, bytes]] = []
+        await t.send(placing, Number(1))
+        await all_is_over(t)
+        async with connect(t.broker.url) as connection:
+            async for each in connection.browse("/queue/take"):
+                kept.append((each.destination, each.body))
+            # A foreign program sends the same message twice: it is no redelivery.
+            envelope = replace(
+                decode(kept[0][1]), id="the same", kind="send", message=Raw(b'{"n":7}'), waiting=[], state=Raw(b"null")
+            )
+            for _ in range(3):
+                await connection.send("/queue/placing", encode(envelope))
+        await all_is_over(t)
+        assert not await t.dead_letters()
+        assert await numbers(t, "SELECT n FROM orders") == [1, 7]
+        assert await sent(t) == [1, 7]
+
+    run(app, work, database=database)
+
+
+def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_again(database: str) -> None:
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        once = t._running.once
+        assert once is not None
+        # Its rows stay.
+        once._confirming.add = lambda *_, **__: None  # type: ignore[method-assign]
+        for n in range(5):
+            await t.send(shop.place, Number(n))
+        async with asyncio.timeout(PATIENCE_S):
+            while await sent(t) != list(range(5)):
+                await asyncio.sleep(0.02)
+        async with t.sql() as sql:
+            await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
+        await expect(t, *range(5))
+        assert once.taken_over
+
+    run(shop.app, work, database=database)
+
+
+def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets it again sends it before it is acknowledged: it may be the last who knows of it."""
+
+    async def nothing(relay: Relay) -> None:
+        pass
+
+    monkeypatch.setattr(Relay, "_once", nothing)
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        t.at("SQL committed", t.broker.drop, stage="placing")
+        for n in range(5):
+            await t.send(shop.place, Number(n))
+        await expect(t, *range(5))
+
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("whose", ["of the broker", "of the database"])
+def test_a_lost_answer_to_the_relay_doubles_nothing_either(
+    database: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(is_async=True)
+    is_sent, confirm = Relay._is_sent, Outbox.confirm
+
+    async def work(t: Stages) -> None:
+        lost: list[str] = []
+
+        async def lossy(relay: Relay, unit: Sequence[Waiting]) -> bool:
+            if len(lost) < 2 and whose == "of the broker":
+                lost.append(whose)
+                t.broker.lose_commit("after")
+            return await is_sent(relay, unit)
+
+        async def forgetful(outbox: Outbox, gone: Collection[str], done: Collection[str]) -> None:
+            if gone and len(lost) < 2 and whose == "of the database":
+                lost.append(whose)
+                raise DatabaseAway("no answer")
+            await confirm(outbox, gone, done)
+
+        monkeypatch.setattr(Relay, "_is_sent", lossy)
+        monkeypatch.setattr(Outbox, "confirm", forgetful)
+        await make_table(t)
+        for n in range(5):
+            async with t.sql() as sql, shop.app.initiate(sql) as begin:
+                begin.send(shop.take, Number(n), trace=f"order {n}")
+        async with asyncio.timeout(PATIENCE_S):
+            while await numbers(t, LEFT):
+                await asyncio.sleep(0.02)
+        assert lost and await sent(t) == list(range(5))
+
+    run(shop.app, work, database=database)
+
+
+def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: str) -> None:
+    app = Service("shop", exactly_once=True)
+
+    @app.terminator("placing", Number)
+    async def placing(number: Number, sql: AsyncSession) -> None:
+        await sql.execute(INSERT, {"n": number.n})
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        said = Said("0" * 32, "elsewhere")
+        Initiation(said, 0, {}).send(placing, Number(1), trace="order 1")
+        async with connect(t.broker.url) as connection:
+            for _ in range(3):
+                # No redelivery: a foreign program sends it three times.
+                await connection.send("/queue/placing", said.outgoing[0].finished({}).body)
+        await all_is_over(t)
+        assert not await t.dead_letters()
+        assert await numbers(t, "SELECT n FROM orders") == [1]
+
+    run(app, work, database=database)

@@ -10,7 +10,7 @@ from truenext.stage.core.unit import UnreadableUnit
 from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.exactly_once.sending import Answer, send_unit
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -116,6 +116,9 @@ class Borrowed:
     ) -> None:
         producer = self._producer
         assert producer is not None, "the block has begun"
+        if isinstance(error, ProducerLost):
+            # This process stood still for so long that others took it for dead: whatever it has may be another's.
+            self._relay.doubt_all()
         if self._was_used and error is not None:
             self._relay.in_doubt(producer)
             return

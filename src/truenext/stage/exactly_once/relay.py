@@ -68,6 +68,11 @@ class Relay:
         self._in_doubt[producer.name] = None
         self._steps.wake()
 
+    def doubt_all(self) -> None:
+        """Whether those that are free are still this process's own is to be found out."""
+        while self._free:
+            self.in_doubt(self._free.pop())
+
     def free(self) -> Producer | None:
         """One that this process may use, and nobody in it does."""
         return self._free.pop() if self._free else None

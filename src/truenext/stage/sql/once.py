@@ -50,9 +50,11 @@ _BEGIN = {
 }
 
 _COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
+# Each of these changes one row, or the producer is not this process's own, or has used the number.
 _WRITE = {
     # One question instead of two: most messages pay for it.
-    "postgresql": f"""
+    "postgresql": [
+        f"""
         WITH producer AS (
             UPDATE truenext_producers SET number = %(number)s, used_ms = {CLOCK["postgresql"]}
             WHERE name = %(producer)s AND owner = %(owner)s AND number = %(number)s - 1
@@ -60,15 +62,18 @@ _WRITE = {
         INSERT INTO truenext_outbox ({_COLUMNS})
         SELECT CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s, %(interactive)s, %(messages)s, used_ms,
             %(unit)s
-        FROM producer""",
-    "sqlite": f"""
+        FROM producer"""
+    ],
+    "sqlite": [
+        f"""
+        UPDATE truenext_producers SET number = :number, used_ms = {CLOCK["sqlite"]}
+        WHERE name = :producer AND owner = :owner AND number = :number - 1""",
+        f"""
         INSERT INTO truenext_outbox ({_COLUMNS})
         SELECT :id, :service, :producer, :number, :interactive, :messages, used_ms, :unit FROM truenext_producers
-        WHERE name = :producer AND owner = :owner AND number = :number""",
+        WHERE name = :producer""",
+    ],
 }
-_NUMBER_SQLITE = f"""
-    UPDATE truenext_producers SET number = :number, used_ms = {CLOCK["sqlite"]}
-    WHERE name = :producer AND owner = :owner AND number = :number - 1"""
 
 
 class Once:
@@ -114,7 +119,6 @@ class Once:
             "messages": len(unit.messages),
             "unit": unit.encode(),
         }
-        if kind == "sqlite":
-            connection.exec_driver_sql(_NUMBER_SQLITE, parameters)
-        if connection.exec_driver_sql(_WRITE[kind], parameters).rowcount != 1:
-            raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")
+        for statement in _WRITE[kind]:
+            if connection.exec_driver_sql(statement, parameters).rowcount != 1:
+                raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")

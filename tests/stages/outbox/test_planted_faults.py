@@ -1,0 +1,172 @@
+"""Do the tests of the outbox notice it when one of its rules is broken? Each fault is one rule of decision 67."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.stages.outbox import test_once, test_producers
+from tests.unit.mutation import mutated
+from truenext.stage.exactly_once import sending
+from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.sql import once
+from truenext.stage.sql.outbox import Outbox
+from truenext.stage.worker import Handling
+
+Notices = Callable[[str], None]
+
+
+def a_lost_answer(when: Any) -> Notices:
+    return lambda url: test_once.test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
+        url, True, when
+    )
+
+
+def lost_twice(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
+
+
+def waits_for_no_relay(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_what_a_message_has_to_send_waits_for_no_relay(url, patch)
+
+
+class Fault(NamedTuple):
+    rule: str
+    owner: Any
+    name: str
+    old: str
+    new: str
+    noticed_by: Notices
+
+
+FAULTS = [
+    Fault(
+        "a COMMIT has no number",
+        Handling,
+        "_commit",
+        "if number is None:",
+        "if True:",
+        test_once.test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_again,
+    ),
+    Fault(
+        "a unit goes under another number at the second try",
+        sending,
+        "_send",
+        "number=row.number)",
+        "number=row.number + 1)",
+        a_lost_answer("before"),
+    ),
+    Fault(
+        "a unit goes under no number at the second try",
+        sending,
+        "_send",
+        ", producer=row.producer, number=row.number)",
+        ")",
+        lost_twice,
+    ),
+    Fault(
+        "a unit is taken for sent without an answer",
+        Relay,
+        "_send_all",
+        "if number > highest and not await self._is_sent(unit):",
+        "if False:",
+        a_lost_answer("before"),
+    ),
+    Fault(
+        "a hit acknowledges and has the unit go, unsent",
+        ExactlyOnce,
+        "sent_before",
+        "answer = await send_unit(lane.connection, [unit], self._service)",
+        "answer = Answer.SENT",
+        waits_for_no_relay,
+    ),
+    Fault(
+        "a message that was handled runs again",
+        once.Once,
+        "begin",
+        "if answer.rowcount != 1:",
+        "if False:",
+        test_once.test_a_message_that_comes_twice_and_sends_nothing_is_handled_once,
+    ),
+    Fault(
+        "producers of the living are taken over",
+        Outbox,
+        "take_over",
+        "whose = self._ownerless if of_the_dead",
+        'whose = "p.service = :service" if of_the_dead',
+        test_producers.test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them,
+    ),
+    Fault(
+        "rows of the inbox go before they are marked",
+        Outbox,
+        "clean",
+        "WHERE marked_ms < {self._clock} - :kept_ms",
+        "WHERE coalesce(marked_ms, 0) < {self._clock} - :kept_ms",
+        test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
+    ),
+    Fault(
+        "numbers that the broker knows further are used",
+        Relay,
+        "_send_all",
+        "if highest == producer.number and",
+        "if",
+        test_once.test_a_database_that_has_lost_commits_uses_none_of_their_numbers,
+    ),
+]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    file = tmp_path / "shop.db"
+    file.touch()
+    return f"sqlite:///{file}"
+
+
+def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
+    namespace = vars(fault.owner)
+    patch.setattr(fault.owner, fault.name, mutated(namespace[fault.name], fault.old, fault.new))
+
+
+def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not drawn."""
+    for fault in FAULTS:
+        with monkeypatch.context() as patch:
+            plant(fault, patch)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule)
+def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What would never come is not waited for as long as what is slow.
+    monkeypatch.setattr(test_once, "PATIENCE_S", 5)
+    plant(fault, monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
+        fault.noticed_by(url)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize(
+    "rule, old, new",
+    [
+        ("owner", "name = :producer AND owner = :owner AND", "name = :producer AND"),
+        ("number", "owner = :owner AND number = :number - 1", "owner = :owner"),
+    ],
+)
+def test_it_is_noticed_when_a_producer_is_used_without_a_look_at_its(
+    rule: str, old: str, new: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statement, insert = once._WRITE["sqlite"]
+    assert statement.count(old) == 1
+    monkeypatch.setitem(once._WRITE, "sqlite", [statement.replace(old, new), insert])
+    noticed = {
+        "owner": test_producers.test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers,
+        "number": test_producers.test_a_number_is_used_once_and_none_is_left_out,
+    }
+    with pytest.raises(pytest.fail.Exception):
+        noticed[rule](url)

@@ -1,0 +1,245 @@
+"""Who may use a producer's numbers, and who finds what it has to send? On a real database of each kind.
+
+Source: docs/stages-outbox.md, "Producers"; decision 67
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import text
+
+from truenext.errors import ConfigurationError
+from truenext.stage.core.numbers import Number, Producer
+from truenext.stage.core.unit import Finished, Unit, inbox_id
+from truenext.stage.sql import Database, applied_schema
+from truenext.stage.sql.errors import DoneBefore, ProducerLost
+from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox
+from truenext.stage.sql.work import TaskWork
+
+UNIT = Unit([Finished("/queue/a", b"x", "id", 4, True)], False)
+
+
+class Processes:
+    """Two of them, of one service, on one database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.first = database.outbox("shop", "first", "shop on a")
+        self.second = database.outbox("shop", "second", "shop on b")
+        self._messages = 0
+
+    async def write(self, number: Number, message: str = "") -> TaskWork:
+        """A transaction that has all but its COMMIT."""
+        self._messages += 1
+        id = inbox_id("shop", "q", message or str(self._messages))
+        work = self.database.task_work(once=id)
+        try:
+            await work.complete("shop", number, UNIT)
+        except BaseException:
+            await work.rollback()
+            raise
+        return work
+
+    async def commit(self, number: Number, message: str = "") -> None:
+        await (await self.write(number, message)).commit()
+
+    async def say(self, statement: str) -> None:
+        work = self.database.task_work()
+        await work.session.execute(text(statement))
+        await work.commit()
+
+    async def dies(self, owner: str) -> None:
+        await self.say(
+            f"UPDATE truenext_owners SET alive_until_ms = alive_until_ms - {ALIVE_MS} WHERE name = '{owner}'"
+        )
+
+
+@asynccontextmanager
+async def processes(url: str) -> AsyncIterator[Processes]:
+    applied_schema(url)
+    database = Database(url, interactive=1, others=4)
+    try:
+        await database.open()
+        both = Processes(database)
+        await both.first.join()
+        await both.second.join()
+        yield both
+    finally:
+        await database.close()
+
+
+def on(url: str, work: Callable[[Processes], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), processes(url) as both:
+            await work(both)
+
+    asyncio.run(main())
+
+
+async def numbers_of(outbox: Outbox, producer: Producer) -> list[int]:
+    return [each.number for each in await outbox.units_of(producer)]
+
+
+def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        await both.commit(producer.next)
+        assert not (await both.second.look()).ownerless
+        assert await both.second.take_over(producer.name, of_the_dead=True) == "another's"
+        await both.dies("first")
+        assert (await both.second.look()).ownerless
+        assert await both.second.ownerless(10) == [producer.name]
+        taken = await both.second.take_over(producer.name, of_the_dead=True)
+        assert isinstance(taken, Producer)
+        assert (taken.name, taken.owner, taken.number) == (producer.name, "second", 1)
+        assert await numbers_of(both.second, taken) == [1]
+        assert await both.first.take_over(producer.name, of_the_dead=False) == "another's"
+
+    on(database, work)
+
+
+def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        await both.dies("first")
+        taken = await both.second.take_over(producer.name, of_the_dead=True)
+        assert isinstance(taken, Producer)
+        with pytest.raises(ProducerLost):
+            await both.commit(producer.next)
+        assert await numbers_of(both.second, taken) == []
+        await both.commit(taken.next)
+        assert await numbers_of(both.second, taken) == [1]
+
+    on(database, work)
+
+
+def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        await both.commit(producer.next)
+        for number in (1, 3):
+            with pytest.raises(ProducerLost):
+                await both.commit(Number(producer, number))
+        await both.commit(Number(producer, 2))
+        assert await numbers_of(both.first, producer) == [1, 2]
+
+    on(database, work)
+
+
+def test_a_message_that_was_handled_is_known_and_its_unit_is_found_by_it(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        id = inbox_id("shop", "q", "m")
+        assert not await both.first.is_done(id)
+        await both.commit(producer.next, "m")
+        assert await both.second.is_done(id)
+        unit = await both.second.unit(id)
+        assert unit is not None and (unit.producer, unit.number, unit.id) == (producer.name, 1, id)
+        with pytest.raises(DoneBefore):
+            await both.commit(Number(producer, 2), "m")
+        await both.first.confirm([id], [id])
+        assert await both.second.unit(id) is None
+        assert await both.second.is_done(id)
+
+    on(database, work)
+
+
+def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_when_it_has_ended(
+    postgres_url: str,
+) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        await both.commit(producer.next)
+        # Its process is taken for dead, and its COMMIT is on its way.
+        under_way = await both.write(Number(producer, 2))
+        await both.dies("first")
+        assert await both.second.take_over(producer.name, of_the_dead=True) == "busy"
+        await under_way.commit()
+        taken = await both.second.take_over(producer.name, of_the_dead=True)
+        assert isinstance(taken, Producer) and taken.number == 2
+        assert await numbers_of(both.second, taken) == [1, 2]
+
+    on(postgres_url, work)
+
+
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue("postgres").url(request.getfixturevalue("postgres_database"))
+    return url
+
+
+def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(database: str) -> None:
+    async def work(both: Processes) -> None:
+        old = await both.first.new_producer()
+        for number in range(1, 6):
+            await both.commit(Number(old, number), f"m{number}")
+        await both.first.confirm([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
+        old.number = 5
+        units = await both.first.units_of(old)
+        new = await both.first.move(units, old)
+        assert new is not None and new.name != old.name and new.number == 3
+        moved = await both.first.units_of(new)
+        assert [(each.id, each.number) for each in moved] == [
+            (each.id, number) for number, each in enumerate(units, start=1)
+        ]
+        assert await both.first.take_over(old.name, of_the_dead=False) == "another's"
+        await both.commit(Number(new, 4))
+
+    on(database, work)
+
+
+def test_a_producer_that_was_not_used_for_six_days_is_stale(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        assert not await both.first.is_stale(producer)
+        await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {FORGOTTEN_MS}")
+        assert await both.first.is_stale(producer)
+
+    on(database, work)
+
+
+def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(database: str) -> None:
+    async def work(both: Processes) -> None:
+        producer = await both.first.new_producer()
+        for number, name in enumerate(("old", "new", "unmarked"), start=1):
+            await both.commit(Number(producer, number), name)
+        old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
+        await both.first.confirm([], [old])
+        days = 7 * 24 * 3600 * 1000
+        await both.say(f"UPDATE truenext_inbox SET marked_ms = marked_ms - {days}")
+        await both.first.confirm([], [new])
+        assert await both.first.clean() == 1
+        assert [await both.first.is_done(each) for each in (old, new, unmarked)] == [False, True, True]
+        assert await both.first.clean() == 0
+
+    on(database, work)
+
+
+def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -> None:
+    async def work(both: Processes) -> None:
+        other = both.database.outbox("bank", "third", "bank on a")
+        await other.join()
+        await both.first.new_producer()
+        await both.dies("first")
+        look = await other.look()
+        assert not look.ownerless and not look.unnumbered
+        assert await other.ownerless(10) == []
+        assert inbox_id("shop", "q", "m") != inbox_id("bank", "q", "m")
+
+    on(database, work)
+
+
+def test_tables_of_another_version_are_refused_and_missing_ones_too(database: str) -> None:
+    async def work(both: Processes) -> None:
+        await both.say("UPDATE truenext_schema SET version = 99")
+        with pytest.raises(ConfigurationError, match="version 99"):
+            await both.first.check()
+        await both.say("DROP TABLE truenext_schema")
+        with pytest.raises(ConfigurationError, match="stages schema"):
+            await both.first.check()
+
+    on(database, work)
