@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 def why_not(key: str, folder: Path) -> str:
     """The reason why a case cannot be measured with its data in this folder, or nothing."""
-    if key == "sql-postgresql":
+    if key in ("sql-postgresql", "once-postgresql"):
         return why_no_postgresql(folder) or ""
     if key == "dramatiq":
         no_client = "" if find_spec("dramatiq") else "Dramatiq is not installed (pip install 'dramatiq[rabbitmq]')"
@@ -92,6 +92,33 @@ def _postgresql(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
     with Postgresql(folder) as server:
         say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
         _beside_sqlalchemy(broker, server.url, flows, runs)
+
+
+def _once_sqlite(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
+    _once_beside_best_effort(broker, f"sqlite:///{folder / 'once.sqlite'}", flows, runs)
+
+
+def _once_postgresql(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
+    with Postgresql(folder) as server:
+        say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
+        _once_beside_best_effort(broker, server.url, flows, runs)
+
+
+def _once_beside_best_effort(broker: Truenext, database: str, flows: int, runs: int) -> None:
+    def begin_flows(order: Order) -> None:
+        sql.prepare(database)
+        begin(order)
+
+    def check_all(order: Order) -> None:
+        sql.check(database, flows)
+        nothing_waits(order)
+
+    sides = (
+        Side("exactly once", sql.serve_once, begin_flows, check_all, broker.port, broker),
+        Side("best-effort 1PC", sql.serve, begin_flows, check_all, broker.port, broker),
+    )
+    # A price of 1.5 at the most.
+    compare("once", sides, flows, runs, target=0.67, database=database)
 
 
 def _beside_sqlalchemy(broker: Truenext, database: str, flows: int, runs: int) -> None:
@@ -141,6 +168,8 @@ CASES = (
     Case("poison", "the same, and one poison message besides for every nineteen, with three attempts", _poison),
     Case("sql-sqlite", "the same with an INSERT in each stage, SQLite", _sqlite, 4),
     Case("sql-postgresql", "the same with an INSERT in each stage, PostgreSQL", _postgresql, 4),
+    Case("once-sqlite", "the same, exactly once, beside best-effort 1PC, SQLite", _once_sqlite, 4),
+    Case("once-postgresql", "the same, exactly once, beside best-effort 1PC, PostgreSQL", _once_postgresql, 4),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
 )

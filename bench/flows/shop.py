@@ -50,7 +50,7 @@ class Memo(msgspec.Struct):
     checked: bool = False
 
 
-def service(order: Order) -> Service:
+def service(order: Order, *, exactly_once: bool = False) -> Service:
     return Service(
         "bench",
         broker=f"stomp://127.0.0.1:{order.port}",
@@ -58,6 +58,7 @@ def service(order: Order) -> Service:
         concurrency=CONCURRENCY,
         attempts=3,
         retry={ValueError: "10ms"},
+        exactly_once=exactly_once,
     )
 
 

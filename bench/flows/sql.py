@@ -1,4 +1,5 @@
-"""The same flow with one INSERT in each stage; and beside it the INSERTs alone, by SQLAlchemy without any stage."""
+"""The same flow with one INSERT in each stage, best-effort or exactly once; and beside it the INSERTs alone, by
+SQLAlchemy without any stage."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from bench.flows.shop import Asked, Memo, serve_until, service
 from bench.flows.work import CONCURRENCY, STAGES, Ended, Order, run
 from bench.workers import Gate
 from truenext.stage import Flow
+from truenext.stage.sql import applied_schema
 
 _METADATA = MetaData()
 _DONE = Table(
@@ -27,7 +29,8 @@ _DONE = Table(
 
 
 def prepare(database: str) -> None:
-    """An empty table."""
+    """An empty table, and those that remember what has happened once."""
+    applied_schema(database)
     engine = create_engine(database)
     _METADATA.drop_all(engine)
     _METADATA.create_all(engine)
@@ -52,9 +55,17 @@ def check(database: str, flows: int) -> None:
 
 def serve(gate: Gate, order: Order) -> Done:
     """Until the last flow has ended, and all of it is confirmed."""
+    return _serve(gate, order, exactly_once=False)
 
+
+def serve_once(gate: Gate, order: Order) -> Done:
+    """The same, with effects that happen once."""
+    return _serve(gate, order, exactly_once=True)
+
+
+def _serve(gate: Gate, order: Order, *, exactly_once: bool) -> Done:
     async def program() -> Done:
-        app, ended = service(order), Ended(order.flows)
+        app, ended = service(order, exactly_once=exactly_once), Ended(order.flows)
         place = app.endpoint(order.name, Asked, state=Memo)
 
         @place.stage

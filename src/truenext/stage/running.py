@@ -215,9 +215,10 @@ class Running:
                 last_first.push_async_callback(asyncio.to_thread, self.world.events.close)
             if self.world.gate is not None:
                 last_first.push_async_callback(self.world.gate.stop)
-            if self.once is not None:
-                last_first.push_async_callback(self.once.stop)
             last_first.push_async_callback(self._close_lanes)
+            if self.once is not None:
+                # It may be sending something.
+                last_first.push_async_callback(self.once.stop)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)
 
