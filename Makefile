@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test simulate faults load freeze broken stages kill crash bench bench-backlog bench-due lock clean
+.PHONY: help setup demo reference check test simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -60,8 +60,11 @@ test: .venv/spark ## Everything that must hold, in minutes
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py
 
+search: .venv/test ## Every order of steps of the protocol behind effects that happen once, with more that goes wrong than in make test
+	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py
+
 faults: .venv/spark ## Every planted fault, of which make test draws one in six, also those that the machines notice rarely: a quarter of an hour
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/stages/outbox/test_planted_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
@@ -74,7 +77,7 @@ broken: .venv/spark ## truenext's own client through networks that break, and ki
 	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_client_breaks.py
 
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others
-	TRUENEXT_STAGES=all TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed.py tests/stages/test_interactive_beside_thousands.py tests/stages/test_poison.py tests/stages/test_database_away.py
+	TRUENEXT_STAGES=all TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed.py tests/stages/test_interactive_beside_thousands.py tests/stages/test_poison.py tests/stages/test_database_away.py tests/stages/test_stalled.py
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py

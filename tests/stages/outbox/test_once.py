@@ -376,3 +376,28 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
         assert await numbers(t, "SELECT n FROM orders") == [1]
 
     run(app, work, database=database)
+
+
+def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died_with_it(database: str) -> None:
+    """Fixed: it was there twice then, and had two units under way. The search of all orders of steps has found it."""
+    app = Service("shop", exactly_once=True)
+
+    @app.terminator("placing", Number)
+    async def placing(number: Number, sql: AsyncSession) -> None:
+        pass
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        relay = once._relay
+        producer = await relay.borrow()
+        async with t.sql() as sql:
+            await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
+        await relay._once()
+        assert not relay._free and not relay._in_doubt
+        relay.in_doubt(producer)
+        await relay._once()
+        await relay._once()
+        assert [each.name for each in relay._free] == [producer.name]
+
+    run(app, work, database=database)

@@ -81,7 +81,7 @@ class ExactlyOnce:
     def borrowed(self) -> Borrowed:
         """`async with once.borrowed() as producer:` for what one message may send. To be said before its transaction
         begins: SQLite has only one that writes at a time."""
-        return Borrowed(self._outbox, self._relay)
+        return Borrowed(self._relay)
 
     def ended(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         """The answer to the COMMIT of a message is known."""
@@ -92,17 +92,16 @@ class Borrowed:
     """A producer of this process, for one unit. If the block raises when its number was used, something may have
     happened under that: it is not used before that is known."""
 
-    __slots__ = ("_outbox", "_producer", "_relay", "_was_used")
+    __slots__ = ("_producer", "_relay", "_was_used")
 
-    def __init__(self, outbox: Outbox, relay: Relay) -> None:
-        self._outbox = outbox
+    def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._producer: Producer | None = None
         self._was_used = False
 
     async def __aenter__(self) -> Borrowed:
         """Raises: DatabaseAway"""
-        self._producer = self._relay.free() or await self._outbox.new_producer()
+        self._producer = await self._relay.borrow()
         return self
 
     def number(self) -> Number:

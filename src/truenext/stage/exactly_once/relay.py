@@ -54,6 +54,7 @@ class Relay:
         self._service = service
         self._in_doubt: dict[str, None] = {}
         self._free: list[Producer] = []
+        self._borrowed: set[str] = set()
         self._steps = Steps("truenext relay", self._step)
         self._pause_s = LOOK_S
         self._clean_at = 0.0
@@ -65,6 +66,7 @@ class Relay:
 
     def in_doubt(self, producer: Producer) -> None:
         """Something was not answered: it is not to be used before it was taken anew."""
+        self._borrowed.discard(producer.name)
         self._in_doubt[producer.name] = None
         self._steps.wake()
 
@@ -73,12 +75,18 @@ class Relay:
         while self._free:
             self.in_doubt(self._free.pop())
 
-    def free(self) -> Producer | None:
-        """One that this process may use, and nobody in it does."""
-        return self._free.pop() if self._free else None
+    async def borrow(self) -> Producer:
+        """One that this process may use, and nobody else in it does until it is given back, or in doubt.
+
+        Raises: DatabaseAway
+        """
+        producer = self._free.pop() if self._free else await self._outbox.new_producer()
+        self._borrowed.add(producer.name)
+        return producer
 
     def give_back(self, producer: Producer) -> None:
         """Nothing of it is under way."""
+        self._borrowed.discard(producer.name)
         self._free.append(producer)
 
     def wake(self) -> None:
@@ -145,9 +153,9 @@ class Relay:
 
     async def _number_some(self, *, interactive: bool) -> bool:
         """Whether there was something. Raises: as `_number`"""
-        producer = self.free() or await self._outbox.new_producer()
+        producer = await self.borrow()
         # Whatever is not answered from now on, it is not used before that is known.
-        self._in_doubt[producer.name] = None
+        self.in_doubt(producer)
         try:
             unit = await self._outbox.number(producer, interactive=interactive)
         except ProducerLost:
@@ -166,6 +174,10 @@ class Relay:
 
     async def _take(self, name: str, *, of_the_dead: bool) -> None:
         """Raises: DatabaseAway; one of AWAY"""
+        if name in self._borrowed:
+            # Another process has taken it over, and has died. Whoever uses it here finds that out first.
+            return
+        self._free = [each for each in self._free if each.name != name]
         taken = await self._outbox.take_over(name, of_the_dead=of_the_dead)
         if taken == "busy":
             # It ends when the database has noticed that its process is gone, or has given up.
