@@ -69,7 +69,7 @@ class Bounds(NamedTuple):
 FAULTS = (
     "deleted before the answer",
     "two units under way in a producer",
-    "owner unchecked",
+    "neither owner nor number is looked at",
     "units read by the locking statement",
     "used on in doubt",
     "a new number at the second try",
@@ -236,13 +236,20 @@ class Protocol:
         if any(each.message == message for each in state.transactions):
             # It waits for the other's row of the inbox.
             return
+        if not any(memory):
+            # It would make a new producer. Here there are two, and the other process has both.
+            back = put(state.messages, message, READY)
+            yield f"{process} gives {message} back", state._replace(messages=back)
         for producer, known in enumerate(memory):
             may = ("free", "used") if self.fault == "two units under way in a producer" else ("free",)
             if known is None or known[0] not in may or self._is_locked(state, producer):
                 continue
             number = known[1] + 1
             is_own = state.producers[producer][0] == process or self.fault == "owner unchecked"
-            if not is_own or state.producers[producer][1] != number - 1:
+            is_next = state.producers[producer][1] == number - 1
+            if self.fault == "neither owner nor number is looked at":
+                is_own = is_next = True
+            if not (is_own and is_next):
                 lost = put(state.memory, process, put(memory, producer, ("doubt", known[1])))
                 yield f"{process} has lost {producer}", state._replace(memory=lost)
                 continue
