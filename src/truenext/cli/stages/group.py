@@ -7,6 +7,7 @@ from truenext.cli.lazy import LazyGroup
 HOMES = {
     "check": "stages.checking",
     "describe": "stages.describing",
+    "outbox": "stages.outbox",
     "run": "stages.running",
     "schema": "stages.schema",
 }

@@ -13,6 +13,7 @@ from truenext.errors import ConfigurationError
 if TYPE_CHECKING:
     from truenext.stage.sql.beginning import InTransaction
     from truenext.stage.sql.database import Database
+    from truenext.stage.sql.looking import look
     from truenext.stage.sql.session import session_type
     from truenext.stage.sql.tables import applied_schema, schema_sql
     from truenext.stage.sql.trouble import trouble_of
@@ -24,6 +25,7 @@ __all__ = [
     "TaskWork",
     "ThreadWork",
     "applied_schema",
+    "look",
     "schema_sql",
     "session_type",
     "trouble_of",
@@ -35,6 +37,7 @@ _HOMES = {
     "TaskWork": "truenext.stage.sql.work",
     "ThreadWork": "truenext.stage.sql.work",
     "applied_schema": "truenext.stage.sql.tables",
+    "look": "truenext.stage.sql.looking",
     "schema_sql": "truenext.stage.sql.tables",
     "session_type": "truenext.stage.sql.session",
     "trouble_of": "truenext.stage.sql.trouble",

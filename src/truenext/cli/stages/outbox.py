@@ -1,0 +1,64 @@
+"""`truenext stages outbox`: what is not known to be sent, and who is to send it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from truenext.cli import terminal
+from truenext.cli.ending import Failure
+from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.terminal import counted
+from truenext.cli.values import DatabaseUrl
+from truenext.errors import ConfigurationError
+from truenext.stage.sql.errors import DatabaseAway
+
+if TYPE_CHECKING:
+    from truenext.stage.sql.looking import OutboxFacts
+
+
+@click.command()
+@service_argument
+@click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def outbox(place: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
+    """Say what the outbox of a service has that is not known to be sent, which processes run, and what nobody owns.
+
+    What is under way is there for a moment. What is older than a minute waits: for the broker, or for a process.
+    """
+    try:
+        service = service_at(place)
+        url = database or service.database
+        if url is None:
+            raise ConfigurationError(f"{place} has no database: say --database")
+        # SQLAlchemy need not be there for the other commands.
+        from truenext.stage.sql import look
+
+        facts = look(url, service.name, with_inbox=with_inbox)
+    except (ConfigurationError, DatabaseAway) as error:
+        raise Failure(error) from error
+    if as_json:
+        terminal.write_json(facts)
+    else:
+        _say(facts)
+
+
+def _say(facts: OutboxFacts) -> None:
+    if facts.waiting:
+        table = Table("producer", "of", "units", "messages", "oldest, s")
+        for each in facts.waiting:
+            cells = (each.producer or "none yet", each.owner or "nobody", f"{each.units:,}", f"{each.messages:,}")
+            table.add_row(*map(terminal.cell, (*cells, f"{each.oldest_s:,.1f}")))
+        terminal.show(table)
+    else:
+        terminal.say(f"Nothing waits in the outbox of {facts.service}.")
+    for process in facts.processes:
+        state = "alive" if process.alive else "not alive"
+        terminal.say(f"{process.instance}: {state}, {counted(process.producers, 'producer')}")
+    if facts.ownerless:
+        terminal.say(f"{counted(facts.ownerless, 'producer')} of processes that are gone")
+    if facts.inbox is not None:
+        terminal.say(f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unmarked:,} of them unmarked")

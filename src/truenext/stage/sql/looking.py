@@ -1,0 +1,127 @@
+"""What is in the outbox of a service, for those who look after it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Row, Select, create_engine, func, literal_column, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from truenext.errors import ConfigurationError
+from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.once import CLOCK
+from truenext.stage.sql.tables import inbox, outbox, owners, producers
+from truenext.stage.sql.url import address_of
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Units that are not known to be sent."""
+
+    producer: str | None
+    """Under whose numbers; None if they have none yet."""
+    owner: str | None
+    """Which process may use that producer, as it says itself; None if it is gone."""
+    units: int
+    messages: int
+    oldest_s: float
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    instance: str
+    alive: bool
+    producers: int
+
+
+class InboxFacts(msgspec.Struct, frozen=True, kw_only=True):
+    rows: int
+    unmarked: int
+    """Whose acknowledgement is not known to be final: those under way, and what crashes have left."""
+
+
+class OutboxFacts(msgspec.Struct, frozen=True, kw_only=True):
+    service: str
+    waiting: list[Waits]
+    """The oldest first."""
+    processes: list[Process]
+    ownerless: int
+    """Producers whose process is gone, and that nobody has taken over yet."""
+    inbox: InboxFacts | None
+    """Of all services in this database, if it was asked for."""
+
+
+def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
+    """`with_inbox`: count its rows, which may be millions.
+
+    Raises: ConfigurationError if the tables are missing; DatabaseAway
+    """
+    address = address_of(url)
+    if address.file is not None and not address.file.exists():
+        raise DatabaseAway(f"there is no file {address.file}")
+    engine = create_engine(address.for_threads)
+    try:
+        with engine.connect() as connection:
+            return _look(connection, service, with_inbox)
+    except (SQLAlchemyError, OSError) as error:
+        if "no such table" in str(error) or "UndefinedTable" in str(error):
+            raise ConfigurationError(
+                f"{address} has no tables for what happens exactly once: `truenext stages schema SERVICE --apply`"
+            ) from error
+        raise DatabaseAway(f"{address} is not there: {error}") from error
+    finally:
+        engine.dispose()
+
+
+def _look(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts:
+    now: ColumnElement[int] = literal_column(CLOCK[connection.dialect.name])
+    waiting = connection.execute(
+        select(
+            outbox.c.producer,
+            owners.c.instance,
+            func.count(),
+            func.sum(outbox.c.messages),
+            now - func.min(outbox.c.written_ms),
+        )
+        .select_from(outbox)
+        .outerjoin(producers, producers.c.name == outbox.c.producer)
+        .outerjoin(owners, owners.c.name == producers.c.owner)
+        .where(outbox.c.service == service)
+        .group_by(outbox.c.producer, owners.c.instance)
+        .order_by(func.min(outbox.c.written_ms))
+    ).all()
+    processes = connection.execute(
+        select(owners.c.instance, owners.c.alive_until_ms > now, func.count(producers.c.name))
+        .outerjoin(producers, producers.c.owner == owners.c.name)
+        .where(owners.c.service == service)
+        .group_by(owners.c.name, owners.c.instance, owners.c.alive_until_ms)
+        .order_by(owners.c.instance)
+    ).all()
+    alive = select(owners.c.name).where(owners.c.alive_until_ms > now)
+    ownerless = select(func.count()).where(producers.c.service == service, producers.c.owner.not_in(alive))
+    return OutboxFacts(
+        service=service,
+        waiting=[_waits(row) for row in waiting],
+        processes=[
+            Process(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
+        ],
+        ownerless=_count(connection, ownerless),
+        inbox=_inbox(connection) if with_inbox else None,
+    )
+
+
+def _waits(row: Row[Any]) -> Waits:
+    producer, owner, units, messages, oldest_ms = tuple(row)
+    return Waits(
+        producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(oldest_ms), 0) / 1000
+    )
+
+
+def _inbox(connection: Connection) -> InboxFacts:
+    rows = select(func.count()).select_from(inbox)
+    return InboxFacts(
+        rows=_count(connection, rows), unmarked=_count(connection, rows.where(inbox.c.marked_ms.is_(None)))
+    )
+
+
+def _count(connection: Connection, what: Select[Any]) -> int:
+    return int(connection.execute(what).scalar_one())

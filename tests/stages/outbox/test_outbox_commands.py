@@ -1,0 +1,119 @@
+"""What do `truenext stages schema` and `outbox` say and do? Source: docs/stages-outbox.md"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from tests.stages.flows import Number
+from truenext.cli.main import main
+from truenext.stage import Service
+from truenext.stage.sql import applied_schema, schema_sql
+
+SHOP = """
+from truenext.stage import Service
+
+app = Service("shop", exactly_once=True)
+"""
+
+Say = Callable[..., Result]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """A command, in a folder with a service."""
+    module = f"outbox_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(command: str, *arguments: str) -> Result:
+        return CliRunner().invoke(main, ["stages", command, f"{module}:app", *arguments])
+
+    return run
+
+
+def test_tables_are_made_where_they_are_missing_and_that_is_said(say: Say, database: str) -> None:
+    made = say("schema", "--apply", "--database", database)
+    assert made.exit_code == 0, made.output
+    assert "truenext_inbox" in made.output and "truenext_keys" in made.output
+    again = say("schema", "--apply", "--database", database)
+    assert again.exit_code == 0 and "all tables already" in again.output
+
+
+def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database: str, tmp_path: Path) -> None:
+    printed = say("schema", "--sql", "--database", database)
+    assert printed.exit_code == 0
+    assert printed.output.strip() == schema_sql(database).strip()
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        for statement in printed.output.split(";\n"):
+            if statement.strip():
+                connection.execute(text(statement))
+    engine.dispose()
+    assert applied_schema(database)[1] == []
+
+
+@pytest.mark.parametrize("options", [(), ("--sql", "--apply")])
+def test_what_is_to_be_done_is_said(say: Say, options: tuple[str, ...]) -> None:
+    said = say("schema", *options, "--database", "sqlite:///shop.db")
+    assert said.exit_code == 2 and "--apply" in said.output
+
+
+@pytest.mark.parametrize("command, options", [("schema", ("--apply",)), ("outbox", ())])
+def test_a_service_without_a_database_is_told_so(say: Say, command: str, options: tuple[str, ...]) -> None:
+    said = say(command, *options)
+    assert said.exit_code == 2 and "no database" in said.output and "Traceback" not in said.output
+
+
+def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> None:
+    applied_schema(database)
+    empty = say("outbox", "--database", database, "--inbox")
+    assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unmarked" in empty.output
+    app = Service("shop", exactly_once=True)
+    take = app.remote("take", Number)
+    engine = create_engine(database)
+    with Session(engine) as session:
+        for n in range(3):
+            with app.initiate(session) as begin:
+                begin.send(take, Number(n), trace="t")
+                begin.send(take, Number(n), trace="t")
+        session.commit()
+    engine.dispose()
+    shown = say("outbox", "--database", database)
+    assert shown.exit_code == 0 and "none yet" in shown.output and "nobody" in shown.output
+    facts = json.loads(say("outbox", "--database", database, "--json").output)
+    (waits,) = facts["waiting"]
+    assert (waits["producer"], waits["units"], waits["messages"]) == (None, 3, 6)
+    assert 0 <= waits["oldest_s"] < 600
+
+
+def test_a_database_without_the_tables_is_told_what_to_do(say: Say, database: str) -> None:
+    said = say("outbox", "--database", database)
+    assert said.exit_code == 2 and "stages schema" in said.output
+
+
+def test_a_file_that_is_not_there_is_said_and_not_made(say: Say, tmp_path: Path) -> None:
+    said = say("outbox", "--database", f"sqlite:///{tmp_path}/none.db")
+    assert said.exit_code == 1 and "no file" in said.output
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_database_that_cannot_be_written_is_said(say: Say, tmp_path: Path) -> None:
+    said = say("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
+    assert said.exit_code == 1 and "cannot be made" in said.output and "Traceback" not in said.output
+
+
+def test_the_tables_are_those_of_sqlite_whoever_makes_them(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(schema_sql(f"sqlite:///{file}"))
+    assert applied_schema(f"sqlite:///{file}")[1] == []
