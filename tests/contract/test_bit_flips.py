@@ -234,11 +234,25 @@ def test_a_damaged_key_of_what_was_acknowledged_makes_one_more_damaged_message_a
     print(f"\nseed {SEED}")
     content = Writer(folder, random.Random(SEED), shares=True).stop()
     write_history(folder)
-    at, key = next(gone_in_the_journal(folder, content))
-    flip(folder / "lmdb/data.mdb", (at + len(key) - 1) * 8)
-    found = findings(folder)
-    run = run_broker(folder)
-    assert judge(run, content) == "messages left out"
+    trial = quick_path / "trial"
+    outcomes = Counter[str]()
+    for at, key in gone_in_the_journal(folder, content):
+        shutil.copytree(folder, trial)
+        flip(trial / "lmdb/data.mdb", (at + len(key) - 1) * 8)
+        found = findings(trial)
+        run = run_broker(trial)
+        shutil.rmtree(trial)
+        outcome = judge(run, content)
+        outcomes[outcome] += 1
+        if outcome == "messages left out":
+            break
+        # It has a mark, say: then a message is missing, and the broker does not open the folder. Or the page is one
+        # that nobody reads any more.
+        assert outcome in ("refused", "right")
+    print(dict(outcomes))
+    if not outcomes["messages left out"]:
+        shutil.rmtree(quick_path)
+        pytest.skip("with this seed the checkpoint has no such message")
     assert run.found is not None
     lane, sequence = key[:LANE_KEY_SIZE], sequence_of(key) ^ 1
     assert run.found.shelf[lane].keys() - content.shelf[lane].keys() == {sequence}

@@ -390,6 +390,8 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         once = t._running.once
         assert once is not None
         relay = once._relay
+        # From here on it looks when the test says so.
+        await relay.stop()
         producer = await relay.borrow()
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
