@@ -208,3 +208,12 @@ def test_on_postgresql_effects_that_happen_once_do_whoever_dies_wherever(
     with own_postgres.database() as name:
         table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
         _try(broker, tmp_path, case, table, own_postgres, once=True)
+
+
+def test_a_message_that_is_done_is_no_dead_letter_though_its_attempts_are_used_up(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRASH_ATTEMPTS", "1")
+    file = tmp_path / "shop.db"
+    table = _Table(f"sqlite:///{file}", lambda: sqlite3.connect(file))
+    _try(broker, tmp_path, Case("stage", "SQL committed"), table, once=True)

@@ -161,15 +161,17 @@ class Handling:
         try:
             self._envelope = envelope = decode(self._message.body)
             self._note(envelope)
+            await self._check_inbox(envelope)
             self._check_attempts()
-            if self._exactly_once is not None:
-                self._id = inbox_id(self._world.service, self._stage.queue, envelope.id)
             said = await self._run_until_committed(envelope)
         except DoneBefore:
             await self._was_done_before()
         except UnderWay as error:
             await self._message.give_back()
             self._end("given back", error)
+        except DatabaseAway as error:
+            self._trouble = Trouble.AWAY
+            await self._failed(error)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 self._end("in doubt" if self._is_committing else "given back", error)
@@ -247,6 +249,18 @@ class Handling:
             once.ended(self._id, was_sent=False, is_acknowledged=True)
             self._end("ended", None)
 
+    async def _check_inbox(self, envelope: Envelope) -> None:
+        """Whether it was handled is looked at before its attempts are: a process that dies behind SQL's COMMIT is one.
+
+        Raises: DoneBefore, DatabaseAway
+        """
+        once = self._exactly_once
+        if once is None:
+            return
+        self._id = inbox_id(self._world.service, self._stage.queue, envelope.id)
+        if self._message.redelivered and await once.was_done(self._id):
+            raise DoneBefore("the message was handled before")
+
     def _check_attempts(self) -> None:
         """A crash has said nothing of the failure that it was.
 
@@ -318,8 +332,6 @@ class Handling:
                 point("checked", self._stage)
             await self._commit(messages, work)
         else:
-            if self._message.redelivered and await once.was_done(self._id):
-                raise DoneBefore("the message was handled before")
             async with once.borrowed() as producer:
                 messages = await self._said_by(envelope, said, work)
                 await self._complete(messages, work, producer)
@@ -503,6 +515,10 @@ class Handling:
     async def _say_failed(self, error: BaseException) -> Outcome:
         """To the broker."""
         world, message = self._world, self._message
+        if self._id and self._is_sql_committed:
+            # It is done. When it comes again what it has to send is seen to.
+            await message.give_back()
+            return "given back"
         if world.gate is not None and await world.gate.is_no_failure(self._trouble, error, message.key):
             await message.give_back()
             return "given back"

@@ -403,3 +403,44 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         assert [each.name for each in relay._free] == [producer.name]
 
     run(app, work, database=database)
+
+
+def test_what_goes_wrong_behind_the_commit_of_sql_is_no_attempt(database: str, is_async: bool) -> None:
+    shop = Shop(is_async, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+
+        def fail() -> None:
+            raise ValueError("whatever")
+
+        t.at("SQL committed", fail, stage="placing")
+        for n in range(3):
+            await t.send(shop.place, Number(n))
+        await expect(t, *range(3))
+        assert sorted(shop.runs) == list(range(3))
+
+    run(shop.app, work, database=database)
+
+
+def test_a_stage_that_fails_is_charged_and_leaves_nothing(database: str, is_async: bool) -> None:
+    shop = Shop(is_async, attempts=2, retry={ValueError: "1ms"})
+
+    def body(number: Number, flow: Flow) -> None:
+        if number.n == 1:
+            raise ValueError("poison")
+
+    shop.body = body
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        for n in range(3):
+            await t.send(shop.place, Number(n))
+        await all_is_over(t)
+        (letter,) = await t.dead_letters()
+        assert letter.attempts == 2 and "poison" in letter.last_cause
+        assert await numbers(t, "SELECT n FROM orders") == [0, 2]
+        assert await sent(t) == [0, 2]
+        assert len(await numbers(t, "SELECT 1 FROM truenext_inbox")) == 2
+
+    run(shop.app, work, database=database)

@@ -5,6 +5,7 @@ CRASH_FILE      made when it has happened
 CRASH_PID       the process to be killed; none is this one
 CRASH_DATABASE  the URL; without it the stage uses no SQL
 CRASH_ONCE      its effects happen once
+CRASH_ATTEMPTS  so many attempts a message has
 CRASH_STANDS    the process does not die, but stands still until it is continued
 """
 
@@ -22,7 +23,13 @@ from truenext.stage import Flow, Service, world
 from truenext.stage.core.definitions import Stage
 
 database = os.environ.get("CRASH_DATABASE")
-app = Service("crashing", database=database, concurrency=1, exactly_once="CRASH_ONCE" in os.environ)
+app = Service(
+    "crashing",
+    database=database,
+    concurrency=1,
+    attempts=int(os.environ.get("CRASH_ATTEMPTS", "7")),
+    exactly_once="CRASH_ONCE" in os.environ,
+)
 done = app.remote("crashing.done", Job)
 
 if database is None:

@@ -29,6 +29,8 @@ from truenext.stage.sql.tables import VERSION, make_tables
 ALIVE_MS = 15_000
 """Milliseconds for which a process is taken for alive since it last said so. Whom that misjudges has more to do, and
 nothing happens twice for it."""
+GONE_MS = 24 * 3600 * 1000
+"""Milliseconds after which a process that is not alive any more is not shown any more, either."""
 FORGOTTEN_MS = 6 * 24 * 3600 * 1000
 """A producer that was not used for so long is not used again: the broker soon forgets it. Source: docs/limits.md,
 PRODUCER_MEMORY_MS"""
@@ -326,6 +328,12 @@ class Outbox:
                 f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
                 WHERE begun_ms < {self._clock} - :kept_ms ORDER BY begun_ms LIMIT :count{self._skip_locked})""",
                 {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
+            )
+            # What those had is ownerless either way.
+            await self._say(
+                connection,
+                f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._clock} - :gone_ms",
+                {"service": self._service, "gone_ms": GONE_MS},
             )
             return gone.rowcount
 
