@@ -1,6 +1,5 @@
 """What `truenext store` saves of a damaged folder: does a real broker start on it, and hand out all of it in order?"""
 
-import shutil
 import subprocess
 import time
 from pathlib import Path
