@@ -16,13 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, run
+from tests.stages.postgres import PostgresServer
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
+from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.sql.beginning import InTransaction
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.outbox import Outbox, Waiting
 from truenext.testing.stages import Point, Stages
@@ -446,3 +449,41 @@ def test_a_stage_that_fails_is_charged_and_leaves_nothing(database: str, is_asyn
         assert len(await numbers(t, "SELECT 1 FROM truenext_inbox")) == 2
 
     run(shop.app, work, database=database)
+
+
+def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_rest_is_sent(database: str) -> None:
+    shop = Shop(is_async=True)
+    good = Finished("/queue/take", b"good", "a", 4, True)
+    bad = Finished(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        async with t.sql() as sql:
+            await InTransaction(sql).write_async("shop", "0" * 32, None, Unit([good, bad, good], False))
+        async with asyncio.timeout(PATIENCE_S):
+            while await numbers(t, LEFT):
+                await asyncio.sleep(0.02)
+        assert [each.body for each in (await t.broker.queue("take")).messages] == [b"good", b"good"]
+        (refused,) = (await t.broker.queue("shop.refused")).messages
+        assert refused.body == b"bad" and "at most" in refused.headers["refused"]
+        # Its number was used: those behind it go on.
+        async with t.sql() as sql, shop.app.initiate(sql) as begin:
+            begin.send(shop.take, Number(7), trace="order 7")
+        async with asyncio.timeout(PATIENCE_S):
+            while len((await t.broker.queue("take")).messages) < 3:
+                await asyncio.sleep(0.02)
+
+    run(shop.app, work, database=database)
+
+
+def test_a_postgresql_that_forgets_what_it_has_confirmed_is_warned_of(
+    postgres: PostgresServer, postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(is_async=True)
+    with postgres.connect() as connection:
+        connection.execute(f"ALTER DATABASE {postgres_database} SET synchronous_commit = off")
+
+    async def work(t: Stages) -> None:
+        assert "synchronous_commit is off" in caplog.text
+
+    run(shop.app, work, database=postgres.url(postgres_database))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from truenext.stage.core.numbers import Number, Producer
     from truenext.stage.lane import Lane
     from truenext.stage.sql.outbox import Outbox
+
+_logger = logging.getLogger("truenext.stage")
 
 
 class ExactlyOnce:
@@ -40,6 +43,12 @@ class ExactlyOnce:
     async def start(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
         await self._outbox.check()
+        if not await self._outbox.is_durable():
+            _logger.warning(
+                "synchronous_commit is off: when the database crashes it forgets what it has confirmed, and what was "
+                "sent for that is not taken back",
+                extra={"service": self._service},
+            )
         await self._outbox.join()
         self._relay.start()
         self._confirming.start()

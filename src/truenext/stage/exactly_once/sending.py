@@ -50,6 +50,7 @@ async def send_unit(connection: Connection, rows: Sequence[Waiting], service: st
                 raise
             if refused.code == Code.GAP:
                 return Answer.UNKNOWN_NUMBER
+        await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.
         instead = [await _accepted(session, each, service) for each in messages]
         return await _send(session, instead, rows[0])
@@ -73,15 +74,15 @@ async def _accepted(session: Session, message: Finished, service: str) -> Finish
     """This message, or what is sent in its place because the broker does not take it."""
     try:
         await _flushed(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
-        await session.rollback(failed=False)
     except RolledBack as error:
         refused = refused_with(error)
-        await session.rollback(failed=False)
         if refused is None or is_for_want_of_room(error):
             raise
         return msgspec.structs.replace(
             message, destination=f"/queue/{service}.refused", expires_ms=0, ttl_s=None, refused=_why(message, refused)
         )
+    finally:
+        await session.rollback(failed=False)
     return message
 
 

@@ -101,6 +101,15 @@ class Outbox:
                 + ("update truenext" if (found or 0) > VERSION else "`truenext stages schema SERVICE --apply`")
             )
 
+    async def is_durable(self) -> bool:
+        """What the database confirms survives its crash. Raises: DatabaseAway"""
+        if self._is_sqlite:
+            # Its connections are set up for that.
+            return True
+        async with self._connection() as connection:
+            found = await self._say(connection, "SELECT current_setting('synchronous_commit')")
+            return bool(found.scalar() != "off")
+
     async def make_tables(self) -> None:
         """Raises: DatabaseAway"""
         async with self._connection() as connection:
