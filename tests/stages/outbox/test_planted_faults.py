@@ -36,6 +36,13 @@ def waits_for_no_relay(url: str) -> None:
         test_once.test_what_a_message_has_to_send_waits_for_no_relay(url, patch)
 
 
+def one_is_not_known(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
+            url, "take_over", False, patch
+        )
+
+
 class Fault(NamedTuple):
     rule: str
     owner: Any
@@ -109,6 +116,14 @@ FAULTS = [
         "WHERE marked_ms < {self._clock} - :kept_ms",
         "WHERE coalesce(marked_ms, 0) < {self._clock} - :kept_ms",
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
+    ),
+    Fault(
+        "a producer that is not known is not looked for",
+        Relay,
+        "_find_unknown",
+        "if name not in known:",
+        "if False:",
+        one_is_not_known,
     ),
     Fault(
         "numbers that the broker knows further are used",

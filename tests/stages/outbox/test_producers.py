@@ -6,18 +6,21 @@ Source: docs/stages-outbox.md, "Producers"; decision 67
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import text
 
+from truenext.client.tasks.connection import Connection
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Number, Producer
 from truenext.stage.core.unit import Finished, Unit, inbox_id
+from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import Database, applied_schema
-from truenext.stage.sql.errors import DoneBefore, ProducerLost
-from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox
+from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost
+from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox, Waiting
 from truenext.stage.sql.work import TaskWork
 
 UNIT = Unit([Finished("/queue/a", b"x", "id", 4, True)], False)
@@ -80,13 +83,19 @@ def on(url: str, work: Callable[[Processes], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+async def made(outbox: Outbox) -> Producer:
+    producer = outbox.named_producer()
+    await outbox.add(producer)
+    return producer
+
+
 async def numbers_of(outbox: Outbox, producer: Producer) -> list[int]:
     return [each.number for each in await outbox.units_of(producer)]
 
 
 def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         await both.commit(producer.next)
         assert not (await both.second.look()).ownerless
         assert await both.second.take_over(producer.name, of_the_dead=True) == "another's"
@@ -104,7 +113,7 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
 
 def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         await both.dies("first")
         taken = await both.second.take_over(producer.name, of_the_dead=True)
         assert isinstance(taken, Producer)
@@ -119,7 +128,7 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
 
 def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         await both.commit(producer.next)
         for number in (1, 3):
             with pytest.raises(ProducerLost):
@@ -132,7 +141,7 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
 
 def test_a_message_that_was_handled_is_known_and_its_unit_is_found_by_it(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         id = inbox_id("shop", "q", "m")
         assert not await both.first.is_done(id)
         await both.commit(producer.next, "m")
@@ -152,7 +161,7 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
     postgres_url: str,
 ) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         await both.commit(producer.next)
         # Its process is taken for dead, and its COMMIT is on its way.
         under_way = await both.write(Number(producer, 2))
@@ -174,7 +183,7 @@ def postgres_url(request: pytest.FixtureRequest) -> str:
 
 def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(database: str) -> None:
     async def work(both: Processes) -> None:
-        old = await both.first.new_producer()
+        old = await made(both.first)
         for number in range(1, 6):
             await both.commit(Number(old, number), f"m{number}")
         await both.first.confirm([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
@@ -194,7 +203,7 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
 
 def test_a_producer_that_was_not_used_for_six_days_is_stale(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         assert not await both.first.is_stale(producer)
         await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {FORGOTTEN_MS}")
         assert await both.first.is_stale(producer)
@@ -204,7 +213,7 @@ def test_a_producer_that_was_not_used_for_six_days_is_stale(database: str) -> No
 
 def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await both.first.new_producer()
+        producer = await made(both.first)
         for number, name in enumerate(("old", "new", "unmarked"), start=1):
             await both.commit(Number(producer, number), name)
         old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
@@ -223,7 +232,7 @@ def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -
     async def work(both: Processes) -> None:
         other = both.database.outbox("bank", "third", "bank on a")
         await other.join()
-        await both.first.new_producer()
+        await made(both.first)
         await both.dies("first")
         look = await other.look()
         assert not look.ownerless and not look.unnumbered
@@ -241,5 +250,57 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
         await both.say("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
             await both.first.check()
+
+    on(database, work)
+
+
+@pytest.mark.parametrize("has_lost_another", [False, True])
+@pytest.mark.parametrize("which", ["take_over", "move"])
+def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
+    database: str, which: str, has_lost_another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: nobody sent it before that process ended. A finer search than that of the tests has found it."""
+
+    async def work(both: Processes) -> None:
+        old = await made(both.first)
+        await both.commit(old.next)
+        await both.dies("first")
+        relay = Relay(both.second, cast("Connection", None), "shop")
+        if has_lost_another:
+            # Then as many are known as the database has.
+            relay.give_back(Producer("another's by now", "second", 0))
+        sent: list[str] = []
+
+        async def highest(_: Relay, name: str) -> int:
+            return 0
+
+        async def is_sent(_: Relay, unit: Sequence[Waiting]) -> bool:
+            if which == "move" and unit[0].producer == old.name:
+                return False
+            sent.append(unit[0].producer)
+            return True
+
+        monkeypatch.setattr(Relay, "_highest", highest)
+        monkeypatch.setattr(Relay, "_is_sent", is_sent)
+        happens = getattr(both.second, which)
+        lost: list[str] = []
+
+        async def unanswered(*arguments: Any, **options: Any) -> Any:
+            answer = await happens(*arguments, **options)
+            if not lost:
+                lost.append(which)
+                raise DatabaseAway("no answer")
+            return answer
+
+        monkeypatch.setattr(both.second, which, unanswered)
+        for _ in range(4):
+            # As if a minute went by between two looks.
+            relay._clean_at = 0.0
+            with suppress(DatabaseAway):
+                await relay._once()
+        assert lost and len(sent) == 1
+        assert sent[0] in [each.name for each in relay._free]
+        assert not relay._in_doubt
+        assert await both.second._units("1 = 1", {}) == []
 
     on(database, work)

@@ -80,8 +80,19 @@ class Relay:
 
         Raises: DatabaseAway
         """
-        producer = self._free.pop() if self._free else await self._outbox.new_producer()
+        if self._free:
+            producer = self._free.pop()
+            self._borrowed.add(producer.name)
+            return producer
+        producer = self._outbox.named_producer()
+        # Before the database hears of it: the relay may look in between.
         self._borrowed.add(producer.name)
+        try:
+            await self._outbox.add(producer)
+        except BaseException:
+            # If it is there all the same, a later look finds it.
+            self._borrowed.discard(producer.name)
+            raise
         return producer
 
     def give_back(self, producer: Producer) -> None:
@@ -121,6 +132,8 @@ class Relay:
         look = await outbox.look()
         if not look.is_known:
             await outbox.join()
+        if look.owned > self._known:
+            await self._find_unknown()
         for name in list(self._in_doubt):
             await self._take(name, of_the_dead=False)
         if look.ownerless:
@@ -130,10 +143,29 @@ class Relay:
             await self._number()
         await self._clean()
 
+    @property
+    def _known(self) -> int:
+        """How many producers of its own this process knows of; some may be another's by now."""
+        return len(self._free) + len(self._borrowed) + len(self._in_doubt)
+
+    async def _find_unknown(self) -> None:
+        """The answer to what has made a producer this process's own may have been lost. Whoever does not know of it
+        would never send what it has.
+
+        Raises: DatabaseAway
+        """
+        owned = await self._outbox.owned()
+        known = {each.name for each in self._free} | self._borrowed | self._in_doubt.keys()
+        for name in owned:
+            if name not in known:
+                self._in_doubt[name] = None
+
     async def _clean(self) -> None:
         now = asyncio.get_running_loop().time()
         if now < self._clean_at:
             return
+        # One that is another's by now may stand for one that is not known: then their number says nothing.
+        await self._find_unknown()
         cleaned = await self._outbox.clean()
         self._clean_at = now + (LOOK_S if cleaned else CLEAN_S)
 

@@ -67,6 +67,8 @@ class Look(NamedTuple):
     """There are producers whose process is not alive any more."""
     unnumbered: bool
     """There are units that have no number yet."""
+    owned: int
+    """Producers of this process, as the database has it."""
 
 
 class Outbox:
@@ -140,23 +142,37 @@ class Outbox:
                 RETURNING
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_producers AS p WHERE {self._ownerless} LIMIT 1) AS p),
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_outbox
-                        WHERE producer IS NULL AND service = :service LIMIT 1) AS u)""",
+                        WHERE producer IS NULL AND service = :service LIMIT 1) AS u),
+                    (SELECT count(*) FROM truenext_producers AS p
+                        WHERE p.service = :service AND p.owner = :owner)""",
                 {"owner": self.owner, "service": self._service, "alive_ms": ALIVE_MS},
             )
             row = found.first()
         if row is None:
-            return Look(False, True, True)
-        ownerless, unnumbered = tuple(row)
-        return Look(True, bool(ownerless), bool(unnumbered))
+            return Look(False, True, True, 0)
+        ownerless, unnumbered, owned = tuple(row)
+        return Look(True, bool(ownerless), bool(unnumbered), owned)
 
     # ---- Producers ----
 
-    async def new_producer(self) -> Producer:
-        """Raises: DatabaseAway"""
-        producer = Producer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
+    def named_producer(self) -> Producer:
+        """One that the database is still to hear of, with `add`."""
+        return Producer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
+
+    async def add(self, producer: Producer) -> None:
+        """Raises: DatabaseAway, and then it may be there"""
         async with self._connection() as connection:
             await self._make(connection, producer)
-        return producer
+
+    async def owned(self) -> list[str]:
+        """Producers of this process, as the database has it. Raises: DatabaseAway"""
+        async with self._connection() as connection:
+            found = await self._say(
+                connection,
+                "SELECT p.name FROM truenext_producers AS p WHERE p.service = :service AND p.owner = :owner",
+                {"service": self._service, "owner": self.owner},
+            )
+            return list(found.scalars())
 
     async def ownerless(self, count: int) -> list[str]:
         """Producers of this service whose process is not alive any more. Raises: DatabaseAway"""
@@ -232,7 +248,7 @@ class Outbox:
 
         Raises: DatabaseAway
         """
-        new = Producer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
+        new = self.named_producer()
         async with self._connection() as connection:
             gone = await self._say(
                 connection,
