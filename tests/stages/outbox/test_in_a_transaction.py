@@ -14,10 +14,11 @@ from sqlalchemy.orm import Session
 from tests.stages.flows import Number, Text, run
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
-from truenext.stage import FlowError, Service
+from truenext.stage import Flow, FlowError, Service
 from truenext.stage.sql import applied_schema
 from truenext.testing.stages import Stages
 
+PATIENCE_S = 30
 LEFT = "SELECT count(*) FROM truenext_outbox"
 
 
@@ -46,7 +47,7 @@ def session(database: str) -> Iterator[Session]:
 
 
 async def until_came(shop: Shop, t: Stages, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while len(shop.came) < count:
             await asyncio.sleep(0.01)
     await t.ended()
@@ -188,3 +189,40 @@ def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
 
     with pytest.raises(LocalProtocolError, match="`with`"):
         asyncio.run(asynchronous())
+
+
+@pytest.mark.parametrize("face", ["relay's own", "stage's"])
+def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(database: str, face: str) -> None:
+    """Fixed: they went under the number of what that had sent and was not deleted yet, so the broker took them for a
+    repeat, and they were lost."""
+    app = Service("shop", exactly_once=True)
+    came: list[int] = []
+
+    @app.terminator("take", Number, exactly_once=False)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    @app.terminator("first", Number)
+    async def first(number: Number, flow: Flow) -> None:
+        flow.send(take, number)
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        # What was sent stays in the outbox for as long as this test takes.
+        once._confirming.add = lambda *_, **__: None  # type: ignore[method-assign]
+        for n in range(0, 20, 2):
+            if face == "stage's":
+                await t.send(first, Number(n))
+            else:
+                async with t.sql() as sql, app.initiate(sql) as begin:
+                    begin.send(take, Number(n), trace="t")
+            async with t.sql() as sql, app.initiate(sql) as begin:
+                begin.send(take, Number(n + 1), trace="t")
+            async with asyncio.timeout(PATIENCE_S):
+                while len(came) < n + 2:
+                    await asyncio.sleep(0.005)
+        await asyncio.sleep(0.2)
+        assert sorted(came) == list(range(20))
+
+    run(app, work, database=database)

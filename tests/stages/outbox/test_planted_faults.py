@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.stages.outbox import test_once, test_producers
+from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import sending
+from truenext.stage.exactly_once import relay, sending
 from truenext.stage.exactly_once.once import ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import once
@@ -40,6 +40,16 @@ def one_is_not_known(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
             url, "take_over", False, patch
+        )
+
+
+def unguarded(url: str) -> None:
+    """Whoever sends looks whether all of it has one number: without that."""
+    guard = "assert len({(row.producer, row.number) for row in rows}) == 1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay, "send_unit", mutated(sending.send_unit, guard, "assert True"))
+        test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
+            url, "stage's"
         )
 
 
@@ -126,6 +136,14 @@ FAULTS = [
         one_is_not_known,
     ),
     Fault(
+        "what has a number already goes with what gets one",
+        Outbox,
+        "number",
+        "o.producer = :name AND o.number = :number ORDER BY",
+        "o.producer = :name AND :number > 0 ORDER BY",
+        unguarded,
+    ),
+    Fault(
         "numbers that the broker knows further are used",
         Relay,
         "_send_all",
@@ -160,6 +178,7 @@ def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What would never come is not waited for as long as what is slow.
     monkeypatch.setattr(test_once, "PATIENCE_S", 5)
+    monkeypatch.setattr(test_in_a_transaction, "PATIENCE_S", 5)
     plant(fault, monkeypatch)
     with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
         fault.noticed_by(url)

@@ -40,6 +40,7 @@ async def send_unit(connection: Connection, rows: Sequence[Waiting], service: st
 
     Raises: BrokerAway if nothing of it happened; InDoubt if that is not known; UnreadableUnit
     """
+    assert len({(row.producer, row.number) for row in rows}) == 1, "what goes under another number would be lost"
     messages = [_in_its_time(each, row.age_ms) for row in rows for each in decode_unit(row.unit)]
     async with connection.session(transacted=True) as session:
         try:

@@ -305,7 +305,11 @@ class Outbox:
                 f"WHERE id IN ({self._these('truenext_outbox')})",
                 {"name": producer.name, "number": producer.number + 1, "ids": self._ids(ids)},
             )
-        return await self.units_of(producer)
+        # Not what it has sent before: that may be there still, until somebody has it go.
+        return await self._units(
+            "o.producer = :name AND o.number = :number ORDER BY o.written_ms, o.id",
+            {"name": producer.name, "number": producer.number + 1},
+        )
 
     # ---- What was sent ----
 
