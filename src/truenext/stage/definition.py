@@ -252,15 +252,23 @@ class Definition:
             raise DefinitionError(f"{topic} was said before, with another type: {known}")
         return known
 
-    def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
+    def subscriber(
+        self, topic: Topic[M], *, state: type[Any] | None = None, exactly_once: bool = False
+    ) -> Callable[[F], F]:
         """Decorate a function that takes what is published to a topic while this process is there: one message at a
-        time, in each process of the service.
+        time, in each process of the service. It cannot happen once: `exactly_once` is there to be refused.
 
         Raises: DefinitionError
         """
 
         if not isinstance(topic, Topic):
             raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
+        if exactly_once:
+            raise DefinitionError(
+                f"a subscriber of {topic.name} cannot happen exactly once: each process gets what is published, and "
+                "nothing of it waits for one that is not there. Publish to it, and send to an endpoint what is to "
+                "happen once"
+            )
 
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)
@@ -274,6 +282,17 @@ class Definition:
             return function
 
         return decorate
+
+    @property
+    def has_outbox(self) -> bool:
+        """Something of it happens once: so whoever runs it sends what its outbox has."""
+        stages = (each.settings.exactly_once for each in self.stages.values())
+        return bool(self._settings.exactly_once) or any(stages)
+
+    @property
+    def only_begins(self) -> bool:
+        """None of its stages happens once, so nobody runs it for the sake of these."""
+        return not any(each.settings.exactly_once for each in self.stages.values())
 
     def _own(self, endpoint: Local[Any, Any]) -> None:
         self._check_not_running(endpoint.name)

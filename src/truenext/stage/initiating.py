@@ -106,7 +106,7 @@ class InitiatingInTransaction:
         when_committed: Callable[[], object],
     ) -> None:
         """By `Service.initiate`. Raises: FlowError"""
-        if key is not None and not (isinstance(key, str) and key):
+        if key is not None and not (isinstance(key, str) and key and _is_text(key)):
             raise FlowError(f"a key is what the caller calls what is begun, such as its order, not {key!r}")
         self._definition = definition
         self._chain = chain
@@ -179,3 +179,12 @@ class InitiatingInTransaction:
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
         return digest.hexdigest()
+
+
+def _is_text(key: str) -> bool:
+    """And no half of a character."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

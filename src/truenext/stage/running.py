@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from truenext.client.tasks.connection import connect
-from truenext.errors import LocalProtocolError
+from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.consumption import Consumption
 from truenext.stage.core.health import Facts, State
 from truenext.stage.events import StageEvents
@@ -95,15 +95,15 @@ class Running:
         self._initiator = Initiator(self.world, *self._lanes)
 
     async def start(self) -> None:
-        """Run the stages.
+        """Run the stages, and send what the outbox has.
 
         Raises: as `connect`; what the lifespan raises; DatabaseAway if the database is not there
         """
         stages, plans = self._definition.stages.values(), self._plans
-        if any(map(plans.uses_database, stages)):
+        if any(map(plans.uses_database, stages)) or self._definition.has_outbox:
             self._state = "waiting for the database"
             await self._open_database()
-        if any(each.settings.exactly_once for each in stages):
+        if self._definition.has_outbox:
             await self._open_outbox()
         if plans.lifespan is not None:
             self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
@@ -119,6 +119,16 @@ class Running:
         await self._until_subscribed()
         self._state = "running"
 
+    async def begin_alone(self) -> None:
+        """No stage runs. But if none of the service happens once, nobody else sends what its programs begin in
+        transactions of their own.
+
+        Raises: ConfigurationError; DatabaseAway
+        """
+        if self._definition.has_outbox and self._definition.only_begins:
+            await self._open_database()
+            await self._open_outbox()
+
     async def _until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
         wanted = Counter(each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None)
@@ -131,7 +141,12 @@ class Running:
     async def _open_database(self) -> None:
         from truenext.stage.sql import Database
 
-        assert self._database is not None, "a stage asks for its sessions"
+        if self._database is None:
+            # That of a stage is asked for before.
+            raise ConfigurationError(
+                f"{self._definition.name} has an outbox, and no database for it: "
+                f'Service("{self._definition.name}", database="postgresql+psycopg:///...")'
+            )
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = Gate(Database(self._database, interactive=workers, others=workers))

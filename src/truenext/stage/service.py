@@ -17,7 +17,7 @@ import os
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
-from truenext.errors import LocalProtocolError
+from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.definition import Definition
 from truenext.stage.initiating import Initiating, InitiatingInTransaction
@@ -52,9 +52,11 @@ class Service(Definition):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Self]:
-        """For as long as the block lasts this process can begin flows and ask. No stage runs.
+        """For as long as the block lasts this process can begin flows and ask. No stage runs. If the service has none
+        that happens once, and begins flows in transactions of its own, they are sent meanwhile.
 
-        Raises: ConfigurationError, DefinitionError; ConnectionLost if no broker is there; Refused
+        Raises: ConfigurationError, DefinitionError; ConnectionLost if no broker is there; Refused; DatabaseAway if it
+        has such flows to send, and the database is not there
         """
         async with self._while_running(with_stages=False):
             yield self
@@ -76,6 +78,8 @@ class Service(Definition):
             await running.connect()
             if with_stages:
                 await running.start()
+            else:
+                await running.begin_alone()
             yield
 
     @asynccontextmanager
@@ -142,12 +146,19 @@ class Service(Definition):
 
         Raises: LocalProtocolError if the service is not connected; ValueError if `timeout` is not more than 0. At the
         end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds. With a
-        session: FlowError if it is too much, or something else was begun under its key; what SQLAlchemy raises
+        session: ConfigurationError if nothing of the service happens once, so that nobody would send it, if the
+        tables are missing, or the session commits each statement by itself; FlowError if it is too much, or something
+        else was begun under its key; what SQLAlchemy raises
         """
         if session is None:
             if key is not None:
                 raise FlowError("a key is remembered by the database: initiate(session, key=...)")
             return Initiating(self._here, timeout)
+        if not self.has_outbox:
+            raise ConfigurationError(
+                f"nobody would send what {self.name} begins in a transaction of its own: say "
+                f'Service("{self.name}", ..., exactly_once=True), or exactly_once of a stage'
+            )
         from truenext.stage.sql import InTransaction
 
         return InitiatingInTransaction(self, Chain(self.interceptors), InTransaction(session), key, self._wake_relay)

@@ -12,9 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, Text, run
+from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
-from truenext.stage import Flow, FlowError, Service
+from truenext.stage import DefinitionError, Flow, FlowError, Service
 from truenext.stage.sql import applied_schema
 from truenext.testing.stages import Stages
 
@@ -226,3 +227,83 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
         assert sorted(came) == list(range(20))
 
     run(app, work, database=database)
+
+
+# ---- Who sends it ----
+
+
+def test_a_service_of_which_nothing_happens_once_is_refused_for_nobody_would_send_it(session: Session) -> None:
+    app = Service("shop")
+    app.remote("take", Number)
+    with pytest.raises(ConfigurationError, match="nobody would send"):
+        app.initiate(session)
+
+
+def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(session: Session, database: str) -> None:
+    """Nobody else would: no stage of it runs anywhere."""
+
+    async def main() -> None:
+        async with testing.broker() as broker, asyncio.timeout(30):
+            app = Service("web", broker=broker.url, database=database, exactly_once=True)
+            take = app.remote("take", Number)
+            async with app.connected():
+                with app.initiate(session) as begin:
+                    begin.send(take, Number(1), trace="t")
+                session.commit()
+                while not (await broker.queue("take")).messages:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_a_service_that_only_begins_flows_and_has_no_database_is_told_so() -> None:
+    async def main() -> None:
+        async with testing.broker() as broker:
+            app = Service("web", broker=broker.url, exactly_once=True)
+            with pytest.raises(ConfigurationError, match="no database"):
+                async with app.connected():
+                    pass
+
+    asyncio.run(main())
+
+
+# ---- What is refused ----
+
+
+def test_a_session_that_commits_each_statement_is_refused_and_nothing_is_written(
+    session: Session, database: str
+) -> None:
+    shop = Shop()
+    engine = create_engine(database, isolation_level="AUTOCOMMIT")
+    with (
+        Session(engine) as own,
+        pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
+        shop.app.initiate(own) as begin,
+    ):
+        begin.send(shop.take, Number(1), trace="t")
+    engine.dispose()
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+def test_a_database_without_the_tables_is_told_what_to_do(database: str) -> None:
+    shop = Shop()
+    engine = create_engine(database)
+    with (
+        Session(engine) as own,
+        pytest.raises(ConfigurationError, match="stages schema"),
+        shop.app.initiate(own) as begin,
+    ):
+        begin.send(shop.take, Number(1), trace="t")
+    engine.dispose()
+
+
+def test_a_key_that_is_no_text_is_refused_by_name(session: Session) -> None:
+    with pytest.raises(FlowError, match="a key is"):
+        Shop().app.initiate(session, key="\ud800")
+
+
+def test_a_subscriber_cannot_happen_once() -> None:
+    app = Service("shop", exactly_once=True)
+    news = app.topic("news", Number)
+    with pytest.raises(DefinitionError, match="each process gets what is published"):
+        app.subscriber(news, exactly_once=True)

@@ -247,6 +247,15 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
         await both.say("UPDATE truenext_schema SET version = 99")
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.check()
+        with pytest.raises(ConfigurationError, match="version 99"):
+            await both.first.make_tables()
+        await both.say("UPDATE truenext_schema SET version = 1")
+        await both.first.check()
+        await both.say("DROP TABLE truenext_keys")
+        with pytest.raises(ConfigurationError, match="not all of them"):
+            await both.first.check()
+        await both.first.make_tables()
+        await both.first.check()
         await both.say("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
             await both.first.check()

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, event, insert, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.sql.once import CLOCK
-from truenext.stage.sql.tables import keys, outbox
+from truenext.stage.sql.tables import NO_TABLES, keys, outbox, says_no_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,30 @@ class InTransaction:
 
 def _write(session: Session, service: str, id: str, content: str | None, unit: Unit) -> None:
     connection = session.connection()
+    if _commits_by_itself(connection):
+        raise ConfigurationError(
+            "the session commits each statement by itself (AUTOCOMMIT), so nothing could be taken back: begin flows in "
+            "a transaction, or with initiate() without a session"
+        )
+    try:
+        _write_in(connection, service, id, content, unit)
+    except DBAPIError as error:
+        if says_no_table(error):
+            raise ConfigurationError(NO_TABLES) from error
+        raise
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    if str(connection.get_execution_options().get("isolation_level", "")).upper() == "AUTOCOMMIT":
+        return True
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        # Whoever begins transactions by hand has begun one.
+        return driver.isolation_level is None and not driver.in_transaction
+    return getattr(driver, "autocommit", False) is True
+
+
+def _write_in(connection: Connection, service: str, id: str, content: str | None, unit: Unit) -> None:
     clock: ColumnElement[int] = literal_column(_clock(connection))
     if content is not None:
         new = _INSERTS[connection.dialect.name](keys).values(id=id, content=content, begun_ms=clock)

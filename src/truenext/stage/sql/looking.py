@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, create_engine, func, literal_column, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.once import CLOCK
-from truenext.stage.sql.tables import inbox, outbox, owners, producers
+from truenext.stage.sql.tables import NO_TABLES, inbox, outbox, owners, producers, says_no_table
 from truenext.stage.sql.url import address_of
 
 
@@ -63,10 +63,8 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
         with engine.connect() as connection:
             return _look(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
-        if "no such table" in str(error) or "UndefinedTable" in str(error):
-            raise ConfigurationError(
-                f"{address} has no tables for what happens exactly once: `truenext stages schema SERVICE --apply`"
-            ) from error
+        if isinstance(error, DBAPIError) and says_no_table(error):
+            raise ConfigurationError(f"{address}: {NO_TABLES}") from error
         raise DatabaseAway(f"{address} is not there: {error}") from error
     finally:
         engine.dispose()

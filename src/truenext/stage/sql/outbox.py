@@ -24,7 +24,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Producer
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 from truenext.stage.sql.once import CLOCK
-from truenext.stage.sql.tables import VERSION, make_tables
+from truenext.stage.sql.tables import NO_TABLES, VERSION, make_tables, metadata, says_no_table
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process is taken for alive since it last said so. Whom that misjudges has more to do, and
@@ -89,13 +89,12 @@ class Outbox:
         try:
             async with self._connection() as connection:
                 found = (await self._say(connection, "SELECT max(version) FROM truenext_schema")).scalar()
+                for name in metadata.tables:
+                    await self._say(connection, f"SELECT 1 FROM {name} WHERE 1 = 0")
         except DatabaseAway as error:
             cause = error.__cause__
-            if isinstance(cause, DBAPIError) and _says_no_table(cause):
-                raise ConfigurationError(
-                    "the database has no tables for what happens exactly once: make them with "
-                    "`truenext stages schema SERVICE --apply`, or see what that would say with --sql"
-                ) from error
+            if isinstance(cause, DBAPIError) and says_no_table(cause):
+                raise ConfigurationError(NO_TABLES) from error
             raise
         if found != VERSION:
             raise ConfigurationError(
@@ -422,8 +421,3 @@ class Outbox:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
             raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
-
-
-def _says_no_table(error: DBAPIError) -> bool:
-    """42P01: undefined_table."""
-    return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)

@@ -25,12 +25,15 @@ from sqlalchemy import (
     Uuid,
     create_engine,
     create_mock_engine,
+    func,
     insert,
     inspect,
+    select,
 )
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.url import address_of
 
@@ -112,6 +115,17 @@ keys = Table(
 Index("truenext_keys_begun", keys.c.begun_ms)
 
 
+NO_TABLES = (
+    "the database has no tables for what happens exactly once, or not all of them: make them with "
+    "`truenext stages schema SERVICE --apply`, or see what that would say with --sql"
+)
+
+
+def says_no_table(error: DBAPIError) -> bool:
+    """42P01: undefined_table."""
+    return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
+
+
 def schema_sql(url: str) -> str:
     """The statements that make the tables, for the kind of database that `url` names.
 
@@ -130,8 +144,18 @@ def schema_sql(url: str) -> str:
 
 
 def make_tables(connection: Connection) -> list[str]:
-    """Make those that are missing, in the transaction of the connection: their names."""
+    """Make those that are missing, in the transaction of the connection: their names.
+
+    Raises: ConfigurationError if those that are there are of another version
+    """
     there = set(inspect(connection).get_table_names())
+    if schema.name in there:
+        version = connection.execute(select(func.max(schema.c.version))).scalar()
+        if version not in (None, VERSION):
+            raise ConfigurationError(
+                f"the tables in the database are of version {version}, and this truenext makes version {VERSION}"
+                + (": update truenext" if version > VERSION else "")
+            )
     metadata.create_all(connection)
     if connection.execute(schema.select()).first() is None:
         connection.execute(insert(schema).values(version=VERSION))
