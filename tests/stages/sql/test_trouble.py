@@ -16,7 +16,7 @@ from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Driven, Shop, Step, insert, say
 from tests.stages.sql.test_swallowed import kill_own_connection
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import Database, idle, trouble_of
+from truenext.stage.sql import Database, postgresql, trouble_of
 from truenext.stage.sql.errors import NotCommitted, Trouble
 
 
@@ -147,7 +147,7 @@ def test_a_server_that_was_restarted_costs_who_used_it_a_moment_ago_one_connecti
 def test_a_server_that_was_stopped_and_is_back_is_noticed_by_nobody_who_uses_it_then(
     own_postgres: PostgresServer, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "IDLE_S", 0.0)
+    monkeypatch.setattr(postgresql, "IDLE_S", 0.0)
     with Shop(own_postgres.url("postgres"), face) as shop:
         before = shop.work()
         before.do(insert(1))

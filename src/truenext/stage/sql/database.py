@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 
 from truenext.errors import ConfigurationError
-from truenext.stage.sql import idle, sqlite
+from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.errors import DatabaseAway, Trouble
 from truenext.stage.sql.line import line_of
 from truenext.stage.sql.once import Once
@@ -104,7 +104,9 @@ class Database:
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
         if self._own is None:
-            self._own = _Pools(self._address, False, OUTBOX_CONNECTIONS)
+            # What two of its statements see is relied on, whatever the database's own level is.
+            level = {"isolation_level": "READ COMMITTED"} if self._address.file is None else {}
+            self._own = _Pools(self._address, False, OUTBOX_CONNECTIONS, **level)
         return Outbox(self._own.for_tasks, service, owner, instance)
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -124,8 +126,9 @@ class Database:
 class _Pools:
     """The connections of the interactive workers, or of the others."""
 
-    def __init__(self, address: Address, is_interactive: bool, workers: int) -> None:
+    def __init__(self, address: Address, is_interactive: bool, workers: int, **others: Any) -> None:
         options: dict[str, Any] = {
+            **others,
             # A pool of size 0 would have no limit.
             "pool_size": max(1, workers),
             "max_overflow": 0,
@@ -136,7 +139,7 @@ class _Pools:
         for engine in (self.for_tasks.sync_engine, self.for_threads):
             watch(engine)
             if address.file is None:
-                idle.watch(engine)
+                postgresql.set_up(engine)
             else:
                 sqlite.set_up(engine, line_of(address.file), is_interactive=is_interactive)
 

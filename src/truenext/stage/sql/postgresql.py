@@ -1,0 +1,59 @@
+"""What is seen to at the connections of PostgreSQL, before somebody works with one.
+
+One that has been idle in its pool may have died there: it is asked. So it is nobody's lost connection. One that was
+used a moment ago is not asked, which would cost each message a question and its answer.
+
+psycopg prepares a statement at the server when it has come several times. A pooler such as PgBouncer in transaction
+mode gives each transaction another process of the server, which has not prepared it, or has another one under that
+name. So nothing is prepared where a pooler is found.
+
+Source: decision 60; https://www.pgbouncer.org/features.html
+"""
+
+import time
+from typing import Any
+
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+IDLE_S = 1.0
+
+_SINCE = "truenext: idle since"
+
+
+def set_up(engine: Engine) -> None:
+    """Of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+    dialect = engine.dialect
+
+    @event.listens_for(engine, "connect")
+    def look_for_a_pooler(connection: Any, _: ConnectionPoolEntry) -> None:
+        driver = connection.driver_connection if dialect.is_async else connection
+        cursor = connection.cursor()
+        try:
+            cursor.execute("SELECT pg_backend_pid()")
+            # A pooler has named a process of its own making when it was connected.
+            if cursor.fetchone()[0] != driver.info.backend_pid:
+                driver.prepare_threshold = None
+        finally:
+            cursor.close()
+        connection.rollback()
+
+    @event.listens_for(engine, "checkin")
+    def rest(_: object, entry: ConnectionPoolEntry) -> None:
+        entry.info[_SINCE] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ask(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+        since = entry.info.get(_SINCE)
+        if since is None or time.monotonic() - since < IDLE_S:
+            return
+        try:
+            is_alive = dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            if not dialect.is_disconnect(error, connection, None):
+                raise
+            is_alive = False
+        if not is_alive:
+            # The pool makes another one in its place, and gives up the others that are as old.
+            raise InvalidatePoolError
