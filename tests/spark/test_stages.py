@@ -235,6 +235,30 @@ def test_what_is_missing_or_there_twice_is_no_finding_and_a_window_is_listed(jud
     assert "Once SQL was committed" in results.notes[1]
 
 
+def test_what_happens_once_may_be_sent_before_and_come_again(judged: Judged) -> None:
+    # It was sent by another one before its message was acknowledged, which it is not yet.
+    parent = judged.run("order 8", "order.place.stage.reserve")
+    judged.forget(parent, "acknowledged")
+    judged.stages.remove(judged.end(parent))
+    # A foreign program has sent the same twice.
+    twice = judged.run("order 5", "price")
+    judged.stages.append(twice | {"process": "other", "n": 1, "sequence": 1 << 40})
+    judged.stages.append(judged.end(twice) | {"process": "other", "n": 2, "of": 1, "kind": "handled before"})
+    renumber(judged.stages)
+    # SQL was committed, and its message came again.
+    failed = judged.run("order 4", "price", "failed")
+    judged.stages.append({**failed, "kind": "SQL committed", "of": failed["n"]})
+    for each in judged.stages:
+        if each["kind"] == "begun":
+            each["once"] = True
+    results = judged.judge()
+    assert not results.findings
+    assert [(row["trace"], row["once"]) for row in results.tables["windows"].collect()] == [("order 4", True)]
+    assert "Once SQL was committed" in results.notes[1]
+    assert "happen once all the same" in results.notes[1]
+    assert [row["handled_before"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [1]
+
+
 def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(judged: Judged) -> None:
     untold = judged.run("order 3", "order.place")
     judged.stages.remove(judged.end(untold))

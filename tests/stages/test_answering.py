@@ -20,8 +20,11 @@ def health(*, live: bool = True, ready: bool = True) -> Health:
 
 
 @asynccontextmanager
-async def served(now: Health, metrics: Metrics | None = None) -> AsyncIterator[int]:
-    async with answering("127.0.0.1", 0, lambda: now, metrics) as url:
+async def served(now: Health, metrics: Metrics | None = None, port: int = 0) -> AsyncIterator[int]:
+    async def figures() -> str:
+        return "" if metrics is None else metrics.exposition()
+
+    async with answering("127.0.0.1", port, lambda: now, figures) as url:
         yield int(url.rpartition(":")[2])
 
 
@@ -117,7 +120,7 @@ def test_a_port_that_is_taken_is_said() -> None:
     async def run() -> None:
         async with served(health()) as port:
             with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for --health"):
-                async with answering("127.0.0.1", port, health, None):
+                async with served(health(), port=port):
                     pass
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ DEPTH_MAX = 8
 """Steps by which what a message has brought about is indented."""
 MARKS = {
     "ended": "ended",
+    "handled before": "ended",
     "failed": "failed",
     "refused": "failed",
     "given back": "back",

@@ -68,6 +68,7 @@ class Begun(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True):
     parent: str = ""
     queue: str | None = None
     sequence: int | None = None
+    once: bool = False
 
 
 class Committed(msgspec.Struct, tag_field="kind", tag="SQL committed"):
@@ -162,6 +163,7 @@ class StageEvents:
                 # What is published is in a queue of its connection, of which the history says nothing.
                 queue=destination[len(_QUEUE) :] if is_queue else None,
                 sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
+                once=bool(stage.settings.exactly_once),
             )
         )
         return n

@@ -247,7 +247,7 @@ class Handling:
             await self._has_not_committed(error)
         else:
             once.ended(self._id, was_sent=False, is_acknowledged=True)
-            self._end("ended", None)
+            self._end("handled before", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
         """Whether it was handled is looked at before its attempts are: a process that dies behind SQL's COMMIT is one.

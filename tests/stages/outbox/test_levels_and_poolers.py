@@ -42,7 +42,7 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
         await expect(t, 1)
         once = t._running.once
         assert once is not None
-        assert once.hits == 5
+        assert once.counts.handled_before == 5
 
     run(shop.app, work, database=leveled)
 

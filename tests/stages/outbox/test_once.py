@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,10 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.beginning import InTransaction
 from truenext.stage.sql.errors import DatabaseAway
-from truenext.stage.sql.outbox import Outbox, Waiting
+from truenext.stage.sql.outbox import Outbox, Unsent, Waiting
 from truenext.testing.stages import Point, Stages
 
 PATIENCE_S = 30
@@ -284,6 +286,65 @@ def test_a_message_that_was_handled_before_runs_no_more_whatever_its_function_ma
     run(app, work, database=database)
 
 
+def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_path: Path) -> None:
+    shop = Shop(is_async=True, events=tmp_path / "events", interceptors=[metrics := Metrics()])
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        t.at("SQL committed", t.broker.drop, stage="placing")
+        await t.send(shop.place, Number(1))
+        await expect(t, 1)
+        once = t._running.once
+        assert once is not None
+        # The answer to its COMMIT may have come all the same.
+        before = once.counts.handled_before
+        outcomes = next(iter(metrics.snapshot().values())).outcomes
+        assert outcomes.get("handled before", 0) == before
+        async with connect(t.broker.url) as connection:
+            said = Said("0" * 32, "elsewhere")
+            Initiation(said, 0, {}).send(shop.place, Number(2), trace="order 2")
+            for _ in range(3):
+                await connection.send("/queue/placing", said.outgoing[0].finished({}).body)
+        await expect(t, 1, 2)
+        assert once.counts.handled_before == before + 2
+        assert f"truenext_inbox_handled_before_total {before + 2}\n" in await once.as_text()
+        assert 'truenext_outbox_units{numbered="yes"} 0\n' in await once.as_text()
+
+    run(shop.app, work, database=database)
+    told = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir()).decode()
+    assert told.count('"kind":"handled before"') >= 2
+    assert told.count('"once":true') == told.count('"kind":"begun"')
+
+
+def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_out(database: str) -> None:
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        once = t._running.once
+        assert once is not None
+        async with t.sql() as sql:
+            for n in range(3):
+                await sql.execute(
+                    text(
+                        "INSERT INTO truenext_outbox (id, service, producer, number, interactive, messages, "
+                        f"written_ms, unit) VALUES ('{n:032x}', 'shop', '{n} of another', 1, false, 1, 0, '')"
+                    )
+                )
+        unsent = await once._outbox.unsent()
+        assert (unsent.numbered, unsent.unnumbered) == (3, 0)
+        assert unsent.oldest_s > 1e9
+        assert 'truenext_outbox_units{numbered="yes"} 3\n' in await once.as_text()
+        once._outbox.unsent = away  # type: ignore[method-assign]
+        assert "truenext_outbox_units" not in await once.as_text()
+        assert "truenext_inbox_handled_before_total 0\n" in await once.as_text()
+
+    async def away() -> Unsent:
+        raise DatabaseAway("it is not there")
+
+    run(shop.app, work, database=database)
+
+
 def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_again(database: str) -> None:
     shop = Shop(is_async=True)
 
@@ -301,7 +362,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
         await expect(t, *range(5))
-        assert once.taken_over
+        assert once.counts.taken_over
 
     run(shop.app, work, database=database)
 

@@ -9,6 +9,7 @@ Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,10 +20,9 @@ from truenext.errors import ConfigurationError
 from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from truenext.stage.core.health import Health
-    from truenext.stage.interceptors.metrics import Metrics
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
@@ -39,9 +39,15 @@ class Answer(NamedTuple):
     content_type: str = TEXT
 
 
-def answer(method: str, path: str, health: Callable[[], Health], metrics: Metrics | None) -> Answer:
-    if path == "/metrics" and metrics is not None:
-        found = Answer(HTTPStatus.OK, metrics.exposition().encode(), METRICS)
+Figures = Callable[[], Awaitable[str]]
+"""For Prometheus; empty if there are none."""
+
+
+async def answer(method: str, path: str, health: Callable[[], Health], figures: Figures) -> Answer:
+    if method not in ("GET", "HEAD"):
+        return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+    if path == "/metrics" and (said := await figures()):
+        found = Answer(HTTPStatus.OK, said.encode(), METRICS)
     elif path in ("/", "/live", "/ready"):
         now = health()
         is_well = {"/": True, "/live": now.live, "/ready": now.ready}[path]
@@ -50,14 +56,12 @@ def answer(method: str, path: str, health: Callable[[], Health], metrics: Metric
         del facts["facts"]
         found = Answer(status, msgspec.json.encode(facts) + b"\n", JSON)
     else:
-        found = Answer(HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics, /metrics\n")
-    if method not in ("GET", "HEAD"):
-        return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+        found = Answer(HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n")
     return found
 
 
 @asynccontextmanager
-async def answering(host: str, port: int, health: Callable[[], Health], metrics: Metrics | None) -> AsyncIterator[str]:
+async def answering(host: str, port: int, health: Callable[[], Health], figures: Figures) -> AsyncIterator[str]:
     """For as long as the block lasts; where, as a URL.
 
     Raises: ConfigurationError if it cannot listen there
@@ -71,7 +75,7 @@ async def answering(host: str, port: int, health: Callable[[], Health], metrics:
         open_now.add(writer)
         try:
             async with asyncio.timeout(REQUEST_S):
-                writer.write(_response(await _request(reader), health, metrics))
+                writer.write(await _response(await _request(reader), health, figures))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -106,11 +110,11 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
     return words[0], words[1].partition("?")[0]
 
 
-def _response(request: tuple[str, str] | None, health: Callable[[], Health], metrics: Metrics | None) -> bytes:
+async def _response(request: tuple[str, str] | None, health: Callable[[], Health], figures: Figures) -> bytes:
     if request is None:
         found = Answer(HTTPStatus.BAD_REQUEST, b"this is no request\n")
     else:
-        found = answer(*request, health, metrics)
+        found = await answer(*request, health, figures)
     head = (
         f"HTTP/1.1 {found.status.value} {found.status.phrase}\r\n"
         f"Content-Type: {found.content_type}\r\n"

@@ -62,7 +62,7 @@ LEAVE_S = 10.0
     "--health",
     "health_at",
     type=HostAndPort(),
-    help="Answer GET /live, /ready and / there, and /metrics if the service has the interceptor Metrics. "
+    help="Answer GET /live, /ready and / there, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
 @click.option(
@@ -158,8 +158,7 @@ class _Process:
         async with AsyncExitStack() as stack:
             said = ""
             if health_at is not None:
-                metrics = next((each for each in service.interceptors if isinstance(each, Metrics)), None)
-                url = await stack.enter_async_context(answering(*health_at, self._health, metrics))
+                url = await stack.enter_async_context(answering(*health_at, self._health, self._figures))
                 said = f"; health at {url}"
             await stack.enter_async_context(service.as_run_by(running))
             try:
@@ -193,6 +192,14 @@ class _Process:
     def _health(self) -> Health:
         assert self._running is not None, "it was made before"
         return judge(self._running.facts(), self._stalled_after_s)
+
+    async def _figures(self) -> str:
+        """For Prometheus."""
+        assert self._running is not None, "it was made before"
+        metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
+        said = "" if metrics is None else metrics.exposition()
+        once = self._running.once
+        return said if once is None else said + await once.as_text()
 
     def _listen_to_signals(self) -> None:
         # All is done in this task, so that what the lifespan opens is closed where it was opened.

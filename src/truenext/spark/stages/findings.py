@@ -10,6 +10,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from truenext.spark.stages.schema import DONE
+
 COLUMNS = ("kind", "queue", "sequence", "message", "trace", "stage", "detail")
 
 SENTENCES = {
@@ -34,24 +36,26 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 def windows(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """One row per run whose SQL was committed and whose message was not acknowledged with it: the window of best-effort
-    1PC (docs/stages.md). It is nobody's fault, and the stage is written for it."""
+    1PC (docs/stages.md). It is nobody's fault, and the stage is written for it, or its effects happen `once`."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
     is_known = F.col("again") | F.col("gone").isNotNull()
     return (
-        joined.where("sql_at is not null and dispatch is not null and coalesce(outcome, '') <> 'ended'")
+        joined.where("sql_at is not null and dispatch is not null")
+        .where(~F.coalesce(_done(), F.lit(False)))
         .where(is_known & ~is_with_it)
         .join(F.broadcast(processes.select("process", "instance")), "process", "left")
         .select(
             *("sql_at", "queue", "sequence", "message", "trace", "stage", "instance", "attempt"),
+            F.coalesce("once", F.lit(False)).alias("once"),
             F.coalesce("outcome", F.lit("cut off")).alias("outcome"),
             "error",
         )
     )
 
 
-def _ended() -> Column:
-    return F.col("outcome") == "ended"
+def _done() -> Column:
+    return F.col("outcome").isin(*DONE)
 
 
 def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
@@ -63,7 +67,7 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
     came = F.col("again") | F.col("gone").isNotNull()
     is_late = (F.col("end_n") < F.col("later_run")) & (F.col("last_event") > last_gap)
     return (
-        known.where(_ended() & F.col("persistent") & F.col("dispatch").isNotNull())
+        known.where(_done() & F.col("persistent") & F.col("dispatch").isNotNull())
         .where("acknowledged_event is null")
         .join(F.broadcast(later), "process", "left")
         .where(came | F.coalesce(is_late, F.lit(False)))
@@ -79,7 +83,7 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
 def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """Whose consumer it was is known from what else that got. What the consumer got before and ended, and what it got
     afterwards and ended, stand between, so the process was there and wrote."""
-    known = joined.where(_ended() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
+    known = joined.where(_done() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
     spans = (
         known.groupBy(
             F.col("dispatch")["broker_run"].alias("broker_run"), F.col("dispatch")["consumer"].alias("consumer")
@@ -94,7 +98,7 @@ def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
         .drop("other")
         .join(F.broadcast(processes.where("is_whole").select("process")), "process")
     )
-    is_told = F.coalesce(F.col("outcome").isin("ended", "in doubt"), F.lit(False))
+    is_told = F.coalesce(F.col("outcome").isin(*DONE, "in doubt"), F.lit(False))
     return (
         joined.where("acknowledged_event is not null and last_dispatch is not null")
         .groupBy("queue", "sequence")
@@ -118,7 +122,7 @@ def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
 
 def _repeated(joined: DataFrame) -> DataFrame:
     return (
-        joined.where(_ended() & F.col("queue").isNotNull())
+        joined.where((F.col("outcome") == "ended") & F.col("queue").isNotNull())
         .groupBy("queue", "message")
         .agg(
             F.count("*").alias("times"),
@@ -132,7 +136,8 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
     """What a stage sends is there from its commit on, which acknowledges its message. That of a dead letter, or of one
-    that was moved, may have gone on under another sequence."""
+    that was moved, may have gone on under another sequence. What stages send whose effects happen once may be there
+    before: from its SQL's commit on anybody may send it."""
     parents = (
         joined.where("message is not null and queue is not null")
         .groupBy(F.col("message").alias("parent"))
@@ -140,9 +145,10 @@ def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
             F.count("acknowledged_event").alias("acknowledged"),
             F.count_if(F.col("gone").isin("dead-lettered", "moved")).alias("elsewhere"),
             F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
+            F.some(F.coalesce("once", F.lit(False))).alias("is_once"),
             F.min("last_event").alias("parent_event"),
         )
-        .where(f"is_known and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")
+        .where(f"is_known and not is_once and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")
         .select("parent")
     )
     return (

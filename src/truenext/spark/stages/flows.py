@@ -3,6 +3,8 @@
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from truenext.spark.stages.schema import DONE, OUTCOMES
+
 SLOWEST_MAX = 50
 """Flows of the page that took longest."""
 GIVEN_UP_MAX = 50
@@ -14,7 +16,7 @@ RUNS_MAX = 60
 def flows(joined: DataFrame) -> DataFrame:
     """One row per flow of which a run is told: when it began and last did something, its messages and runs, how many of
     these failed, how many messages were `given_up` (dead letters, expired, removed) and are `under_way`."""
-    ended = F.col("outcome") == "ended"
+    ended = F.col("outcome").isin(*DONE)
     lost = F.col("gone").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "refused")
     messages = (
         joined.where("begun_at is not null")
@@ -86,10 +88,7 @@ def stages(joined: DataFrame) -> DataFrame:
         .groupBy("stage")
         .agg(
             F.count("*").alias("runs"),
-            *(
-                F.count_if(outcome == name).alias(name.replace(" ", "_"))
-                for name in ("ended", "failed", "refused", "given back", "in doubt")
-            ),
+            *(F.count_if(outcome == name).alias(name.replace(" ", "_")) for name in OUTCOMES),
             F.count_if(outcome.isNull()).alias("cut_off"),
             *_shares("waited", "waited"),
             *_shares("total_us", "worked"),

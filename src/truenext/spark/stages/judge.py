@@ -20,7 +20,7 @@ from truenext.spark.stages.processes import processes
 from truenext.spark.stages.runs import fates, joined, runs
 from truenext.spark.verdict import Finding
 
-WINDOW = "window"
+WINDOW, CLOSED = "window", "window of what happens once"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def judge_stages(
     found = stage_findings(both, process_table, last_gap).persist()
     window_table = windows(both, process_table).persist()
     flow_table = flows(both).persist()
-    kinds = found.select("kind").union(window_table.select(F.lit(WINDOW)))
+    kinds = found.select("kind").union(window_table.select(F.when(F.col("once"), CLOSED).otherwise(WINDOW)))
     counts = {row["kind"]: int(row["count"]) for row in kinds.groupBy("kind").count().collect()}
     findings = tuple(
         Finding(kind, counts[kind], sentence.format(counts[kind]) + ".")
@@ -76,10 +76,17 @@ def judge_stages(
         "stage_runs": stage_runs(both),
     }
     kept = (told, process_table, run_table, both, found, window_table, flow_table)
-    return StageResults(tables, findings, _notes(flow_table, counts.get(WINDOW, 0), holes), kept)
+    return StageResults(tables, findings, _notes(flow_table, counts.get(WINDOW, 0), counts.get(CLOSED, 0), holes), kept)
 
 
-def _notes(flows: DataFrame, windows: int, holes: int) -> tuple[str, ...]:
+_IN_BETWEEN = "SQL was committed and the message was not acknowledged with it"
+
+
+def _times(count: int) -> str:
+    return "Once" if count == 1 else f"{count:,} times"
+
+
+def _notes(flows: DataFrame, windows: int, closed: int, holes: int) -> tuple[str, ...]:
     count, messages, run_count, given_up, under_way = flows.agg(
         F.count("*"),
         *(F.coalesce(F.sum(name), F.lit(0)) for name in ("messages", "runs")),
@@ -91,11 +98,9 @@ def _notes(flows: DataFrame, windows: int, holes: int) -> tuple[str, ...]:
         f"were given up, and {under_way:,} had not ended."
     ]
     if windows:
-        times = "Once" if windows == 1 else f"{windows:,} times"
-        notes.append(
-            f"{times} SQL was committed and the message was not acknowledged with it: the window of docs/stages.md, "
-            "and no fault."
-        )
+        notes.append(f"{_times(windows)} {_IN_BETWEEN}: the window of docs/stages.md, and no fault.")
+    if closed:
+        notes.append(f"{_times(closed)} {_IN_BETWEEN}, of stages whose effects happen once all the same.")
     if holes:
         lost = "A process of stages has" if holes == 1 else f"{holes:,} processes of stages have"
         notes.append(f"{lost} lost events; what is not told for that was not judged.")

@@ -9,6 +9,7 @@ GONE = ("acknowledged", "dead-lettered", "expired", "moved", "removed")
 _OF_MESSAGES = ("accepted", "dispatched", "returned", *GONE)
 _TOLD_AT_FIRST = (
     *("stage", "queue", "sequence", "message", "parent", "flow", "trace", "sender", "attempt", "deliveries"),
+    "once",
 )
 _TOLD_AT_LAST = ("total_us", "run_us", "commit_us", "error")
 

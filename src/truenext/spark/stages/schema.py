@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import SUFFIX, stage_files
 
-OUTCOMES = ("ended", "failed", "refused", "given back", "in doubt")
+OUTCOMES = ("ended", "handled before", "failed", "refused", "given back", "in doubt")
+
+DONE = ("ended", "handled before")
+"""The broker has confirmed that the message is acknowledged."""
 
 STAGE_EVENTS = StructType(
     [
@@ -23,6 +26,7 @@ STAGE_EVENTS = StructType(
         StructField("stage", StringType()),
         StructField("queue", StringType()),
         StructField("sequence", LongType()),
+        StructField("once", BooleanType()),
         StructField("message", StringType()),
         StructField("parent", StringType()),
         StructField("flow", StringType()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from truenext.stage.committing import BrokerAway
 from truenext.stage.core.unit import UnreadableUnit
 from truenext.stage.exactly_once.confirming import Confirming
+from truenext.stage.exactly_once.counts import Counts, as_text
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.exactly_once.sending import Answer, send_unit
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("truenext.stage")
 
+ASK_S = 2.0
+"""For how long the database is waited for before figures are said without it."""
+
 
 class ExactlyOnce:
     """Of one process that runs a service."""
@@ -30,15 +35,17 @@ class ExactlyOnce:
     def __init__(self, outbox: Outbox, connection: Connection, service: str) -> None:
         self._outbox = outbox
         self._service = service
-        self._relay = Relay(outbox, connection, service)
+        self.counts = Counts()
+        self._relay = Relay(outbox, connection, service, self.counts)
         self._confirming = Confirming(outbox)
-        self.hits = 0
-        """Messages that had been handled before."""
 
-    @property
-    def taken_over(self) -> int:
-        """Producers of processes that were not alive any more."""
-        return self._relay.taken_over
+    async def as_text(self) -> str:
+        """How it is, for Prometheus; without what only the database knows if that does not say it in time."""
+        unsent = None
+        with suppress(DatabaseAway, TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                unsent = await self._outbox.unsent()
+        return as_text(self.counts, unsent)
 
     async def start(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
@@ -75,12 +82,12 @@ class ExactlyOnce:
 
         Raises: BrokerAway, InDoubt, RolledBack: then its message is not to be acknowledged yet; DatabaseAway
         """
-        self.hits += 1
+        self.counts.handled_before += 1
         unit = await self._outbox.unit(id)
         if unit is None:
             return
         try:
-            answer = await send_unit(lane.connection, [unit], self._service)
+            answer = await send_unit(lane.connection, [unit], self._service, self.counts)
         except UnreadableUnit as error:
             raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
         if answer is not Answer.SENT:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.client.tasks.connection import Connection
+    from truenext.stage.exactly_once.counts import Counts
     from truenext.stage.sql.outbox import Outbox, Waiting
 
 _logger = logging.getLogger("truenext.stage")
@@ -48,8 +49,9 @@ AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, T
 
 
 class Relay:
-    def __init__(self, outbox: Outbox, connection: Connection, service: str) -> None:
+    def __init__(self, outbox: Outbox, connection: Connection, service: str, counts: Counts) -> None:
         self._outbox = outbox
+        self._counts = counts
         self._connection = connection
         self._service = service
         self._in_doubt: dict[str, None] = {}
@@ -58,8 +60,6 @@ class Relay:
         self._steps = Steps("truenext relay", self._step)
         self._pause_s = LOOK_S
         self._clean_at = 0.0
-        self.taken_over = 0
-        """Producers of processes that were not alive any more."""
 
     def start(self) -> None:
         self._steps.start()
@@ -111,7 +111,7 @@ class Relay:
 
     async def _step(self) -> float:
         try:
-            await self._once()
+            is_more = await self._once()
         except (DatabaseAway, *AWAY) as error:
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
             _logger.warning(
@@ -124,10 +124,10 @@ class Relay:
             _logger.exception("the relay has failed, and goes on")
             return PAUSE_MAX_S
         self._pause_s = LOOK_S
-        return LOOK_S
+        return 0.0 if is_more else LOOK_S
 
-    async def _once(self) -> None:
-        """Raises: DatabaseAway; one of AWAY"""
+    async def _once(self) -> bool:
+        """Whether there is more to do at once. Raises: DatabaseAway; one of AWAY"""
         outbox = self._outbox
         look = await outbox.look()
         if not look.is_known:
@@ -139,9 +139,9 @@ class Relay:
         if look.ownerless:
             for name in await outbox.ownerless(TAKEN_MAX):
                 await self._take(name, of_the_dead=True)
-        if look.unnumbered:
-            await self._number()
+        is_more = bool(look.unnumbered) and await self._number()
         await self._clean()
+        return is_more
 
     @property
     def _known(self) -> int:
@@ -171,17 +171,20 @@ class Relay:
 
     # ---- What users' transactions have begun ----
 
-    async def _number(self) -> None:
-        """Give numbers to what has none, and send it: what somebody waits for first, and apart.
+    async def _number(self) -> bool:
+        """Give numbers to what has none, and send it: what somebody waits for first, and apart. True: there may be
+        more, and the time has come to say that this process is alive.
 
         Raises: DatabaseAway; one of AWAY
         """
-        while not self._steps.is_stopping:
+        until = asyncio.get_running_loop().time() + LOOK_S
+        while not self._steps.is_stopping and asyncio.get_running_loop().time() < until:
             for interactive in (True, False):
                 if await self._number_some(interactive=interactive):
                     break
             else:
-                return
+                return False
+        return True
 
     async def _number_some(self, *, interactive: bool) -> bool:
         """Whether there was something. Raises: as `_number`"""
@@ -218,8 +221,10 @@ class Relay:
         if taken == "another's":
             return
         if of_the_dead:
-            self.taken_over += 1
+            self._counts.taken_over += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
+        else:
+            self._counts.in_doubt += 1
         # Until all of it is known it is as before: not to be used.
         self._in_doubt[name] = None
         if await self._send_all(taken):
@@ -250,7 +255,7 @@ class Relay:
     async def _is_sent(self, unit: Sequence[Waiting]) -> bool:
         """False: the broker does not know the number before. Raises: one of AWAY"""
         try:
-            return await send_unit(self._connection, unit, self._service) is Answer.SENT
+            return await send_unit(self._connection, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
             raise BrokerAway(f"unit {unit[0].id} of the outbox cannot be sent by this process: {error}") from error
 
@@ -263,6 +268,7 @@ class Relay:
         )
         new = await self._outbox.move(units, producer)
         if new is not None:
+            self._counts.moved += len(units)
             self.in_doubt(new)
         return False
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from truenext.client.tasks.connection import Connection, Session
     from truenext.errors import Refused
+    from truenext.stage.exactly_once.counts import Counts
     from truenext.stage.sql.outbox import Waiting
 
 TIMEOUT_S = 30.0
@@ -32,7 +33,7 @@ class Answer(Enum):
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(connection: Connection, rows: Sequence[Waiting], service: str) -> Answer:
+async def send_unit(connection: Connection, rows: Sequence[Waiting], service: str, counts: Counts) -> Answer:
     """Send all of one unit: these rows of the outbox, which have one number.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
@@ -54,7 +55,9 @@ async def send_unit(connection: Connection, rows: Sequence[Waiting], service: st
         await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.
         instead = [await _accepted(session, each, service) for each in messages]
-        return await _send(session, instead, rows[0])
+        answer = await _send(session, instead, rows[0])
+        counts.refused += sum(each.refused != before.refused for each, before in zip(instead, messages, strict=True))
+        return answer
 
 
 async def _send(session: Session, messages: Sequence[Finished], row: Waiting) -> Answer:

@@ -48,7 +48,7 @@ def _histogram(name: str, histogram: Histogram) -> Iterator[str]:
 
 def _line(name: str, sample: Sample) -> str:
     labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in sample.labels.items())
-    return f"{name}{{{labels}}} {sample.value!r}"
+    return f"{name}{{{labels}}} {sample.value!r}" if labels else f"{name} {sample.value!r}"
 
 
 def _escaped(value: str) -> str:

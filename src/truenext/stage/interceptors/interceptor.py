@@ -8,14 +8,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-Outcome: TypeAlias = Literal["ended", "failed", "refused", "given back", "in doubt"]
+Outcome: TypeAlias = Literal["ended", "handled before", "failed", "refused", "given back", "in doubt"]
 """What became of a message.
 
-    ended       the stage has run, and all that it did is committed
-    failed      it counts an attempt, and comes again, or is a dead letter if it has failed too often
-    refused     it is a dead letter at once
-    given back  it comes again without an attempt: the service stops, or the broker or the database was not there
-    in doubt    whether the commit happened could not be found out in time
+    ended           the stage has run, and all that it did is committed
+    handled before  of a stage whose effects happen once: it has not run, for they have happened; it is acknowledged
+    failed          it counts an attempt, and comes again, or is a dead letter if it has failed too often
+    refused         it is a dead letter at once
+    given back      it comes again without an attempt: the service stops, or the broker or the database was not there
+    in doubt        whether the commit happened could not be found out in time
 """
 
 

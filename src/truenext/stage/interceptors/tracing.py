@@ -86,7 +86,7 @@ class Tracing(Interceptor):
         span = trace.get_current_span(context)
         span.set_attribute("truenext.outcome", ending.outcome)
         # What was given back is nobody's error.
-        if ending.outcome not in ("ended", "given back"):
+        if ending.outcome not in ("ended", "handled before", "given back"):
             error = ending.error
             if error is not None:
                 span.record_exception(error)

@@ -71,6 +71,16 @@ class Look(NamedTuple):
     """Producers of this process, as the database has it."""
 
 
+class Unsent(NamedTuple):
+    """What the outbox of a service has that is not known to be sent."""
+
+    numbered: int
+    """Units."""
+    unnumbered: int
+    """Units that programs' transactions have begun, and that have no number yet."""
+    oldest_s: float
+
+
 class Outbox:
     def __init__(self, engine: AsyncEngine, service: str, owner: str, instance: str) -> None:
         """`owner` is this run of this process, `instance` the same for people."""
@@ -151,6 +161,18 @@ class Outbox:
             return Look(False, True, True, 0)
         ownerless, unnumbered, owned = tuple(row)
         return Look(True, bool(ownerless), bool(unnumbered), owned)
+
+    async def unsent(self) -> Unsent:
+        """What is not known to be sent, of all processes. Raises: DatabaseAway"""
+        async with self._connection() as connection:
+            found = await self._say(
+                connection,
+                f"""SELECT count(producer), count(*) - count(producer),
+                coalesce({self._clock} - min(written_ms), 0) FROM truenext_outbox WHERE service = :service""",
+                {"service": self._service},
+            )
+            numbered, unnumbered, oldest_ms = tuple(found.one())
+        return Unsent(numbered, unnumbered, max(oldest_ms, 0) / 1000)
 
     # ---- Producers ----
 

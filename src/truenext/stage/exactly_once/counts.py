@@ -1,0 +1,47 @@
+"""How often has what happens once come again, been taken over, or been refused? Of one process, since it began."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from truenext.stage.interceptors.exposition import Sample, exposition
+
+if TYPE_CHECKING:
+    from truenext.stage.sql.outbox import Unsent
+
+
+class Counts:
+    """Of one process."""
+
+    __slots__ = ("handled_before", "in_doubt", "moved", "refused", "taken_over")
+
+    def __init__(self) -> None:
+        self.handled_before = 0
+        """Messages whose effects had happened when they came: inbox hits."""
+        self.in_doubt = 0
+        """Producers of this process that were taken anew, because an answer was missing."""
+        self.taken_over = 0
+        """Producers of processes that were not alive any more."""
+        self.moved = 0
+        """Units that got new numbers, because the broker did not know theirs."""
+        self.refused = 0
+        """Messages that the broker did not take: they are in the queue `SERVICE.refused`."""
+
+
+def as_text(counts: Counts, unsent: Unsent | None) -> str:
+    """For Prometheus; without what the database did not say in time."""
+    gone = {
+        "truenext_inbox_handled_before_total": ("Messages whose effects had happened before.", counts.handled_before),
+        "truenext_outbox_in_doubt_total": ("Producers taken anew, for an answer was missing.", counts.in_doubt),
+        "truenext_outbox_taken_over_total": ("Producers taken over from processes that are gone.", counts.taken_over),
+        "truenext_outbox_moved_total": ("Units under new numbers, for the broker did not know theirs.", counts.moved),
+        "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counts.refused),
+    }
+    parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in gone.items()]
+    if unsent is not None:
+        units = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
+        parts += (
+            exposition("truenext_outbox_units", "gauge", "Units that are not known to be sent.", units),
+            exposition("truenext_outbox_oldest_seconds", "gauge", "Age of the oldest.", [Sample({}, unsent.oldest_s)]),
+        )
+    return "".join(parts)
