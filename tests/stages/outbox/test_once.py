@@ -25,6 +25,7 @@ from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.core.unit import Finished, Unit
+from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.beginning import InTransaction
@@ -287,9 +288,11 @@ def test_a_message_that_was_handled_before_runs_no_more_whatever_its_function_ma
 
 
 def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_path: Path) -> None:
-    shop = Shop(is_async=True, events=tmp_path / "events", interceptors=[metrics := Metrics()])
+    shop = Shop(is_async=True, interceptors=[metrics := Metrics()])
+    (folder := tmp_path / "events").mkdir()
 
     async def work(t: Stages) -> None:
+        t._running.world.events = StageEvents(folder, "shop", "here")
         await make_table(t)
         t.at("SQL committed", t.broker.drop, stage="placing")
         await t.send(shop.place, Number(1))
@@ -311,7 +314,7 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
         assert 'truenext_outbox_units{numbered="yes"} 0\n' in await once.as_text()
 
     run(shop.app, work, database=database)
-    told = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir()).decode()
+    told = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
     assert told.count('"kind":"handled before"') >= 2
     assert told.count('"once":true') == told.count('"kind":"begun"')
 
