@@ -36,6 +36,8 @@ STOP_S = 30.0
 CONNECT_S = 10.0
 """Until a broker that is not waited for is not there."""
 FOR_EVER_S = 1e9
+OPEN_S, OPEN_MAX_S = 1.0, 60.0
+"""Between two tries to open the database for what programs begin; each is twice as long as the one before."""
 LOOK_S = 0.005
 """Between two looks at whether a subscription is there."""
 LEAVE_S = 1.0
@@ -71,6 +73,10 @@ class Running:
         self._makes_tables = makes_tables
         self.once: ExactlyOnce | None = None
         """What its stages say whose effects happen once, if there are any."""
+        self._is_alone = False
+        """No stage runs in this process."""
+        self._opening: asyncio.Task[None] | None = None
+        """Of the outbox, for what programs begin here."""
         self._state: State = "waiting for the broker"
         self._lanes: list[Lane] = []
         self._initiator: Initiator | None = None
@@ -125,9 +131,34 @@ class Running:
 
         Raises: ConfigurationError; DatabaseAway
         """
+        self._is_alone = True
         if self._definition.has_outbox and self._definition.only_begins:
             await self._open_database()
             await self._open_outbox()
+
+    def wake_relay(self) -> None:
+        """A program's transaction has begun flows in this process. In the thread of the event loop."""
+        if self.once is not None:
+            self.once.wake()
+        elif self._is_alone and self._database is not None and self._opening is None:
+            # Not before there is need: who only begins flows over the broker may have no way to the database.
+            self._opening = self.world.loop.create_task(self._open_relay(), name="truenext outbox")
+
+    async def _open_relay(self) -> None:
+        """Until it is open: meanwhile the processes that run the stages send what is begun here."""
+        pause_s = OPEN_S
+        while self.once is None:
+            try:
+                if self.world.gate is None:
+                    await self._open_database()
+                await self._open_outbox()
+            except Exception as error:
+                _logger.warning(
+                    "flows that are begun here in transactions are sent by the processes that run the stages",
+                    extra={"error": str(error), "next_s": pause_s},
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, OPEN_MAX_S)
 
     async def _until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
@@ -231,6 +262,9 @@ class Running:
             if self.world.gate is not None:
                 last_first.push_async_callback(self.world.gate.stop)
             last_first.push_async_callback(self._close_lanes)
+            if self._opening is not None:
+                self._opening.cancel()
+                await asyncio.wait({self._opening})
             if self.once is not None:
                 # It may be sending something.
                 last_first.push_async_callback(self.once.stop)

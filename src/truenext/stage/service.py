@@ -166,10 +166,10 @@ class Service(Definition):
     def _wake_relay(self) -> None:
         """That of this process, from any thread; if it has none, that of another looks within a second."""
         running = self._running if self.is_running else None
-        if running is not None and running.once is not None:
+        if running is not None:
             with suppress(RuntimeError):
                 # Its loop may just end.
-                running.world.loop.call_soon_threadsafe(running.once.wake)
+                running.world.loop.call_soon_threadsafe(running.wake_relay)
 
     async def send(
         self,

@@ -64,15 +64,15 @@ def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Sessi
     shop = Shop()
 
     async def work(t: Stages) -> None:
-        place(shop, session, 1)
-        session.commit()
-        place(shop, session, 2)
-        session.rollback()
+        await asyncio.to_thread(place, shop, session, 1)
+        await asyncio.to_thread(session.commit)
+        await asyncio.to_thread(place, shop, session, 2)
+        await asyncio.to_thread(session.rollback)
         await until_came(shop, t, 1)
-        place(shop, session, 3)
+        await asyncio.to_thread(place, shop, session, 3)
         await asyncio.sleep(1.5)
         assert shop.came == [1]
-        session.commit()
+        await asyncio.to_thread(session.commit)
         await until_came(shop, t, 2)
         assert shop.came == [1, 3]
 
@@ -141,11 +141,11 @@ def test_a_repeated_call_begins_nothing_after_the_first_was_sent_either(session:
     shop = Shop()
 
     async def work(t: Stages) -> None:
-        place(shop, session, 1, "order 1")
-        session.commit()
+        await asyncio.to_thread(place, shop, session, 1, "order 1")
+        await asyncio.to_thread(session.commit)
         await until_came(shop, t, 1)
-        place(shop, session, 1, "order 1")
-        session.commit()
+        await asyncio.to_thread(place, shop, session, 1, "order 1")
+        await asyncio.to_thread(session.commit)
         await asyncio.sleep(1.5)
         assert shop.came == [1]
 
@@ -249,9 +249,34 @@ def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(ses
             async with app.connected():
                 with app.initiate(session) as begin:
                     begin.send(take, Number(1), trace="t")
-                session.commit()
+                # Never in the loop's own thread: the relay may have the file, and wait for the loop.
+                await asyncio.to_thread(session.commit)
                 while not (await broker.queue("take")).messages:
                     await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_a_program_that_runs_no_stage_sends_what_it_begins_and_waits_for_nobody(
+    session: Session, database: str
+) -> None:
+    shop = Shop()
+
+    async def main() -> None:
+        async with testing.broker() as broker, asyncio.timeout(PATIENCE_S):
+            shop.app.broker, shop.app.database = (broker.url,), database
+            async with shop.app.connected():
+                for n in range(3):
+                    await asyncio.to_thread(place, shop, session, n)
+                    await asyncio.to_thread(session.commit)
+                while len((await broker.queue("take")).messages) < 3:
+                    await asyncio.sleep(0.02)
+            # As often as it likes, and with a database that is not there it is still connected.
+            shop.app.database = "sqlite:////no/such/file.db"
+            async with shop.app.connected():
+                await asyncio.to_thread(place, shop, session, 3)
+                await asyncio.to_thread(session.commit)
+                await shop.app.send(shop.take, Number(4), trace="order 4")
 
     asyncio.run(main())
 
