@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from msgspec import Raw
 from msgspec.json import decode as decode_json
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, run
 from tests.stages.postgres import PostgresServer
+from truenext.cli.main import main
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost
 from truenext.stage import Endpoint, Flow, Service
@@ -317,6 +319,49 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
     told = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
     assert told.count('"kind":"handled before"') >= 2
     assert told.count('"once":true') == told.count('"kind":"begun"')
+
+
+def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> None:
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        def say(*words: str) -> Result:
+            return CliRunner().invoke(main, [*words, "--url", t.broker.url])
+
+        await make_table(t)
+        said = Said("0" * 32, "elsewhere")
+        Initiation(said, 0, {}).send(shop.place, Number(1), trace="order 1", interactive=True)
+        body = said.outgoing[0].finished({}).body
+        async with connect(t.broker.url) as connection:
+            for queue in ("placing", "kept", "kept", "DLQ.placing"):
+                await connection.send(f"/queue/{queue}", body, priority=7)
+            await expect_sent(t, 1)
+            # Moved, and driven again, it is known.
+            assert (await asyncio.to_thread(say, "move", "kept", "placing", "--limit", "1")).exit_code == 0
+            await expect_sent(t, 1)
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept")
+            assert done.exit_code == 2 and "--to" in done.output
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing")
+            assert done.exit_code == 0 and "1 message would be sent to placing" in done.output
+            await expect_sent(t, 1)
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
+            assert done.exit_code == 0 and "1 message sent to placing" in done.output
+            await expect_sent(t, 1, 1)
+            done = await asyncio.to_thread(say, "stages", "rerun", "DLQ.placing", "--force")
+            assert done.exit_code == 0 and "1 message sent to placing" in done.output
+            await expect_sent(t, 1, 1, 1)
+            await connection.send("/queue/kept", b"no message of stages")
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
+            assert done.exit_code == 1 and "no message of stages" in done.output
+            assert len((await t.broker.queue("kept")).messages) == 1
+
+    run(shop.app, work, database=database)
+
+
+async def expect_sent(t: Stages, *placed: int) -> None:
+    await all_is_over(t)
+    assert await numbers(t, "SELECT n FROM orders") == list(placed)
+    assert await sent(t) == list(placed)
 
 
 def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_out(database: str) -> None:

@@ -8,6 +8,7 @@ HOMES = {
     "check": "stages.checking",
     "describe": "stages.describing",
     "outbox": "stages.outbox",
+    "rerun": "stages.rerunning",
     "run": "stages.running",
     "schema": "stages.schema",
 }

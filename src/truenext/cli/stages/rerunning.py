@@ -1,0 +1,103 @@
+"""`truenext stages rerun`: have messages handled once more on purpose, also by stages whose effects happen once."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from truenext.blocking import Consumer
+from truenext.cli import terminal
+from truenext.cli.connecting import connected, url_option
+from truenext.cli.ending import Failure
+from truenext.cli.progress import SoFar
+from truenext.cli.terminal import counted
+from truenext.cli.values import COUNT, SELECTOR, QueueName
+from truenext.client.core.consumers import ConsumerOptions
+from truenext.destination import DEAD_LETTER_PREFIX
+from truenext.errors import RolledBack, TruenextError
+from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.core.envelope import decode, encode
+from truenext.stage.core.errors import NotDecoded
+
+if TYPE_CHECKING:
+    from truenext.blocking import Connection, Message, Session
+
+BATCH_MAX = 100
+"""Messages of one transaction."""
+WAIT_S = 2.0
+"""Until nothing more is there."""
+
+
+@click.command()
+@click.argument("queue", type=QueueName())
+@click.option(
+    "--to",
+    type=QueueName(is_made=True),
+    help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
+)
+@click.option("--selector", type=SELECTOR, help='Only what this JMS selector wants, such as "truenext-attempts > 2".')
+@click.option("--limit", type=COUNT, help="So many at most, the true next first.")
+@click.option("--force", is_flag=True, help="Do it. Without this it is only said how many there are.")
+@url_option
+def rerun(queue: str, to: str | None, selector: str | None, limit: int | None, force: bool, url: str) -> None:
+    """Send the messages that wait in QUEUE to their stage under new ids, and have them go from QUEUE.
+
+    A stage whose effects happen once knows a message by its id, and does not run again for one that it has handled:
+    also if it is re-driven, or moved back. Under a new id it runs, and what it sends has new ids, too. So what was done
+    is done a second time, which `truenext redrive` never brings about.
+    """
+    to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
+    if to == queue:
+        raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
+    with connected(url) as connection:
+        if force:
+            count = _rerun(connection, f"/queue/{queue}", f"/queue/{to}", selector, limit)
+            terminal.say(f"{counted(count, 'message')} sent to {to} under new ids")
+            return
+        waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
+    count = waiting if limit is None else min(waiting, limit)
+    terminal.say(f"{counted(count, 'message')} would be sent to {to} under new ids: say --force")
+
+
+def _rerun(connection: Connection, queue: str, to: str, selector: str | None, limit: int | None) -> int:
+    """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
+    so_far = SoFar("sent")
+    count = 0
+    with connection.session(transacted=True) as session:
+        options: ConsumerOptions = {"prefetch": BATCH_MAX}
+        if selector is not None:
+            options["selector"] = selector
+        with session.consumer(queue, **options) as consumer:
+            while batch := _next(consumer, BATCH_MAX if limit is None else min(BATCH_MAX, limit - count)):
+                try:
+                    for message in batch:
+                        _send_anew(session, message, to)
+                    session.commit()
+                except (NotDecoded, RolledBack) as error:
+                    session.rollback(failed=False)
+                    left = f"{counted(count, 'message')} sent, and the rest is still in its queue"
+                    raise Failure(TruenextError(f"{error} ({left})")) from error
+                count += len(batch)
+                so_far.say(count)
+    return count
+
+
+def _next(consumer: Consumer, count: int) -> list[Message]:
+    return consumer.receive_many(count, WAIT_S) if count else []
+
+
+def _send_anew(session: Session, message: Message, to: str) -> None:
+    """Raises: NotDecoded if it is none of stages"""
+    anew = msgspec.structs.replace(decode(message.body), id=secrets.token_hex(16))
+    session.send(
+        to,
+        encode(anew),
+        priority=message.priority,
+        persistent=message.persistent,
+        content_type=CONTENT_TYPE,
+        correlation_id=anew.id,
+        headers={"expires": str(message.expires_ms)} if message.expires_ms else {},
+    )
