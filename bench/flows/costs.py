@@ -3,7 +3,8 @@ idle service cost?
 
 Statements are those that SQLAlchemy's engine says, with those by which it asks whether a connection is alive, and
 without BEGIN and COMMIT, which are counted as transactions. Rows are those that INSERT, UPDATE and DELETE have changed.
-Bytes are those of PostgreSQL's log (WAL), with all that goes beside the messages; in SQLite, how much the file grows.
+Bytes are those of PostgreSQL's log (WAL), with all that goes beside the messages; in SQLite, by how much
+more of the file is in use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def tell(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
         engine.dispose()
         one.check(order)
         messages = sizes.flows * STAGES
-        kind = "of the log" if engine.dialect.name == "postgresql" else "by which the file grows"
+        kind = "of the log" if engine.dialect.name == "postgresql" else "more in use"
         say(
             f"  {name}, a message: {costs.statements.total() / messages:.2f} statements, {costs.rows / messages:.2f} "
             f"rows, {costs.transactions / messages:.2f} transactions, {grown / messages:,.0f} bytes {kind}"
@@ -105,7 +106,7 @@ class _Counting:
         _count_pings(lambda: self._statements.update(["SELECT: is the connection alive?"]))
 
     def costs(self) -> Costs:
-        return Costs(self._statements, self._rows, self._transactions)
+        return Costs(self._statements.copy(), self._rows, self._transactions)
 
     def _said(self, _: Connection, cursor: Any, statement: str, *__: object) -> None:
         words = statement.split()
@@ -137,5 +138,8 @@ def _bytes(engine: Engine) -> int:
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             return int(connection.execute(text("SELECT pg_current_wal_insert_lsn() - '0/0'")).scalar_one())
-        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
-        return int(pages) * int(connection.execute(text("PRAGMA page_size")).scalar_one())
+        pages, free, size = (
+            int(connection.execute(text(f"PRAGMA {each}")).scalar_one())
+            for each in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
