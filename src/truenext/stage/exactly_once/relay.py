@@ -40,6 +40,8 @@ PAUSE_MAX_S = 30.0
 ASK_S = 30.0
 TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
+UNDER_WAY_MAX = 2
+"""Units of what had no number that are sent at once."""
 CLEAN_S = 60.0
 """Between two times that the inbox is cleaned, if nothing is left to be cleaned."""
 
@@ -172,35 +174,56 @@ class Relay:
     # ---- What users' transactions have begun ----
 
     async def _number(self) -> None:
-        """Give numbers to what has none, and send it: what somebody waits for first, and apart.
+        """Give numbers to what has none, and send it. While units are sent, each of a producer of its own, the database
+        gives the next one its number.
 
         Raises: DatabaseAway; one of AWAY
         """
-        while not self._steps.is_stopping:
-            for interactive in (True, False):
-                if await self._number_some(interactive=interactive):
-                    break
-            else:
-                return
-
-    async def _number_some(self, *, interactive: bool) -> bool:
-        """Whether there was something. Raises: as `_number`"""
-        producer = await self.borrow()
-        # Whatever is not answered from now on, it is not used before that is known.
-        self.in_doubt(producer)
+        loop = asyncio.get_running_loop()
+        sending: list[asyncio.Task[None]] = []
         try:
-            unit = await self._outbox.number(producer, interactive=interactive)
-        except ProducerLost:
-            self._in_doubt.pop(producer.name)
-            return True
-        if unit:
-            if not await self._is_sent(unit):
-                return True
+            while not self._steps.is_stopping and (numbered := await self._numbered()) is not None:
+                sending.append(loop.create_task(self._send_numbered(*numbered), name="truenext relay sends"))
+                if len(sending) == UNDER_WAY_MAX:
+                    await sending.pop(0)
+        except asyncio.CancelledError:
+            for each in sending:
+                each.cancel()
+            raise
+        finally:
+            # What is said to the database is not to be interrupted.
+            ended = await asyncio.gather(*sending, return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _numbered(self) -> tuple[Producer, list[Waiting]] | None:
+        """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseAway"""
+        while True:
+            producer = await self.borrow()
+            # Whatever is not answered from now on, it is not used before that is known.
+            self.in_doubt(producer)
+            try:
+                unit = await self._outbox.number(producer)
+            except ProducerLost:
+                self._in_doubt.pop(producer.name)
+                continue
+            if unit:
+                return producer, unit
+            self._is_known(producer)
+            return None
+
+    async def _send_numbered(self, producer: Producer, unit: Sequence[Waiting]) -> None:
+        """Raises: as `_number`"""
+        if await self._is_sent(unit):
             await self._outbox.confirm([each.id for each in unit], [])
             producer.number += 1
+            self._is_known(producer)
+
+    def _is_known(self, producer: Producer) -> None:
+        """All of it is answered: it may be used again."""
         self._in_doubt.pop(producer.name, None)
         self.give_back(producer)
-        return bool(unit)
 
     # ---- Taking ----
 
