@@ -41,7 +41,7 @@ class Stopwatch:
     def __init__(self, gate: Gate, order: Order | None = None) -> None:
         self._gate = gate
         self._tap = Tap.install() if order is not None and order.is_counted else None
-        self._started = self._processor = 0.0
+        self.started = self._processor = 0.0
 
     def start(self) -> None:
         gc.enable()  # the workers of other benchmarks do without; who uses a client does not
@@ -49,13 +49,13 @@ class Stopwatch:
         if self._tap is not None:
             self._tap.clear()
         self._processor = time.process_time()
-        self._started = time.monotonic()
+        self.started = time.monotonic()
 
     def stop(self, trips: list[float] | None = None) -> Done:
         ended = time.monotonic()
         processor = time.process_time() - self._processor
         written = None if self._tap is None else Written.of(self._tap)
-        return Done(ended - self._started, processor, statistics.median(trips) if trips else 0.0, written)
+        return Done(ended - self.started, processor, statistics.median(trips) if trips else 0.0, written)
 
 
 def check_numbers(numbers: list[int], count: int) -> None:

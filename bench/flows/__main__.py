@@ -3,10 +3,15 @@
 A service of three stages, each with concurrency 8, takes flows that wait before the clock starts, persistent ones with
 messages of 1 KiB. Broker, service and whoever begins the flows are processes of their own. Beside it the same work is
 done without stages: by truenext's client alone; in a database by SQLAlchemy alone; by Dramatiq on RabbitMQ, where that
-is installed. The two take turns; the ratio is the median of those of each pair of runs. And how long does a question
+is installed. They take turns; the ratio is the median of those of each round of runs. And how long does a question
 take whose flow goes through three stages, alone and beside batch flows in the same queues?
 
+What happens once is measured with an INSERT in each stage: beside best-effort 1PC, part by part, beside DBOS Transact
+and procrastinate, where these are installed, with many rows in the inbox, after an outage of the broker, and what it
+costs in statements, rows and bytes. Each flow must end with exactly three rows.
+
 python -m bench.flows --only messaging,sql --runs 3
+python -m bench.flows --only once --workers 8
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +27,14 @@ from typing import NamedTuple
 
 from bench import machine, queues
 from bench.brokers import Truenext
-from bench.flows import bare, interactive, shop, sql
-from bench.flows.pairs import Side, begin, compare, hired, nothing_waits, ours
-from bench.flows.postgresql import Postgresql, why_no_postgresql
-from bench.flows.work import Order
+from bench.flows import bare, costs, drain, inbox, interactive, once, shop, sql
+from bench.flows.databases import Measure, Run, in_postgresql, in_sqlite
+from bench.flows.pairs import Side, compare, hired, ours
+from bench.flows.postgresql import why_no_postgresql
+from bench.flows.work import CONCURRENCY, Order, Sizes
 from bench.foreign import RabbitMQ, why_no_rabbitmq
 from bench.options import positive
+from bench.options import sizes as sizes_of
 from bench.progress import guarded, say
 from bench.workers import end_in_order
 
@@ -38,10 +45,11 @@ PATHS = 0o711
 class Case(NamedTuple):
     key: str
     title: str
-    measure: Callable[[Truenext, Path, int, int], None]
-    """With a folder on the disk, so many flows and runs."""
+    measure: Run
     share: int = 1
     """This part of the flows."""
+    by_default: bool = True
+    """Unless one says which."""
 
     def is_one_of(self, wanted: Sequence[str]) -> bool:
         """By its key, or the beginning of it, to a hyphen."""
@@ -50,28 +58,31 @@ class Case(NamedTuple):
 
 def why_not(key: str, folder: Path) -> str:
     """The reason why a case cannot be measured with its data in this folder, or nothing."""
-    if key in ("sql-postgresql", "once-postgresql"):
-        return why_no_postgresql(folder) or ""
+    reasons: list[str | None] = []
+    if key.endswith("-postgresql") or key in ("dbos", "procrastinate"):
+        reasons.append(why_no_postgresql(folder))
     if key == "dramatiq":
-        no_client = "" if find_spec("dramatiq") else "Dramatiq is not installed (pip install 'dramatiq[rabbitmq]')"
-        return "; ".join(filter(None, (why_no_rabbitmq(), no_client)))
-    return ""
+        reasons.append(why_no_rabbitmq())
+    if key in PEERS and not find_spec(key):
+        name, package = PEERS[key]
+        reasons.append(f"{name} is not installed (pip install '{package}')")
+    return "; ".join(filter(None, reasons))
 
 
 # ---- Cases ----
 
 
-def _messaging(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
+def _messaging(broker: Truenext, folder: Path, sizes: Sizes) -> None:
     sides = ours(broker, shop.serve), ours(broker, bare.relay, name="the client alone")
-    compare("messaging", sides, flows, runs, target=0.5)
+    compare("messaging", sides, sizes.flows, sizes.runs, target=0.5)
 
 
-def _poison(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
+def _poison(broker: Truenext, folder: Path, sizes: Sizes) -> None:
     def begin_poisoned(order: Order) -> None:
         hired(shop.begin_poisoned, order)
 
     def check(order: Order) -> None:
-        left, poison = asyncio.run(queues.waiting(broker.port)), shop.poison_of(flows)
+        left, poison = asyncio.run(queues.waiting(broker.port)), shop.poison_of(order.flows)
         # The last of them may be between two attempts.
         if sum(left.values()) != poison:
             raise ValueError(f"{poison} messages were poison, and these wait still: {left}")
@@ -81,73 +92,28 @@ def _poison(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
         Side("beside poison", shop.serve_poisoned, begin_poisoned, check, broker.port, broker),
         ours(broker, shop.serve, name="the flows alone"),
     )
-    compare("poison", sides, flows, runs, target=0.8)
+    compare("poison", sides, sizes.flows, sizes.runs, target=0.8)
 
 
-def _sqlite(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
-    _beside_sqlalchemy(broker, f"sqlite:///{folder / 'bench.sqlite'}", flows, runs)
-
-
-def _postgresql(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
-    with Postgresql(folder) as server:
-        say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
-        _beside_sqlalchemy(broker, server.url, flows, runs)
-
-
-def _once_sqlite(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
-    _once_beside_best_effort(broker, f"sqlite:///{folder / 'once.sqlite'}", flows, runs)
-
-
-def _once_postgresql(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
-    with Postgresql(folder) as server:
-        say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
-        _once_beside_best_effort(broker, server.url, flows, runs)
-
-
-def _once_beside_best_effort(broker: Truenext, database: str, flows: int, runs: int) -> None:
-    def begin_flows(order: Order) -> None:
-        sql.prepare(database)
-        begin(order)
-
-    def check_all(order: Order) -> None:
-        sql.check(database, flows)
-        nothing_waits(order)
-
-    sides = (
-        Side("exactly once", sql.serve_once, begin_flows, check_all, broker.port, broker),
-        Side("best-effort 1PC", sql.serve, begin_flows, check_all, broker.port, broker),
-    )
-    # A price of 1.5 at the most.
-    compare("once", sides, flows, runs, target=0.67, database=database)
-
-
-def _beside_sqlalchemy(broker: Truenext, database: str, flows: int, runs: int) -> None:
+def _beside_sqlalchemy(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
     def prepare(order: Order) -> None:
         sql.prepare(database)
 
     def check(order: Order) -> None:
-        sql.check(database, flows)
-
-    def begin_flows(order: Order) -> None:
-        prepare(order)
-        begin(order)
-
-    def check_all(order: Order) -> None:
-        check(order)
-        nothing_waits(order)
+        sql.check(database, order.flows)
 
     sides = (
-        Side("truenext", sql.serve, begin_flows, check_all, broker.port, broker),
-        Side("SQLAlchemy alone", sql.insert_alone, prepare, check),
+        once.side("truenext", broker, database, sql.serve),
+        Side("SQLAlchemy alone", sql.insert_alone, prepare, check, database=database),
     )
-    compare("sql", sides, flows, runs, database=database)
+    compare("sql", sides, sizes.flows, sizes.runs)
 
 
-def _interactive(broker: Truenext, folder: Path, questions: int, runs: int) -> None:
-    interactive.compare(broker, max(questions, interactive.PER_S), runs)
+def _interactive(broker: Truenext, folder: Path, sizes: Sizes) -> None:
+    interactive.compare(broker, max(sizes.flows, interactive.PER_S), sizes.runs)
 
 
-def _dramatiq(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
+def _dramatiq(broker: Truenext, folder: Path, sizes: Sizes) -> None:
     from bench.flows import pipeline
 
     def begin_pipelines(order: Order) -> None:
@@ -160,16 +126,39 @@ def _dramatiq(broker: Truenext, folder: Path, flows: int, runs: int) -> None:
             ours(broker, shop.serve),
             Side("Dramatiq", pipeline.work, begin_pipelines, pipeline.check, theirs.port, theirs),
         )
-        compare("dramatiq", sides, flows, runs, target=2)
+        compare("dramatiq", sides, sizes.flows, sizes.runs, target=2)
+
+
+PEERS = {
+    "dramatiq": ("Dramatiq", "dramatiq[rabbitmq]"),
+    "dbos": ("DBOS Transact", "dbos"),
+    "procrastinate": ("procrastinate", "procrastinate"),
+}
+"""Where a machine has them: the name, and the package."""
+
+
+def _in_both(key: str, title: str, measure: Measure, share: int, *, by_default: bool = True) -> tuple[Case, Case]:
+    return (
+        Case(f"{key}-sqlite", f"{title}, SQLite", in_sqlite(measure), share, by_default),
+        Case(f"{key}-postgresql", f"{title}, PostgreSQL", in_postgresql(measure), share, by_default),
+    )
 
 
 CASES = (
     Case("messaging", "flows of three stages, beside the client alone", _messaging),
     Case("poison", "the same, and one poison message besides for every nineteen, with three attempts", _poison),
-    Case("sql-sqlite", "the same with an INSERT in each stage, SQLite", _sqlite, 4),
-    Case("sql-postgresql", "the same with an INSERT in each stage, PostgreSQL", _postgresql, 4),
-    Case("once-sqlite", "the same, exactly once, beside best-effort 1PC, SQLite", _once_sqlite, 4),
-    Case("once-postgresql", "the same, exactly once, beside best-effort 1PC, PostgreSQL", _once_postgresql, 4),
+    *_in_both("sql", "the same with an INSERT in each stage", _beside_sqlalchemy, 4),
+    *_in_both("once", "the same, exactly once, beside best-effort 1PC", once.beside_best_effort, 4),
+    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4),
+    Case("dbos", "exactly once, beside DBOS Transact, PostgreSQL", in_postgresql(once.beside_dbos), 4),
+    Case(
+        "procrastinate", "exactly once, beside procrastinate, PostgreSQL", in_postgresql(once.beside_procrastinate), 4
+    ),
+    *_in_both(
+        "inbox", "exactly once, with a long inbox and with an empty one", inbox.compare_inboxes, 4, by_default=False
+    ),
+    *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 4),
+    *_in_both("costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.tell, 20),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
 )
@@ -182,10 +171,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--flows", type=positive, default=6000, metavar="N", help="in a run, fewer of what is slow")
     parser.add_argument("--runs", type=positive, default=5, metavar="N")
     keys = ",".join(case.key for case in CASES)
-    parser.add_argument("--only", default=keys, metavar="KEYS", help=f"of {keys}; sql means all that begin so")
+    parser.add_argument(
+        "--only", metavar="KEYS", help=f"of {keys}; sql means all that begin so (default: all but inbox)"
+    )
+    parser.add_argument(
+        "--workers", type=sizes_of, default=[1, CONCURRENCY], metavar="N,N", help="of a stage, in once (default: 1,8)"
+    )
+    parser.add_argument(
+        "--inbox-rows", type=positive, default=10_000_000, metavar="N", help="in inbox; 10 million need 5 GB of disk"
+    )
+    parser.add_argument("--units", type=positive, default=100_000, metavar="N", help="left in the outbox, in drain")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where all data goes (default: temp folder)")
     options = parser.parse_args(arguments)
-    wanted = options.only.split(",")
+    wanted = options.only.split(",") if options.only else [case.key for case in CASES if case.by_default]
     if unknown := [each for each in wanted if not any(case.is_one_of([each]) for case in CASES)]:
         parser.error(f"no such case: {', '.join(unknown)}")
     end_in_order()
@@ -205,7 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         continue
                     count = max(1, options.flows // case.share)
                     say(f"{case.key}: {case.title}, {count:,} in each run")
-                    case.measure(broker, folder, count, options.runs)
+                    sizes = Sizes(count, options.runs, options.workers, options.inbox_rows, options.units)
+                    case.measure(broker, folder, sizes)
 
     return guarded(measure)
 

@@ -1,17 +1,17 @@
-"""How do two ways to do the same work take turns, and what is said of them?"""
+"""How do several ways to do the same work take turns, and what is said of them?"""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from bench import queues
 from bench.brokers import Broker, Truenext
 from bench.client.work import Done
 from bench.flows import shop
-from bench.flows.work import STAGES, Order
+from bench.flows.work import CONCURRENCY, STAGES, Order
 from bench.load import SILENCE
 from bench.progress import say
 from bench.workers import Crew, Job
@@ -28,6 +28,8 @@ class Side(NamedTuple):
     port: int = 0
     """Of its broker."""
     broker: Broker | None = None
+    database: str = ""
+    """Its URL."""
 
 
 class _Figures(NamedTuple):
@@ -39,19 +41,26 @@ class _Figures(NamedTuple):
 
 
 def compare(
-    key: str, sides: tuple[Side, Side], flows: int, runs: int, *, target: float | None = None, database: str = ""
+    key: str,
+    sides: Sequence[Side],
+    flows: int,
+    runs: int,
+    *,
+    target: float | None = None,
+    concurrency: int = CONCURRENCY,
 ) -> None:
-    """The first side is ours. The ratio is the median of those of each pair of runs."""
-    figures: tuple[list[_Figures], list[_Figures]] = ([], [])
+    """The first side is ours. The ratio to each other one is the median of those of each round of runs."""
+    figures: list[list[_Figures]] = [[] for _ in sides]
     for number in range(runs):
         for index, side in enumerate(sides):
-            order = Order(side.port, f"{key}.{number}.{index}", flows, database)
+            order = Order(side.port, f"{key}.{number}.{index}", flows, side.database, concurrency)
             figures[index].append(_run(side, order))
     for side, each in zip(sides, figures, strict=True):
         say(f"  {side.name} {_told(side, each)}")
-    ratio = statistics.median(our.rate / their.rate for our, their in zip(*figures, strict=True))
     aim = "" if target is None else f" (at least {target:g})"
-    say(f"  {ratio:.2f} of the rate of {sides[1].name}{aim}")
+    for side, theirs in zip(sides[1:], figures[1:], strict=True):
+        ratio = statistics.median(our.rate / their.rate for our, their in zip(figures[0], theirs, strict=True))
+        say(f"  {ratio:.2f} of the rate of {side.name}{aim}")
 
 
 def _run(side: Side, order: Order) -> _Figures:
@@ -71,14 +80,13 @@ def _told(side: Side, figures: list[_Figures]) -> str:
     return f"{rate:,.0f} flows/s ({low:,.0f}-{high:,.0f}); processor time a stage {own:.0f} us{used}"
 
 
-def hired(job: Job, order: Order) -> Done:
-    """What the job has done, in a process of its own."""
+def hired(job: Job, order: Order) -> Any:
+    """What the job returns, in a process of its own."""
     with Crew() as crew:
         worker = crew.hire(job, order)
         worker.await_ready()
         worker.go()
-        done: Done = crew.finish(SILENCE + order.flows / 10)[0]
-        return done
+        return crew.finish(SILENCE + order.flows / 10)[0]
 
 
 # ---- On truenext ----

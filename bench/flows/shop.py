@@ -55,7 +55,7 @@ def service(order: Order, *, exactly_once: bool = False) -> Service:
         "bench",
         broker=f"stomp://127.0.0.1:{order.port}",
         database=order.database or None,
-        concurrency=CONCURRENCY,
+        concurrency=order.concurrency,
         attempts=3,
         retry={ValueError: "10ms"},
         exactly_once=exactly_once,

@@ -4,8 +4,9 @@ SQLAlchemy without any stage."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, event, func, insert, select
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, delete, event, func, insert, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -14,11 +15,13 @@ from bench.client.work import Done, Stopwatch
 from bench.flows.shop import Asked, Memo, serve_until, service
 from bench.flows.work import CONCURRENCY, STAGES, Ended, Order, run
 from bench.workers import Gate
-from truenext.stage import Flow
+from truenext.stage import Flow, Service
+from truenext.stage.core.definitions import Stateful
 from truenext.stage.sql import applied_schema
+from truenext.stage.sql.tables import inbox, outbox
 
 _METADATA = MetaData()
-_DONE = Table(
+DONE = Table(
     "done",
     _METADATA,
     Column("id", Integer, primary_key=True),
@@ -28,12 +31,15 @@ _DONE = Table(
 )
 
 
-def prepare(database: str) -> None:
+def prepare(database: str, *, empties_inbox: bool = True) -> None:
     """An empty table, and those that remember what has happened once."""
     applied_schema(database)
     engine = create_engine(database)
     _METADATA.drop_all(engine)
     _METADATA.create_all(engine)
+    with engine.begin() as connection:
+        for table in (inbox, outbox) if empties_inbox else (outbox,):
+            connection.execute(delete(table))
     engine.dispose()
 
 
@@ -41,13 +47,37 @@ def check(database: str, flows: int) -> None:
     """Raises: ValueError unless each stage of each flow has its row"""
     engine = create_engine(database)
     with engine.connect() as connection:
-        rows = connection.execute(select(func.count()).select_from(_DONE)).scalar_one()
+        rows = connection.execute(select(func.count()).select_from(DONE)).scalar_one()
         different = connection.execute(
-            select(func.count()).select_from(select(_DONE.c.flow, _DONE.c.stage).distinct().subquery())
+            select(func.count()).select_from(select(DONE.c.flow, DONE.c.stage).distinct().subquery())
         ).scalar_one()
     engine.dispose()
     if not rows == different == STAGES * flows:
         raise ValueError(f"{flows} flows of {STAGES} stages, {rows} rows, {different} different ones")
+
+
+def inserting(app: Service, name: str, ended: Callable[[int], None]) -> Stateful[Asked, None, Memo]:
+    """Three stages that insert a row each. `ended` is told which flow is in its last."""
+    place = app.endpoint(name, Asked, state=Memo)
+
+    @place.stage
+    async def check(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+        memo.id = asked.id
+        await insert_row(sql, asked.id, "check", asked.note)
+        flow.next(asked)
+
+    @place.stage
+    async def reserve(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+        memo.checked = True
+        await insert_row(sql, asked.id, "reserve", asked.note)
+        flow.next(asked)
+
+    @place.stage
+    async def confirm(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+        await insert_row(sql, asked.id, "confirm", asked.note)
+        ended(asked.id)
+
+    return place
 
 
 # ---- Jobs ----
@@ -66,25 +96,7 @@ def serve_once(gate: Gate, order: Order) -> Done:
 def _serve(gate: Gate, order: Order, *, exactly_once: bool) -> Done:
     async def program() -> Done:
         app, ended = service(order, exactly_once=exactly_once), Ended(order.flows)
-        place = app.endpoint(order.name, Asked, state=Memo)
-
-        @place.stage
-        async def check(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
-            memo.id = asked.id
-            await _insert(sql, asked.id, "check", asked.note)
-            flow.next(asked)
-
-        @place.stage
-        async def reserve(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
-            memo.checked = True
-            await _insert(sql, asked.id, "reserve", asked.note)
-            flow.next(asked)
-
-        @place.stage
-        async def confirm(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
-            await _insert(sql, asked.id, "confirm", asked.note)
-            ended.one()
-
+        inserting(app, order.name, lambda _: ended.one())
         return await serve_until(app, ended, gate)
 
     return run(program())
@@ -96,14 +108,14 @@ def insert_alone(gate: Gate, order: Order) -> Done:
 
     async def program() -> Done:
         watch = Stopwatch(gate)
-        engine = _engine(order.database)
+        engine = engine_of(order.database)
         rest = iter([(number, stage) for number in range(order.flows) for stage in ("check", "reserve", "confirm")])
         note = Asked(0).note
 
         async def work() -> None:
             for number, stage in rest:
                 async with AsyncSession(engine) as sql:
-                    await _insert(sql, number, stage, note)
+                    await insert_row(sql, number, stage, note)
                     await sql.commit()
 
         watch.start()
@@ -115,11 +127,11 @@ def insert_alone(gate: Gate, order: Order) -> Done:
     return run(program())
 
 
-async def _insert(sql: AsyncSession, flow: int, stage: str, note: str) -> None:
-    await sql.execute(insert(_DONE).values(flow=flow, stage=stage, note=note))
+async def insert_row(sql: AsyncSession, flow: int, stage: str, note: str) -> None:
+    await sql.execute(insert(DONE).values(flow=flow, stage=stage, note=note))
 
 
-def _engine(database: str) -> AsyncEngine:
+def engine_of(database: str) -> AsyncEngine:
     if not database.startswith("sqlite:"):
         return create_async_engine(database, pool_size=STAGES * CONCURRENCY, max_overflow=0)
     engine = create_async_engine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from uvloop import new_event_loop
@@ -24,6 +24,19 @@ class Order(NamedTuple):
     flows: int
     database: str = ""
     """Its URL."""
+    concurrency: int = CONCURRENCY
+
+
+class Sizes(NamedTuple):
+    """What the command line says."""
+
+    flows: int
+    runs: int
+    workers: Sequence[int] = (CONCURRENCY,)
+    """Of each stage, where effects happen once: each of these is measured."""
+    inbox_rows: int = 10_000_000
+    units: int = 100_000
+    """Left in the outbox."""
 
 
 class Ended:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import LocalProtocolError
-from truenext.limits import TRANSACTION_BYTES_MAX
+from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.stage.committing import finished, size_of
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
@@ -165,6 +165,11 @@ class InitiatingInTransaction:
         if len(messages) > 1 and size_of(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
                 f"what is begun has {size_of(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one transaction of "
+                "the broker: begin it in several initiations"
+            )
+        if len(messages) > TRANSACTION_MESSAGES_MAX:
+            raise FlowError(
+                f"what is begun are {len(messages)} messages, and {TRANSACTION_MESSAGES_MAX} go in one transaction of "
                 "the broker: begin it in several initiations"
             )
         return Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))

@@ -191,7 +191,7 @@ class Running:
         if self._makes_tables:
             await outbox.make_tables()
         # Others than those who wait: what the relay sends is nobody's who waits.
-        once = ExactlyOnce(outbox, self._lanes[1].connection, world.service)
+        once = ExactlyOnce(outbox, self._lanes[1], world.service)
         await once.start()
         self.once = once
 

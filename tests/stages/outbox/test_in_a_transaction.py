@@ -192,6 +192,41 @@ def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
         asyncio.run(asynchronous())
 
 
+def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_refused(
+    session: Session, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fixed: with what a worker has open it was more than a connection may have. Each message that is refused by
+    itself, too, goes to the refused, if there is room for it by then."""
+    app = Service("shop", exactly_once=True)
+    came: list[int] = []
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None:
+        came.append(len(text.text))
+
+    def begin_one(size: int) -> None:
+        with app.initiate(session) as begin:
+            begin.send(take, Text("x" * size), trace="large")
+        session.commit()
+
+    async def work(t: Stages) -> None:
+        lane, size = t._running._lanes[1], 9_000_000
+        async with lane.transaction_bytes.taken(size), lane.connection.session(transacted=True) as worker:
+            await worker.send("/queue/elsewhere", b"x" * size)
+            await worker.flush()
+            await asyncio.to_thread(begin_one, size)
+            await asyncio.sleep(1)
+            assert not came
+        async with asyncio.timeout(PATIENCE_S):
+            while not came:
+                await asyncio.sleep(0.05)
+        assert came == [size]
+        assert "the relay waits" not in caplog.text
+        assert not (await t.broker.queue("shop.refused")).messages
+
+    run(app, work, database=database)
+
+
 @pytest.mark.parametrize("face", ["relay's own", "stage's"])
 def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(database: str, face: str) -> None:
     """Fixed: they went under the number of what that had sent and was not deleted yet, so the broker took them for a

@@ -99,7 +99,7 @@ FAULTS = [
         "a hit acknowledges and has the unit go, unsent",
         ExactlyOnce,
         "sent_before",
-        "answer = await send_unit(lane.connection, [unit], self._service, self.counts)",
+        "answer = await send_unit(lane, [unit], self._service, self.counts)",
         "answer = Answer.SENT",
         waits_for_no_relay,
     ),

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from truenext.client.tasks.connection import Connection
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Number, Producer
 from truenext.stage.core.unit import Finished, Unit, inbox_id
 from truenext.stage.exactly_once.counts import Counts
 from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.lane import Lane
 from truenext.stage.sql import Database, applied_schema
 from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost
 from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox, Waiting
@@ -275,7 +275,7 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         old = await made(both.first)
         await both.commit(old.next)
         await both.dies("first")
-        relay = Relay(both.second, cast("Connection", None), "shop", Counts())
+        relay = Relay(both.second, cast("Lane", None), "shop", Counts())
         if has_lost_another:
             # Then as many are known as the database has.
             relay.give_back(Producer("another's by now", "second", 0))

@@ -18,7 +18,6 @@ from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.client.tasks.connection import Connection
     from truenext.stage.core.numbers import Number, Producer
     from truenext.stage.lane import Lane
     from truenext.stage.sql.outbox import Outbox
@@ -32,11 +31,11 @@ ASK_S = 2.0
 class ExactlyOnce:
     """Of one process that runs a service."""
 
-    def __init__(self, outbox: Outbox, connection: Connection, service: str) -> None:
+    def __init__(self, outbox: Outbox, lane: Lane, service: str) -> None:
         self._outbox = outbox
         self._service = service
         self.counts = Counts()
-        self._relay = Relay(outbox, connection, service, self.counts)
+        self._relay = Relay(outbox, lane, service, self.counts)
         self._confirming = Confirming(outbox)
 
     async def as_text(self) -> str:
@@ -87,7 +86,7 @@ class ExactlyOnce:
         if unit is None:
             return
         try:
-            answer = await send_unit(lane.connection, [unit], self._service, self.counts)
+            answer = await send_unit(lane, [unit], self._service, self.counts)
         except UnreadableUnit as error:
             raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
         if answer is not Answer.SENT:

@@ -30,8 +30,8 @@ from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.client.tasks.connection import Connection
     from truenext.stage.exactly_once.counts import Counts
+    from truenext.stage.lane import Lane
     from truenext.stage.sql.outbox import Outbox, Waiting
 
 _logger = logging.getLogger("truenext.stage")
@@ -41,6 +41,8 @@ PAUSE_MAX_S = 30.0
 ASK_S = 30.0
 TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
+UNDER_WAY_MAX = 2
+"""Units of what had no number that are sent at once."""
 CLEAN_S = 60.0
 """Between two times that the inbox is cleaned, if nothing is left to be cleaned."""
 
@@ -49,10 +51,10 @@ AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, T
 
 
 class Relay:
-    def __init__(self, outbox: Outbox, connection: Connection, service: str, counts: Counts) -> None:
+    def __init__(self, outbox: Outbox, lane: Lane, service: str, counts: Counts) -> None:
         self._outbox = outbox
         self._counts = counts
-        self._connection = connection
+        self._lane = lane
         self._service = service
         self._in_doubt: dict[str, None] = {}
         self._free: list[Producer] = []
@@ -172,38 +174,63 @@ class Relay:
     # ---- What users' transactions have begun ----
 
     async def _number(self) -> bool:
-        """Give numbers to what has none, and send it: what somebody waits for first, and apart. True: there may be
-        more, and the time has come to say that this process is alive.
+        """Give numbers to what has none, and send it. While units are sent, each of a producer of its own, the database
+        gives the next one its number. True: there may be more, and it is time to say that this process is alive.
 
         Raises: DatabaseAway; one of AWAY
         """
-        until = asyncio.get_running_loop().time() + LOOK_S
-        while not self._steps.is_stopping and asyncio.get_running_loop().time() < until:
-            for interactive in (True, False):
-                if await self._number_some(interactive=interactive):
-                    break
-            else:
-                return False
-        return True
-
-    async def _number_some(self, *, interactive: bool) -> bool:
-        """Whether there was something. Raises: as `_number`"""
-        producer = await self.borrow()
-        # Whatever is not answered from now on, it is not used before that is known.
-        self.in_doubt(producer)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LOOK_S
+        sending: list[asyncio.Task[None]] = []
+        is_more = True
         try:
-            unit = await self._outbox.number(producer, interactive=interactive)
-        except ProducerLost:
-            self._in_doubt.pop(producer.name)
-            return True
-        if unit:
-            if not await self._is_sent(unit):
-                return True
+            while not self._steps.is_stopping and loop.time() < until:
+                numbered = await self._numbered()
+                if numbered is None:
+                    is_more = False
+                    break
+                sending.append(loop.create_task(self._send_numbered(*numbered), name="truenext relay sends"))
+                if len(sending) == UNDER_WAY_MAX:
+                    await sending.pop(0)
+        except asyncio.CancelledError:
+            for each in sending:
+                each.cancel()
+            raise
+        finally:
+            # What is said to the database is not to be interrupted.
+            ended = await asyncio.gather(*sending, return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+        return is_more
+
+    async def _numbered(self) -> tuple[Producer, list[Waiting]] | None:
+        """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseAway"""
+        while True:
+            producer = await self.borrow()
+            # Whatever is not answered from now on, it is not used before that is known.
+            self.in_doubt(producer)
+            try:
+                unit = await self._outbox.number(producer)
+            except ProducerLost:
+                self._in_doubt.pop(producer.name)
+                continue
+            if unit:
+                return producer, unit
+            self._is_known(producer)
+            return None
+
+    async def _send_numbered(self, producer: Producer, unit: Sequence[Waiting]) -> None:
+        """Raises: as `_number`"""
+        if await self._is_sent(unit):
             await self._outbox.confirm([each.id for each in unit], [])
             producer.number += 1
+            self._is_known(producer)
+
+    def _is_known(self, producer: Producer) -> None:
+        """All of it is answered: it may be used again."""
         self._in_doubt.pop(producer.name, None)
         self.give_back(producer)
-        return bool(unit)
 
     # ---- Taking ----
 
@@ -255,7 +282,7 @@ class Relay:
     async def _is_sent(self, unit: Sequence[Waiting]) -> bool:
         """False: the broker does not know the number before. Raises: one of AWAY"""
         try:
-            return await send_unit(self._connection, unit, self._service, self._counts) is Answer.SENT
+            return await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
             raise BrokerAway(f"unit {unit[0].id} of the outbox cannot be sent by this process: {error}") from error
 
@@ -274,5 +301,5 @@ class Relay:
 
     async def _highest(self, name: str) -> int:
         """Number of a COMMIT that the broker knows of it. Raises: one of AWAY"""
-        answer = await self._connection.ask("producer", {"producer": name}, timeout=ASK_S)
+        answer = await self._lane.connection.ask("producer", {"producer": name}, timeout=ASK_S)
         return msgspec.json.decode(answer, type=OfProducer).commits

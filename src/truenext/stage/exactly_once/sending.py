@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import Code, RolledBack
-from truenext.stage.committing import InTime, is_for_want_of_room, left_s, refused_with, send_all
+from truenext.stage.committing import InTime, is_for_want_of_room, left_s, refused_with, send_all, size_of
 from truenext.stage.core.failure import said_of
 from truenext.stage.core.unit import Finished, decode_unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.client.tasks.connection import Connection, Session
+    from truenext.client.tasks.connection import Session
     from truenext.errors import Refused
     from truenext.stage.exactly_once.counts import Counts
+    from truenext.stage.lane import Lane
     from truenext.stage.sql.outbox import Waiting
 
 TIMEOUT_S = 30.0
@@ -33,7 +34,7 @@ class Answer(Enum):
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(connection: Connection, rows: Sequence[Waiting], service: str, counts: Counts) -> Answer:
+async def send_unit(lane: Lane, rows: Sequence[Waiting], service: str, counts: Counts) -> Answer:
     """Send all of one unit: these rows of the outbox, which have one number.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
@@ -43,7 +44,12 @@ async def send_unit(connection: Connection, rows: Sequence[Waiting], service: st
     """
     assert len({(row.producer, row.number) for row in rows}) == 1, "what goes under another number would be lost"
     messages = [_in_its_time(each, row.age_ms) for row in rows for each in decode_unit(row.unit)]
-    async with connection.session(transacted=True) as session:
+    # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
+    async with (
+        lane.transactions.taken(1),
+        lane.transaction_bytes.taken(size_of(messages)),
+        lane.connection.session(transacted=True) as session,
+    ):
         try:
             return await _send(session, messages, rows[0])
         except RolledBack as error:

@@ -27,7 +27,7 @@ from truenext.stage.sql.work import TaskWork, ThreadWork
 
 T = TypeVar("T")
 
-OUTBOX_CONNECTIONS = 2
+OUTBOX_CONNECTIONS = 3
 PROBE_S = 10.0
 """A database that has not answered by then is away."""
 

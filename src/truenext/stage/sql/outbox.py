@@ -36,9 +36,11 @@ FORGOTTEN_MS = 6 * 24 * 3600 * 1000
 PRODUCER_MEMORY_MS"""
 KEPT_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox knows a message after its acknowledgement."""
-NUMBERED_MAX = 200
+NUMBERED_MAX = 1000
 """Rows that get one number."""
-NUMBERED_BYTES_MAX = 4 * 1024 * 1024
+NUMBERED_MESSAGES_MAX = 10_000
+"""Messages of them, unless it is a single one: a fifth of what the broker takes in one transaction."""
+NUMBERED_BYTES_MAX = 2 * 1024 * 1024
 """Bytes of them, unless it is a single one."""
 CLEANED_MAX = 1000
 """Rows of the inbox that go at a time."""
@@ -290,24 +292,29 @@ class Outbox:
             await self._make(connection, new)
         return new
 
-    async def number(self, producer: Producer, *, interactive: bool) -> list[Waiting]:
-        """Give the next number to some of what has none: all of these rows are one unit. Empty if there is nothing.
+    async def number(self, producer: Producer) -> list[Waiting]:
+        """Give the next number to some of what has none, to what somebody waits for first, and apart: all of these rows
+        are one unit. Empty if there is nothing.
 
         Raises: ProducerLost if it is another's by now; DatabaseAway, and then it may have happened
         """
-        parameters = {"service": self._service, "interactive": interactive, "rows": NUMBERED_MAX}
         async with self._connection() as connection:
-            found = await self._say(
-                connection,
-                "SELECT id, length(unit) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
-                f"AND interactive = :interactive ORDER BY written_ms, id LIMIT :rows{self._skip_locked}",
-                parameters,
-            )
+            for interactive in (True, False):
+                found = await self._say(
+                    connection,
+                    "SELECT id, length(unit), messages FROM truenext_outbox "
+                    "WHERE producer IS NULL AND service = :service AND interactive = :interactive "
+                    f"ORDER BY written_ms, id LIMIT :rows{self._skip_locked}",
+                    {"service": self._service, "interactive": interactive, "rows": NUMBERED_MAX},
+                )
+                if rows := found.all():
+                    break
             ids: list[str] = []
-            size = 0
-            for id, length in map(tuple, found.all()):
+            size = messages = 0
+            for id, length, count in map(tuple, rows):
                 size += length
-                if ids and size > NUMBERED_BYTES_MAX:
+                messages += count
+                if ids and (size > NUMBERED_BYTES_MAX or messages > NUMBERED_MESSAGES_MAX):
                     break
                 ids.append(str(id).replace("-", ""))
             if not ids:
@@ -322,8 +329,8 @@ class Outbox:
                 raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
             await self._say(
                 connection,
-                "UPDATE truenext_outbox SET producer = :name, number = :number "
-                f"WHERE id IN ({self._these('truenext_outbox')})",
+                # They are locked already.
+                f"UPDATE truenext_outbox SET producer = :name, number = :number WHERE {self._these}",
                 {"name": producer.name, "number": producer.number + 1, "ids": self._ids(ids)},
             )
         # Not what it has sent before: that may be there still, until somebody has it go.
@@ -341,18 +348,17 @@ class Outbox:
         Raises: DatabaseAway
         """
         async with self._connection() as connection:
-            # All in the order of the key, so that no two of these wait for one another.
             if sent:
                 await self._say(
                     connection,
-                    f"DELETE FROM truenext_outbox WHERE id IN ({self._these('truenext_outbox')})",
+                    f"DELETE FROM truenext_outbox WHERE {self._these_in_order('truenext_outbox')}",
                     {"ids": self._ids(sent)},
                 )
             if done:
                 await self._say(
                     connection,
                     f"""UPDATE truenext_inbox SET marked_ms = {self._clock} WHERE marked_ms IS NULL
-                    AND id IN ({self._these("truenext_inbox")})""",
+                    AND {self._these_in_order("truenext_inbox")}""",
                     {"ids": self._ids(done)},
                 )
 
@@ -398,10 +404,18 @@ class Outbox:
     def _skip_locked(self) -> str:
         return "" if self._is_sqlite else " FOR UPDATE SKIP LOCKED"
 
-    def _these(self, table: str) -> str:
+    @property
+    def _these(self) -> str:
+        """Rows with one of `ids`."""
         if self._is_sqlite:
-            return "SELECT value FROM json_each(:ids)"
-        return f"SELECT id FROM {table} WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id FOR UPDATE"
+            return "id IN (SELECT value FROM json_each(:ids))"
+        return "id = ANY(CAST(:ids AS uuid[]))"
+
+    def _these_in_order(self, table: str) -> str:
+        """The same, locked in the order of the key, so that no two who do this wait for one another."""
+        if self._is_sqlite:
+            return self._these
+        return f"id IN (SELECT id FROM {table} WHERE {self._these} ORDER BY id FOR UPDATE)"
 
     def _ids(self, ids: Collection[str]) -> str | list[str]:
         return json.dumps(list(ids)) if self._is_sqlite else list(ids)

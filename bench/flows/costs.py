@@ -1,0 +1,145 @@
+"""What does a message cost in the database if its effects happen once? Statements, rows, and bytes; and what does an
+idle service cost?
+
+Statements are those that SQLAlchemy's engine says, with those by which it asks whether a connection is alive, and
+without BEGIN and COMMIT, which are counted as transactions. Rows are those that INSERT, UPDATE and DELETE have changed.
+Bytes are those of PostgreSQL's log (WAL), with all that goes beside the messages; in SQLite, by how much
+more of the file is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from bench.brokers import Truenext
+from bench.flows import sql
+from bench.flows.once import side
+from bench.flows.pairs import hired
+from bench.flows.shop import service
+from bench.flows.work import STAGES, Order, Sizes, run
+from bench.progress import say
+from bench.workers import Gate
+
+IDLE_S = 10.0
+SETTLE_S = 2.0
+"""After it has started, an idle service does what it does once."""
+
+
+class Costs(NamedTuple):
+    statements: Counter[str]
+    """By their first words."""
+    rows: int
+    transactions: int
+
+
+def tell(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    for number, (name, work) in enumerate((("exactly once", count_once), ("best-effort 1PC", count_best_effort))):
+        one = side(name, broker, database)
+        order = Order(broker.port, f"costs.{number}", sizes.flows, database)
+        one.prepare(order)
+        engine = create_engine(database)
+        before = _bytes(engine)
+        costs: Costs = hired(work, order)
+        grown = _bytes(engine) - before
+        engine.dispose()
+        one.check(order)
+        messages = sizes.flows * STAGES
+        kind = "of the log" if engine.dialect.name == "postgresql" else "more in use"
+        say(
+            f"  {name}, a message: {costs.statements.total() / messages:.2f} statements, {costs.rows / messages:.2f} "
+            f"rows, {costs.transactions / messages:.2f} transactions, {grown / messages:,.0f} bytes {kind}"
+        )
+        for what, count in costs.statements.most_common(12):
+            say(f"    {count / messages:.3f} {what}")
+    idle: Costs = hired(count_idle, Order(broker.port, "costs.idle", 1, database))
+    said = ", ".join(f"{count} {what}" for what, count in idle.statements.most_common())
+    say(f"  idle, {idle.statements.total() / IDLE_S:.1f} statements a second (1) in {IDLE_S:g} s: {said}")
+
+
+# ---- Jobs ----
+
+
+def count_once(gate: Gate, order: Order) -> Costs:
+    counting = _Counting()
+    sql.serve_once(gate, order)
+    return counting.costs()
+
+
+def count_best_effort(gate: Gate, order: Order) -> Costs:
+    counting = _Counting()
+    sql.serve(gate, order)
+    return counting.costs()
+
+
+def count_idle(gate: Gate, order: Order) -> Costs:
+    """Of a service that has nothing to do for a while."""
+
+    async def program() -> Costs:
+        app = service(order, exactly_once=True)
+        sql.inserting(app, order.name, lambda _: None)
+        gate.ready()
+        async with app.running():
+            await asyncio.sleep(SETTLE_S)
+            counting = _Counting()
+            await asyncio.sleep(IDLE_S)
+            return counting.costs()
+
+    return run(program())
+
+
+class _Counting:
+    """From now on, of all engines of this process."""
+
+    def __init__(self) -> None:
+        self._statements: Counter[str] = Counter()
+        self._rows = self._transactions = 0
+        event.listen(Engine, "after_cursor_execute", self._said)
+        event.listen(Engine, "commit", self._committed)
+        _count_pings(lambda: self._statements.update(["SELECT: is the connection alive?"]))
+
+    def costs(self) -> Costs:
+        return Costs(self._statements.copy(), self._rows, self._transactions)
+
+    def _said(self, _: Connection, cursor: Any, statement: str, *__: object) -> None:
+        words = statement.split()
+        if words[0] == "BEGIN":
+            return
+        table = next((each for each in words if each.startswith("truenext_")), "")
+        if words[0] != "SELECT":
+            # The producer's row is changed in the same statement.
+            rows = 2 if words[:2] == ["WITH", "producer"] else 1
+            self._rows += rows * max(cursor.rowcount, 0)
+        self._statements[" ".join(filter(None, (words[0], table or "done" * ("done" in words))))] += 1
+
+    def _committed(self, _: Connection) -> None:
+        self._transactions += 1
+
+
+def _count_pings(count: Callable[[], object]) -> None:
+    """A ping is said to the driver, and no event tells of it. SQLite has none."""
+    ping: Callable[[PGDialect_psycopg, Any], bool] = PGDialect_psycopg.do_ping
+
+    def counted(self: PGDialect_psycopg, connection: Any) -> bool:
+        count()
+        return ping(self, connection)
+
+    patch.object(PGDialect_psycopg, "do_ping", counted).start()
+
+
+def _bytes(engine: Engine) -> int:
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            return int(connection.execute(text("SELECT pg_current_wal_insert_lsn() - '0/0'")).scalar_one())
+        pages, free, size = (
+            int(connection.execute(text(f"PRAGMA {each}")).scalar_one())
+            for each in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size

@@ -1,0 +1,33 @@
+"""In which databases is something measured? SQLite, in a file of its own, and a PostgreSQL server of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.brokers import Truenext
+from bench.flows.postgresql import Postgresql
+from bench.flows.work import Sizes
+from bench.progress import say
+
+Measure = Callable[[Truenext, str, Path, Sizes], None]
+"""With the URL of a database, and a folder on the disk."""
+Run = Callable[[Truenext, Path, Sizes], None]
+
+
+def in_sqlite(measure: Measure) -> Run:
+    def run(broker: Truenext, folder: Path, sizes: Sizes) -> None:
+        with tempfile.TemporaryDirectory(prefix="bench-sqlite-", dir=folder) as name:
+            measure(broker, f"sqlite:///{name}/bench.sqlite", Path(name), sizes)
+
+    return run
+
+
+def in_postgresql(measure: Measure) -> Run:
+    def run(broker: Truenext, folder: Path, sizes: Sizes) -> None:
+        with Postgresql(folder) as server:
+            say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
+            measure(broker, server.url, folder, sizes)
+
+    return run

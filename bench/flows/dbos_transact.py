@@ -1,0 +1,116 @@
+"""The same flows by DBOS Transact: workflows of three transactional steps, each an INSERT, in the same PostgreSQL.
+
+The workflows wait in a queue of DBOS. Its steps are transactions of a datasource: what a step has done and its
+checkpoint are one commit. They have the isolation level of ours; by default it would be SERIALIZABLE.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dbos import DBOS, DBOSClient, SQLAlchemyDatasource, run_dbos_database_migrations
+from sqlalchemy import Engine, create_engine, insert, text
+
+from bench.client.work import Done, Stopwatch
+from bench.flows import sql
+from bench.flows.shop import TOGETHER, Asked
+from bench.flows.work import Order
+from bench.workers import Gate
+
+THREADS = 32
+"""Workflows that are under way at once. With 4, 8 and 16 it was slower, and so was what is async."""
+POLL_S = 0.05
+"""How often a queue is looked at. By default it is 1 second, and short runs would wait for that."""
+CHOSEN = f"a queue that is looked at every {POLL_S:g} s, {THREADS} threads, READ COMMITTED"
+_VERSION = "1"
+"""Of the program. Who begins workflows is another process than the one that runs them."""
+_STEPS = ("check", "reserve", "confirm")
+_SPARE_CONNECTIONS = 8
+LOOK_S = 0.01
+
+
+def begin(gate: Gate, order: Order) -> None:
+    """Have so many workflows wait in the queue."""
+    run_dbos_database_migrations(order.database)
+    client = DBOSClient(system_database_url=order.database)
+    engine = create_engine(order.database)
+    options: Any = {"queue_name": order.name, "workflow_name": "place", "app_version": _VERSION}
+    note = Asked(0).note
+    gate.ready()
+    client.register_queue(order.name, worker_concurrency=THREADS, polling_interval_sec=POLL_S)
+    for first in range(0, order.flows, TOGETHER):
+        with engine.begin() as connection:
+            for number in range(order.flows)[first : first + TOGETHER]:
+                client.enqueue_in_transaction(connection, options, number, note)
+    engine.dispose()
+    client.destroy()
+
+
+def work(gate: Gate, order: Order) -> Done:
+    """Until the last workflow has ended, and that is written."""
+    left = order.flows
+    lock, all_ = threading.Lock(), threading.Event()
+    DBOS(
+        config={
+            "name": "bench",
+            "system_database_url": order.database,
+            "application_version": _VERSION,
+            "executor_id": "bench",
+            "log_level": "ERROR",
+            "sys_db_pool_size": THREADS + _SPARE_CONNECTIONS,
+            "max_executor_threads": THREADS,
+        }
+    )
+    source = SQLAlchemyDatasource.create(order.database, engine_kwargs={"pool_size": THREADS, "max_overflow": 0})
+
+    def step(stage: str) -> Callable[[int, str], None]:
+        def done(flow: int, note: str) -> None:
+            source.sql_session().execute(insert(sql.DONE).values(flow=flow, stage=stage, note=note))
+
+        transactional: Callable[[int, str], None] = source.transaction(name=stage, isolation_level="READ COMMITTED")(
+            done
+        )
+        return transactional
+
+    steps = [step(stage) for stage in _STEPS]
+
+    def place(flow: int, note: str) -> None:
+        nonlocal left
+        for each in steps:
+            each(flow, note)
+        with lock:
+            left -= 1
+            if not left:
+                all_.set()
+
+    DBOS.workflow(name="place")(place)
+    DBOS.listen_queues([order.name])
+    engine = create_engine(order.database)
+    watch = Stopwatch(gate)
+    watch.start()
+    DBOS.launch()
+    all_.wait()
+    while _unfinished(engine):
+        time.sleep(LOOK_S)
+    done = watch.stop()
+    DBOS.destroy()
+    engine.dispose()
+    return done
+
+
+def check(order: Order) -> None:
+    """Raises: ValueError unless each workflow has succeeded"""
+    engine = create_engine(order.database)
+    left = _unfinished(engine)
+    engine.dispose()
+    if left:
+        raise ValueError(f"{left} workflows have not succeeded")
+
+
+def _unfinished(engine: Engine) -> int:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT count(*) FROM dbos.workflow_status WHERE status <> 'SUCCESS'"))
+        return int(found.scalar_one())

@@ -1,0 +1,205 @@
+"""How soon is the outbox empty again when the broker was away, and who waits meanwhile?
+
+Programs have begun flows in transactions of their own, in the form in which `initiate(session)` writes them. Then a
+service starts and its relay sends them. Beside it the client sends the same messages by `send_many`. Meanwhile
+interactive flows of three stages begin in the same way, and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import create_engine, func, insert, select
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from bench import queues
+from bench.brokers import Truenext
+from bench.client.work import Done, Stopwatch
+from bench.flows import sql
+from bench.flows.pairs import hired
+from bench.flows.shop import Asked, service
+from bench.flows.work import Order, Sizes, run
+from bench.load import SILENCE
+from bench.progress import say
+from bench.workers import Gate
+from truenext import Outgoing, connect
+from truenext.stage import Endpoint
+from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.said import Said
+from truenext.stage.core.unit import Finished, Unit
+from truenext.stage.sql.tables import outbox
+
+TARGET = 0.5
+LATENCY_S = 1.0
+"""Of an interactive flow, at most."""
+EVERY_S = 0.2
+"""So often one begins."""
+LOOK_S = 0.05
+TOGETHER = 1000
+"""Units that are written in one transaction."""
+
+
+class Drained(NamedTuple):
+    seconds: float
+    trips: list[float]
+    """Seconds of each interactive flow, from before its transaction to the end of its last stage."""
+
+
+def compare_drain(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    ours: list[float] = []
+    theirs: list[float] = []
+    trips: list[float] = []
+    for number in range(sizes.runs):
+        order = Order(broker.port, f"drain.{number}", sizes.units, database)
+        sql.prepare(database)
+        hired(write, order)
+        say(f"    {sizes.units:,} units are in the outbox")
+        drained: Drained = hired(drain, order)
+        _check(order, len(drained.trips))
+        sent: Done = hired(send, order)
+        _check(order, len(drained.trips))
+        ours.append(sizes.units / drained.seconds)
+        theirs.append(sizes.units / sent.seconds)
+        trips += drained.trips
+    say(f"  the outbox {_told(ours)}")
+    say(f"  send_many {_told(theirs)}")
+    ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
+    say(f"  {ratio:.2f} of the rate of send_many (at least {TARGET:g})")
+    say(
+        f"  {len(trips)} interactive flows meanwhile: median {statistics.median(trips) * 1000:.0f} ms, "
+        f"longest {max(trips) * 1000:.0f} ms (at most {LATENCY_S * 1000:.0f})"
+    )
+
+
+def _told(rates: list[float]) -> str:
+    return f"{statistics.median(rates):,.0f} messages/s ({min(rates):,.0f}-{max(rates):,.0f})"
+
+
+def _check(order: Order, interactive: int) -> None:
+    """Raises: ValueError unless each message waits, and each interactive flow has its rows"""
+    sql.check(order.database, interactive)
+    left = asyncio.run(queues.waiting(order.port))
+    if left != {_later(order): order.flows}:
+        raise ValueError(f"{order.flows} messages were to wait, and these do: {left}")
+    asyncio.run(queues.empty(order.port, list(left)))
+
+
+def _later(order: Order) -> str:
+    """The queue of those that nobody takes."""
+    return f"{order.name}.later"
+
+
+def _sent(order: Order) -> Iterator[tuple[str, list[Finished]]]:
+    """What each initiation sends, with its id."""
+    app = service(order)
+    later: Endpoint[Asked, None] = app.remote(_later(order), Asked)
+    for number in range(order.flows):
+        id = secrets.token_hex(16)
+        said = Said(id, app.name)
+        Initiation(said, time.time_ns() // 1_000_000, {}).send(later, Asked(number), trace=f"order {number}")
+        yield id, [each.finished({}) for each in said.outgoing]
+
+
+# ---- Jobs ----
+
+
+def write(gate: Gate, order: Order) -> None:
+    """Leave so many units in the outbox."""
+    engine = create_engine(order.database)
+    name = service(order).name
+    sent = _sent(order)
+    gate.ready()
+    while some := list(islice(sent, TOGETHER)):
+        rows = [
+            {
+                "id": id,
+                "service": name,
+                "interactive": False,
+                "messages": len(messages),
+                "written_ms": time.time_ns() // 1_000_000,
+                "unit": Unit(messages, False).encode(),
+            }
+            for id, messages in some
+        ]
+        with engine.begin() as connection:
+            connection.execute(insert(outbox), rows)
+    engine.dispose()
+
+
+def drain(gate: Gate, order: Order) -> Drained:
+    """From when the service starts until nothing waits in the outbox but what is interactive."""
+
+    async def program() -> Drained:
+        app = service(order, exactly_once=True)
+        begun: dict[int, float] = {}
+        trips: dict[int, float] = {}
+
+        def ended(number: int) -> None:
+            trips.setdefault(number, time.monotonic() - begun[number])
+
+        place = sql.inserting(app, order.name, ended)
+        app.plans()
+        engine = sql.engine_of(order.database)
+
+        async def begin_one(number: int) -> None:
+            begun[number] = time.monotonic()
+            async with AsyncSession(engine) as session:
+                async with app.initiate(session) as initiation:
+                    initiation.send(place, Asked(number), trace=f"question {number}", interactive=True)
+                await session.commit()
+
+        watch = Stopwatch(gate)
+        watch.start()
+        async with app.running():
+            drained = asyncio.ensure_future(_until_drained(engine, order))
+            beginning: list[asyncio.Future[None]] = []
+            while not drained.done():
+                beginning.append(asyncio.ensure_future(begin_one(len(beginning))))
+                await asyncio.wait({drained}, timeout=EVERY_S)
+            seconds = drained.result() - watch.started
+            await asyncio.gather(*beginning)
+            async with asyncio.timeout(SILENCE):
+                while len(trips) < len(beginning):
+                    await asyncio.sleep(LOOK_S)
+        await engine.dispose()
+        return Drained(seconds, list(trips.values()))
+
+    return run(program())
+
+
+async def _until_drained(engine: AsyncEngine, order: Order) -> float:
+    """The time when it was."""
+    left = select(func.count()).select_from(select(outbox.c.id).where(~outbox.c.interactive).limit(1).subquery())
+    while (await queues.waiting(order.port)).get(_later(order), 0) < order.flows:
+        await asyncio.sleep(LOOK_S)
+    while True:
+        async with engine.connect() as connection:
+            if not (await connection.execute(left)).scalar_one():
+                return time.monotonic()
+        await asyncio.sleep(LOOK_S)
+
+
+def send(gate: Gate, order: Order) -> Done:
+    """The same messages, by the client."""
+
+    async def program() -> Done:
+        messages = [
+            Outgoing(each.body, correlation_id=each.id, priority=each.priority, persistent=each.persistent)
+            for _, sent in _sent(order)
+            for each in sent
+        ]
+        watch = Stopwatch(gate)
+        async with connect(f"stomp://127.0.0.1:{order.port}") as connection:
+            watch.start()
+            await connection.send_many(f"/queue/{_later(order)}", messages, content_type=CONTENT_TYPE)
+            return watch.stop()
+
+    return run(program())

@@ -1,0 +1,123 @@
+"""Does a long inbox make flows slower whose effects happen once? Beside an empty one, while clean-up is at work.
+
+Half of its rows were marked more than seven days ago, so that clean-up has something to do all the time. The ids are as
+those of messages: 128 bits that look random.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
+
+from bench.brokers import Truenext
+from bench.flows import sql
+from bench.flows.once import side
+from bench.flows.pairs import Side, begin, compare
+from bench.flows.work import Order, Sizes
+from bench.progress import say
+from truenext.stage.sql import applied_schema
+from truenext.stage.sql.outbox import KEPT_MS
+from truenext.stage.sql.tables import inbox
+
+TARGET = 0.9
+STEP = 500_000
+"""Rows that are written in one transaction."""
+_HOUR_MS = 3600 * 1000
+
+# The first of them are the older ones. From 1 to :rows.
+_FILL = {
+    "postgresql": """
+        INSERT INTO truenext_inbox (id, marked_ms)
+        SELECT CAST(md5(CAST(n AS text)) AS uuid), CASE WHEN n <= :old THEN :before ELSE :lately END + n
+        FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) AS n""",
+    "sqlite": """
+        WITH RECURSIVE numbers(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM numbers WHERE n < :last)
+        INSERT INTO truenext_inbox (id, marked_ms)
+        SELECT lower(hex(randomblob(16))) AS id, CASE WHEN n <= :old THEN :before ELSE :lately END + n
+        FROM numbers ORDER BY id""",
+}
+
+
+def compare_inboxes(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    full = _another(database)
+    began = time.monotonic()
+    _fill(full, sizes.inbox_rows)
+    say(f"  the inbox of one database has {sizes.inbox_rows:,} rows, written in {time.monotonic() - began:.0f} s")
+    sides = _with_rows(broker, full), side("an empty one", broker, database)
+    compare("inbox", sides, sizes.flows, sizes.runs, target=TARGET)
+
+
+def _with_rows(broker: Truenext, database: str) -> Side:
+    empty = side("a long inbox", broker, database)
+    engine = create_engine(database)
+    old: list[int] = []
+
+    def prepare(order: Order) -> None:
+        with engine.connect() as connection:
+            old.append(_old(connection))
+        sql.prepare(database, empties_inbox=False)
+        begin(order)
+
+    def check(order: Order) -> None:
+        empty.check(order)
+        with engine.connect() as connection:
+            left = _old(connection)
+        engine.dispose()
+        if not left:
+            raise ValueError("clean-up had nothing to do any more: take more --inbox-rows, or fewer --flows")
+        say(f"    clean-up has removed {old.pop() - left:,} rows meanwhile, and {left:,} are left for it")
+
+    return empty._replace(prepare=prepare, check=check)
+
+
+def _old(connection: Connection) -> int:
+    """Rows that clean-up is to remove."""
+    before = (time.time() * 1000) - KEPT_MS
+    return connection.execute(select(func.count()).select_from(inbox).where(inbox.c.marked_ms < before)).scalar_one()
+
+
+def _another(database: str) -> str:
+    """URL of another database in the same place."""
+    url = make_url(database)
+    if url.get_backend_name() == "sqlite":
+        return f"{database}.long"
+    engine = create_engine(database, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("CREATE DATABASE long_inbox"))
+    engine.dispose()
+    return url.set(database="long_inbox").render_as_string(hide_password=False)
+
+
+def _fill(database: str, rows: int) -> None:
+    applied_schema(database)
+    engine = create_engine(database)
+    fill = _FILL[engine.dialect.name]
+    now_ms = int(time.time() * 1000)
+    ages = {"old": rows // 2, "before": now_ms - KEPT_MS - _HOUR_MS - rows, "lately": now_ms - _HOUR_MS - rows}
+    _index(engine, is_there=False)
+    for first in range(1, rows + 1, STEP):
+        with engine.begin() as connection:
+            connection.execute(text(fill), ages | {"first": first, "last": min(first + STEP - 1, rows)})
+        say(f"    {min(first + STEP - 1, rows):,} rows are written")
+    _index(engine, is_there=True)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        # As after a while, not as after the writing of millions of rows.
+        connection.execute(text("ANALYZE"))
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("VACUUM truenext_inbox"))
+            connection.execute(text("CHECKPOINT"))
+        else:
+            connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+    engine.dispose()
+
+
+def _index(engine: Engine, *, is_there: bool) -> None:
+    """Millions of rows are written before they have indexes. SQLite cannot drop a primary key."""
+    with engine.begin() as connection:
+        for index in inbox.indexes:
+            index.create(connection) if is_there else index.drop(connection)
+        if engine.dialect.name == "postgresql":
+            change = "ADD PRIMARY KEY (id)" if is_there else "DROP CONSTRAINT truenext_inbox_pkey"
+            connection.execute(text(f"ALTER TABLE truenext_inbox {change}"))

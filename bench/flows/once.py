@@ -1,0 +1,81 @@
+"""What effects that happen once cost: beside best-effort 1PC, part by part, and beside others that promise the like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.brokers import Truenext
+from bench.flows import parts, sql
+from bench.flows.pairs import Side, begin, compare, hired, nothing_waits
+from bench.flows.work import Order, Sizes
+from bench.progress import say
+from bench.workers import Job
+
+
+def side(name: str, broker: Truenext, database: str, work: Job = sql.serve_once) -> Side:
+    """Flows that wait in the queue of their first stage, and insert three rows each."""
+
+    def prepare(order: Order) -> None:
+        sql.prepare(database)
+        begin(order)
+
+    def check(order: Order) -> None:
+        sql.check(database, order.flows)
+        nothing_waits(order)
+
+    return Side(name, work, prepare, check, broker.port, broker, database)
+
+
+def beside_best_effort(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    sides = (
+        side("exactly once", broker, database),
+        side("best-effort 1PC", broker, database, sql.serve),
+    )
+    for workers in sizes.workers:
+        say(f"  workers of a stage: {workers}")
+        # A price of 1.5 at the most.
+        compare(f"once.{workers}", sides, sizes.flows, sizes.runs, target=0.67, concurrency=workers)
+
+
+def by_parts(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    sides = (
+        side("all of it", broker, database),
+        side("it without the numbers", broker, database, parts.serve_without_numbers),
+        side("the inbox alone", broker, database, parts.serve_inbox_alone),
+        side("best-effort 1PC", broker, database, sql.serve),
+    )
+    for workers in sizes.workers:
+        say(f"  workers of a stage: {workers}")
+        compare(f"parts.{workers}", sides, sizes.flows, sizes.runs, concurrency=workers)
+
+
+def beside_dbos(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    from bench.flows import dbos_transact
+
+    say(f"  DBOS Transact {version('dbos')}: {dbos_transact.CHOSEN}")
+    theirs = _theirs("DBOS", database, dbos_transact.begin, dbos_transact.work, dbos_transact.check)
+    compare("dbos", (side("truenext", broker, database), theirs), sizes.flows, sizes.runs, target=2)
+
+
+def beside_procrastinate(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    from bench.flows import procrastinate_jobs
+
+    say(f"  procrastinate {version('procrastinate')}: {procrastinate_jobs.CHOSEN}")
+    theirs = _theirs(
+        "procrastinate", database, procrastinate_jobs.begin, procrastinate_jobs.work, procrastinate_jobs.check
+    )
+    compare("procrastinate", (side("truenext", broker, database), theirs), sizes.flows, sizes.runs, target=1.5)
+
+
+def _theirs(name: str, database: str, begin: Job, work: Job, check: Callable[[Order], None]) -> Side:
+    def prepare(order: Order) -> None:
+        sql.prepare(database)
+        hired(begin, order)
+
+    def check_all(order: Order) -> None:
+        sql.check(database, order.flows)
+        check(order)
+
+    return Side(name, work, prepare, check_all, database=database)

@@ -1,0 +1,94 @@
+"""The flows whose effects happen once, with parts of that left out: what does each part cost?
+
+It is the same code, in which a patch leaves the part out: so these flows do not keep the promise any more. Nothing else
+is to run in the process.
+
+    all of it             the inbox, the outbox, and the numbers
+    without the numbers   no producer is borrowed or changed, and COMMIT has no number
+    the inbox alone       besides that, what is sent is not in the outbox
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+from unittest.mock import patch
+
+from bench.client.work import Done
+from bench.flows import sql
+from bench.flows.work import Order
+from bench.workers import Gate
+from truenext.stage.core.numbers import Number, Producer
+from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.sql import once
+from truenext.stage.worker import Handling
+
+NOBODY = Producer("nobody", "nobody", 0)
+"""Who has it in the outbox is asked by no relay."""
+
+_COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
+# What is written otherwise, without the producer's row.
+_UNNUMBERED = {
+    "postgresql": [
+        f"""
+        INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s,
+            %(interactive)s, %(messages)s, {once.CLOCK["postgresql"]}, %(unit)s)"""
+    ],
+    "sqlite": [
+        f"""
+        INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (:id, :service, :producer, :number,
+            :interactive, :messages, {once.CLOCK["sqlite"]}, :unit)"""
+    ],
+}
+
+
+def serve_without_numbers(gate: Gate, order: Order) -> Done:
+    """Until the last flow has ended, and all of it is confirmed."""
+    with _without_numbers(Number(NOBODY, 1)), patch.object(once, "_WRITE", _UNNUMBERED):
+        return sql.serve_once(gate, order)
+
+
+def serve_inbox_alone(gate: Gate, order: Order) -> Done:
+    """The same."""
+    ended = ExactlyOnce.ended
+
+    def nothing_sent(self: ExactlyOnce, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+        ended(self, id, was_sent=False, is_acknowledged=is_acknowledged)
+
+    with _without_numbers(None), patch.object(ExactlyOnce, "ended", nothing_sent):
+        return sql.serve_once(gate, order)
+
+
+class _Lent:
+    """In place of a borrowed producer."""
+
+    def __init__(self, number: Number | None) -> None:
+        self._number = number
+
+    async def __aenter__(self) -> _Lent:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def number(self) -> Number | None:
+        return self._number
+
+
+@contextmanager
+def _without_numbers(number: Number | None) -> Iterator[None]:
+    commit = Handling._commit
+
+    async def unnumbered(self: Handling, messages: Sequence[Any], work: Any, number: Number | None = None) -> bool:
+        return await commit(self, messages, work)
+
+    lent = _Lent(number)
+    with (
+        patch.object(ExactlyOnce, "borrowed", lambda self: lent),
+        patch.object(Handling, "_commit", unnumbered),
+    ):
+        yield

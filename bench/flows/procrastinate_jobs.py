@@ -1,0 +1,121 @@
+"""The same flows by procrastinate: three jobs in the same PostgreSQL. Each inserts a row and defers the next one in
+the same transaction, over one connection, as procrastinate's documentation has it.
+
+One worker takes as many jobs at once as our three stages do, is told of new ones by NOTIFY, and deletes those that have
+succeeded. The rows are inserted by psycopg itself, for SQLAlchemy's connections are not procrastinate's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import procrastinate
+import psycopg_pool
+from psycopg import AsyncConnection
+from sqlalchemy import create_engine, make_url, text
+
+from bench.client.work import Done, Stopwatch
+from bench.flows.shop import TOGETHER, Asked
+from bench.flows.work import STAGES, Ended, Order, run
+from bench.workers import Gate
+
+CHOSEN = "one worker, as many jobs at once as our three stages have workers, done ones deleted"
+OWN_CONNECTIONS = 4
+"""Of the worker, besides those of its jobs."""
+_QUEUE = "bench"
+_TABLES = "procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers, procrastinate_workers"
+_INSERT = "INSERT INTO done (flow, stage, note) VALUES (%s, %s, %s)"
+
+
+def begin(gate: Gate, order: Order) -> None:
+    """Have so many first jobs wait, and no others."""
+
+    async def program() -> None:
+        note = Asked(0).note
+        shop = _shop(order, lambda: None)
+        gate.ready()
+        async with shop.pool, shop.app.open_async(shop.pool):
+            if not await shop.app.check_connection_async():
+                await shop.app.schema_manager.apply_schema_async()
+            async with shop.pool.connection() as connection:
+                await connection.execute(f"TRUNCATE {_TABLES} CASCADE")
+            for first in range(0, order.flows, TOGETHER):
+                asked = [{"flow": number, "note": note} for number in range(order.flows)[first : first + TOGETHER]]
+                await shop.tasks[0].batch_defer_async(*asked)
+
+    run(program())
+
+
+def work(gate: Gate, order: Order) -> Done:
+    """Until the last job has ended, and that is written."""
+    logging.disable(logging.INFO)
+
+    async def program() -> Done:
+        ended = Ended(order.flows)
+        shop = _shop(order, ended.one)
+        watch = Stopwatch(gate)
+        watch.start()
+        async with shop.pool, shop.app.open_async(shop.pool):
+            working = asyncio.ensure_future(
+                shop.app.run_worker_async(
+                    queues=[_QUEUE],
+                    concurrency=STAGES * order.concurrency,
+                    delete_jobs="successful",
+                    install_signal_handlers=False,
+                )
+            )
+            await asyncio.wait({working, asyncio.ensure_future(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            # Jobs that are under way end.
+            working.cancel()
+            await asyncio.wait({working})
+            return watch.stop()
+
+    return run(program())
+
+
+def check(order: Order) -> None:
+    """Raises: ValueError unless no job is left"""
+    engine = create_engine(order.database)
+    with engine.connect() as connection:
+        left = connection.execute(text("SELECT count(*) FROM procrastinate_jobs")).scalar_one()
+    engine.dispose()
+    if left:
+        raise ValueError(f"{left} jobs are left")
+
+
+class _Shop(NamedTuple):
+    app: Any
+    pool: Any
+    tasks: Sequence[Any]
+    """check, reserve, confirm"""
+
+
+def _shop(order: Order, ended: Callable[[], None]) -> _Shop:
+    jobs = STAGES * order.concurrency
+    url = make_url(order.database).set(drivername="postgresql").render_as_string(hide_password=False)
+    pool = psycopg_pool.AsyncConnectionPool(url, min_size=jobs, max_size=jobs + OWN_CONNECTIONS, open=False)
+    app = procrastinate.App(connector=procrastinate.PsycopgConnector())
+
+    async def insert(connection: AsyncConnection[Any], flow: int, stage: str, note: str) -> None:
+        await connection.execute(_INSERT, (flow, stage, note))
+
+    async def check(flow: int, note: str) -> None:
+        async with pool.connection() as connection:
+            await insert(connection, flow, "check", note)
+            await tasks[1].configure(connection=connection).defer_async(flow=flow, note=note)
+
+    async def reserve(flow: int, note: str) -> None:
+        async with pool.connection() as connection:
+            await insert(connection, flow, "reserve", note)
+            await tasks[2].configure(connection=connection).defer_async(flow=flow, note=note)
+
+    async def confirm(flow: int, note: str) -> None:
+        async with pool.connection() as connection:
+            await insert(connection, flow, "confirm", note)
+        ended()
+
+    tasks = [app.task(each, name=each.__name__, queue=_QUEUE) for each in (check, reserve, confirm)]
+    return _Shop(app, pool, tasks)
