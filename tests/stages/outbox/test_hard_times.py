@@ -1,0 +1,165 @@
+"""Do effects happen once when the broker is away or full, messages are large, and users' transactions cross?
+
+Source: docs/stages-outbox.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from tests.stages.flows import Number, Text, run
+from tests.stages.outbox.test_once import INSERT, Shop, all_is_over, expect, make_table, numbers
+from tests.stages.postgres import PostgresServer
+from truenext.stage import Flow, Service
+from truenext.testing.stages import Stages
+
+PATIENCE_S = 30
+MIB = 1024 * 1024
+
+
+def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_once(database: str) -> None:
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        t.broker.end()
+        for n in range(300):
+            async with t.sql() as sql, shop.app.initiate(sql, key=f"{n % 250}") as begin:
+                begin.send(shop.place, Number(n % 250), trace=f"order {n % 250}")
+        # The relay looks, and finds nobody.
+        await asyncio.sleep(2)
+        assert await numbers(t, "SELECT count(*) FROM truenext_outbox") == [250]
+        await t.broker._start_again()
+        await expect(t, *range(250))
+
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("size", [15 * MIB, 9 * MIB])
+def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: int) -> None:
+    app = Service("shop", exactly_once=True)
+    came: Counter[int] = Counter()
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None:
+        came[len(text.text)] += 1
+
+    @app.terminator("placing", Number)
+    async def placing(number: Number, flow: Flow, sql: AsyncSession) -> None:
+        await sql.execute(INSERT, {"n": number.n})
+        flow.send(take, Text("x" * size))
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        t.at("SQL committed", t.broker.drop, stage="placing")
+        async with app.initiate() as begin:
+            for n in range(3):
+                begin.send(placing, Number(n), trace=f"order {n}")
+        await all_is_over(t)
+        await t.ended()
+        assert came == {size: 3}
+        assert await numbers(t, "SELECT n FROM orders") == [0, 1, 2]
+
+    run(app, work, database=database)
+
+
+def test_what_is_too_much_for_one_transaction_of_the_broker_is_a_failure_and_leaves_nothing(database: str) -> None:
+    app = Service("shop", exactly_once=True, attempts=2)
+    take = app.remote("take", Text)
+
+    @app.terminator("placing", Number)
+    async def placing(number: Number, flow: Flow, sql: AsyncSession) -> None:
+        await sql.execute(INSERT, {"n": number.n})
+        for _ in range(2):
+            flow.send(take, Text("x" * 9 * MIB))
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        await t.send(placing, Number(1))
+        (letter,) = await t.ended(dead_letters=1)
+        assert "transaction_bytes_max" in letter.last_cause
+        for table in ("orders", "truenext_inbox", "truenext_outbox"):
+            assert await numbers(t, f"SELECT count(*) FROM {table}") == [0], table
+
+    run(app, work, database=database)
+
+
+def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_each_is_done_once(
+    database: str,
+) -> None:
+    shop = Shop(is_async=True, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        t.at("run", t.broker.fill_disk, stage="placing")
+        for n in range(3):
+            await t.send(shop.place, Number(n))
+        async with t.sql() as sql, shop.app.initiate(sql) as begin:
+            begin.send(shop.place, Number(3), trace="order 3")
+        await asyncio.sleep(1.5)
+        assert not await numbers(t, "SELECT n FROM orders")
+        assert await numbers(t, "SELECT count(*) FROM truenext_outbox") == [1]
+        t.broker.free_disk()
+        await expect(t, *range(4))
+
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("threads", [6])
+def test_users_transactions_that_cross_have_no_deadlock_of_ours(
+    postgres: PostgresServer, postgres_database: str, threads: int
+) -> None:
+    """Each locks rows in their order, and begins flows before, between and after, while the relay numbers what the
+    others have begun."""
+    url = postgres.url(postgres_database)
+    shop = Shop(is_async=True)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    errors: list[BaseException] = []
+
+    def cross(number: int) -> None:
+        drawn = random.Random(f"{seed} {number}")
+        engine = create_engine(url)
+        try:
+            for n in range(20):
+                with Session(engine) as session, session.begin():
+                    steps = [*sorted(drawn.sample(range(5), 3)), "begin", "begin"]
+                    # Only the rows are in one order.
+                    for place in sorted(drawn.sample(range(4), 2), reverse=True):
+                        steps.insert(place, steps.pop())
+                    for count, step in enumerate(steps):
+                        if step == "begin":
+                            key = drawn.choice([None, f"{number} {n} {count}"])
+                            with shop.app.initiate(session, key=key) as begin:
+                                begin.send(shop.place, Number(1000 * number + 10 * n + count), trace="t")
+                        else:
+                            session.execute(text("UPDATE rows SET n = n + 1 WHERE id = :id"), {"id": step})
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            engine.dispose()
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        async with t.sql() as sql:
+            await sql.execute(text("CREATE TABLE rows (id integer PRIMARY KEY, n integer)"))
+            await sql.execute(text("INSERT INTO rows SELECT i, 0 FROM generate_series(0, 4) AS i"))
+        running = [threading.Thread(target=cross, args=(number,)) for number in range(threads)]
+        for each in running:
+            each.start()
+        for each in running:
+            await asyncio.to_thread(each.join)
+        assert not errors
+        await all_is_over(t)
+        assert len(await numbers(t, "SELECT n FROM orders")) == threads * 20 * 2
+        assert await numbers(t, "SELECT sum(n) FROM rows") == [threads * 20 * 3]
+
+    run(shop.app, work, database=url)
