@@ -23,6 +23,9 @@ from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
 MIB = 1024 * 1024
+THREADS, TIMES, ROWS = 6, 20, 5
+BEGIN = None
+"""A step of a program's transaction that begins a flow; the others change a row."""
 
 
 def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_once(database: str) -> None:
@@ -113,9 +116,8 @@ def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_
     run(shop.app, work, database=database)
 
 
-@pytest.mark.parametrize("threads", [6])
 def test_users_transactions_that_cross_have_no_deadlock_of_ours(
-    postgres: PostgresServer, postgres_database: str, threads: int
+    postgres: PostgresServer, postgres_database: str
 ) -> None:
     """Each locks rows in their order, and begins flows before, between and after, while the relay numbers what the
     others have begun."""
@@ -129,14 +131,14 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
         drawn = random.Random(f"{seed} {number}")
         engine = create_engine(url)
         try:
-            for n in range(20):
+            for n in range(TIMES):
                 with Session(engine) as session, session.begin():
-                    steps = [*sorted(drawn.sample(range(5), 3)), "begin", "begin"]
                     # Only the rows are in one order.
-                    for place in sorted(drawn.sample(range(4), 2), reverse=True):
-                        steps.insert(place, steps.pop())
+                    steps: list[int | None] = sorted(drawn.sample(range(ROWS), 3))
+                    for _ in range(2):
+                        steps.insert(drawn.randrange(len(steps) + 1), BEGIN)
                     for count, step in enumerate(steps):
-                        if step == "begin":
+                        if step is BEGIN:
                             key = drawn.choice([None, f"{number} {n} {count}"])
                             with shop.app.initiate(session, key=key) as begin:
                                 begin.send(shop.place, Number(1000 * number + 10 * n + count), trace="t")
@@ -151,15 +153,15 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
         await make_table(t)
         async with t.sql() as sql:
             await sql.execute(text("CREATE TABLE rows (id integer PRIMARY KEY, n integer)"))
-            await sql.execute(text("INSERT INTO rows SELECT i, 0 FROM generate_series(0, 4) AS i"))
-        running = [threading.Thread(target=cross, args=(number,)) for number in range(threads)]
+            await sql.execute(text(f"INSERT INTO rows SELECT i, 0 FROM generate_series(0, {ROWS - 1}) AS i"))
+        running = [threading.Thread(target=cross, args=(number,)) for number in range(THREADS)]
         for each in running:
             each.start()
         for each in running:
             await asyncio.to_thread(each.join)
         assert not errors
         await all_is_over(t)
-        assert len(await numbers(t, "SELECT n FROM orders")) == threads * 20 * 2
-        assert await numbers(t, "SELECT sum(n) FROM rows") == [threads * 20 * 3]
+        assert len(await numbers(t, "SELECT n FROM orders")) == THREADS * TIMES * 2
+        assert await numbers(t, "SELECT sum(n) FROM rows") == [THREADS * TIMES * 3]
 
     run(shop.app, work, database=url)
