@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from tests.stages.outbox.shop import Shop
 from tests.stages.outbox.virtual_time import VirtualTime
 from truenext.stage.core.definitions import Stage
 from truenext.stage.running import Running
+from truenext.stage.sql.outbox import Waiting
 
 
 class AtCommit(NamedTuple):
@@ -150,6 +151,21 @@ class Process:
         app._running = running
         await running.connect()
         await running.start()
+        self._watch_relay()
+
+    def _watch_relay(self) -> None:
+        once = self.running.once
+        assert once is not None
+        relay = once._relay
+        is_sent = relay._is_sent
+
+        async def watched(unit: Sequence[Waiting]) -> bool:
+            self._reached(self, "relay sends", "outbox")
+            answer = await is_sent(unit)
+            self._reached(self, "relay sent", "outbox")
+            return answer
+
+        relay._is_sent = watched  # type: ignore[method-assign]
 
     def _point(self, point: str, stage: Stage) -> None:
         self._reached(self, point, stage.queue)

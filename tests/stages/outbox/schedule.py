@@ -10,11 +10,11 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.stages.outbox import oracle
@@ -41,8 +41,11 @@ STILL = 3
 RETENTION_S = 8 * 86400.0
 
 Fault = Literal["drop", "lose before", "lose after", "crash", "freeze", "lose all", "kill", "kill all"]
+SqlFault = Literal["statement", "before", "after", "killed before", "killed after"]
 T = TypeVar("T")
 POINTS = ["received", "run", "checked", "sent", "SQL committed", "committed"]
+WINDOW = [("SQL committed", "order.place"), ("SQL committed", "part.pack")]
+RELAY = [("relay sends", "outbox"), ("relay sent", "outbox")]
 
 
 class Begin(NamedTuple):
@@ -59,7 +62,7 @@ class Begin(NamedTuple):
 
 
 class At(NamedTuple):
-    """Something goes wrong when a message has come to a point of its way."""
+    """Something goes wrong when a message has come to a point of its way, or the relay to one of its own."""
 
     point: str
     queue: str
@@ -71,7 +74,7 @@ class At(NamedTuple):
 class AtSql(NamedTuple):
     """Something goes wrong with SQL that a process says."""
 
-    what: Literal["statement", "before", "after", "killed before", "killed after"]
+    what: SqlFault
     left: int
     process: int
 
@@ -121,65 +124,74 @@ class Schedule(NamedTuple):
 
 # ---- How it is drawn ----
 
-_FAILS = st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2, BROKEN])
-_PROCESS = st.integers(0, 1)
-_FAULTS: st.SearchStrategy[Fault] = st.sampled_from(
-    ["drop", "lose before", "lose after", "crash", "freeze", "lose all", "kill", "kill all"]
-)
-_BEGIN = st.builds(
-    Begin,
-    st.sampled_from(["committed", "committed", "committed", "over the broker", "rolled back"]),
-    st.sampled_from([None, None, None, 0, 1]),
-    st.sampled_from([False, False, False, True]),
-    st.lists(st.tuples(_FAILS, st.lists(_FAILS, max_size=3).map(tuple)), min_size=1, max_size=3).map(tuple),
-    st.booleans(),
-    _PROCESS,
-)
-_AT = st.builds(
-    At,
-    st.sampled_from([*POINTS, "sent", "SQL committed", "SQL committed", "committed"]),
-    st.sampled_from(QUEUES),
-    st.integers(0, 3),
-    _FAULTS,
-)
-_AT_SQL = st.builds(
-    AtSql,
-    st.sampled_from(["statement", "before", "after", "after", "killed before", "killed after"]),
-    st.integers(0, 12),
-    _PROCESS,
-)
-_DO = st.builds(
-    Do,
-    st.sampled_from(["drop", "lose before", "lose after", "crash", "freeze", "kill", "kill all", "restart", "settle"]),
-    _PROCESS,
-)
-_WAIT = st.builds(Wait, st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0, 3.0, DEAD_S]))
-_STEP: st.SearchStrategy[Step] = st.one_of(
-    _BEGIN,
-    _BEGIN,
-    _BEGIN,
-    _BEGIN,
-    _AT,
-    _AT,
-    _AT_SQL,
-    _AT_SQL,
-    _DO,
-    _DO,
-    _WAIT,
-    _WAIT,
-    st.builds(Stop, _PROCESS),
-    st.builds(Redrive, st.booleans(), st.booleans()),
-    st.one_of(
-        st.builds(Backup, st.booleans()), st.builds(Restore), st.builds(Restore), st.builds(OtherBroker, st.booleans())
-    ),
-)
-SCHEDULES: st.SearchStrategy[Schedule] = st.builds(
-    Schedule,
-    st.integers(1, 2),
-    st.sampled_from([1, 1, 3, 8]),
-    # One list alone is mostly short.
-    st.tuples(*[st.lists(_STEP, max_size=10)] * 3).map(lambda parts: [step for part in parts for step in part]),
-)
+FAULTS: list[Fault] = ["drop", "lose before", "lose before", "lose after", "crash", "freeze", "kill", "kill all"]
+ON_THE_WAY: list[Fault] = [*FAULTS, "lose all", "lose all", "kill", "lose before"]
+
+
+def drawn(random: Random) -> Schedule:
+    """A part is some trouble, then some orders that meet it, then whatever else. Another database or broker comes in
+    few examples, and once: whatever comes after one of these may be lost, so it hides much."""
+    steps: list[Step] = []
+    others = random.choice([None, None, None, "database", "broker"])
+    parts = random.randint(1, 5)
+    turn = random.randrange(parts)
+    for part in range(parts):
+        steps += [_trouble(random) for _ in range(random.choice([0, 1, 1, 2, 3]))]
+        steps += [_begin(random) for _ in range(random.choice([1, 1, 2, 3]))]
+        steps += [_whatever(random) for _ in range(random.choice([0, 1, 1, 2]))]
+        if part == turn and others == "broker":
+            steps.append(OtherBroker(random.random() < 0.5))
+        if part == turn and others == "database":
+            steps.append(Backup(random.random() < 0.5))
+    if others == "database":
+        # Somewhere behind.
+        place = random.randint(steps.index(next(each for each in steps if isinstance(each, Backup))) + 1, len(steps))
+        steps.insert(place, Restore())
+    return Schedule(random.choice([1, 2, 2]), random.choice([1, 1, 3, 8]), steps)
+
+
+def _begin(random: Random) -> Begin:
+    def fails() -> int:
+        return random.choice([0] * 8 + [1, 2, BROKEN])
+
+    key = random.choice([None, None, None, 0, 1])
+    return Begin(
+        random.choice(["committed", "committed", "committed", "over the broker", "rolled back"]),
+        key,
+        random.random() < 0.3,
+        tuple(
+            (fails(), tuple(fails() for _ in range(random.choice([0, 1, 2, 3]))))
+            for _ in range(random.choice([1, 1, 2, 3]))
+        ),
+        # What is begun under a key is the same only if this is the same.
+        random.random() < 0.3 if key is None else key == 1,
+        random.randrange(2),
+    )
+
+
+def _trouble(random: Random) -> Step:
+    kind = random.choice(["at", "at", "at", "SQL", "SQL", "do"])
+    if kind == "do":
+        return Do(random.choice(FAULTS), random.randrange(2))
+    if kind == "SQL":
+        whats: list[SqlFault] = ["statement", "before", "after", "after", "killed before", "killed after"]
+        return AtSql(random.choice(whats), random.randint(0, 12), random.randrange(2))
+    # Most of what may be wrong shows in the window.
+    where = random.choice([(random.choice(POINTS), random.choice(QUEUES)), *WINDOW, *RELAY])
+    return At(*where, random.choice([0, 0, 0, 1, 2, 5]), random.choice(ON_THE_WAY))
+
+
+def _whatever(random: Random) -> Step:
+    kind = random.choice(["wait", "wait", "wait", "trouble", "stop", "redrive", "restart", "settle"])
+    if kind == "wait":
+        return Wait(random.choice([0.01, 0.1, 0.3, 1.0, 3.0, DEAD_S]))
+    if kind == "stop":
+        return Stop(random.randrange(2))
+    if kind == "redrive":
+        return Redrive(random.random() < 0.5, random.random() < 0.5)
+    if kind == "restart" or kind == "settle":
+        return Do("restart" if kind == "restart" else "settle", 0)
+    return _trouble(random)
 
 
 # ---- How it is done ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,8 @@ from truenext.stage.initiating import InitiatingInTransaction
 from truenext.stage.sql import once
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
+
+EXAMPLES_MAX = 300
 
 
 class Change(NamedTuple):
@@ -179,5 +182,7 @@ def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_is_noticed_when(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(fault, monkeypatch)
+    random = Random()
     with pytest.raises(Contradiction):
-        tried(300, is_shrunk=False)
+        for _ in range(EXAMPLES_MAX):
+            tried(random)
