@@ -6,6 +6,7 @@ When the last step is done all faults end, and all must settle: then the oracle 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -26,6 +27,8 @@ from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage import FlowError
 from truenext.stage.core.envelope import decode
+from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.said import Said
 from truenext.stage.sql.errors import CommitInDoubt, DatabaseAway
 from truenext.store.memory import MemoryStore
 from truenext.testing.local import LocalBroker, broker
@@ -41,6 +44,7 @@ STILL = 3
 RETENTION_S = 8 * 86400.0
 
 Fault = Literal["drop", "lose before", "lose after", "crash", "freeze", "lose all", "kill", "kill all"]
+How = Literal["over the broker", "committed", "rolled back", "by a foreign program"]
 SqlFault = Literal["statement", "before", "after", "killed before", "killed after"]
 T = TypeVar("T")
 POINTS = ["received", "run", "checked", "sent", "SQL committed", "committed"]
@@ -51,7 +55,8 @@ RELAY = [("relay sends", "outbox"), ("relay sent", "outbox")]
 class Begin(NamedTuple):
     """A program begins orders, all or none."""
 
-    how: Literal["over the broker", "committed", "rolled back"]
+    how: How
+    """A foreign program sends each message several times, with the same id."""
     key: int | None
     is_other: bool
     """Something else under a key that was used."""
@@ -156,7 +161,9 @@ def _begin(random: Random) -> Begin:
 
     key = random.choice([None, None, None, 0, 1])
     return Begin(
-        random.choice(["committed", "committed", "committed", "over the broker", "rolled back"]),
+        random.choice(
+            ["committed", "committed", "committed", "over the broker", "rolled back", "by a foreign program"]
+        ),
         key,
         random.random() < 0.3,
         tuple(
@@ -329,10 +336,14 @@ class _Machine:
     # ---- Beginning ----
 
     async def _begin(self, step: Begin) -> None:
-        if step.key is None or step.how == "over the broker":
-            orders = self._new_orders(step)
-            doing = self._begin_over_broker if step.how == "over the broker" else self._begin_in_transaction
-            self._background(doing(step, orders))
+        if step.how == "over the broker":
+            self._background(self._begin_over_broker(step, self._new_orders(step)))
+            return
+        if step.how == "by a foreign program":
+            self._background(self._begin_by_foreigner(step, self._new_orders(step)))
+            return
+        if step.key is None:
+            self._background(self._begin_in_transaction(step, self._new_orders(step)))
             return
         # What is known of a key is known of one call after the other.
         orders = self._keys.get(step.key) or self._new_orders(step)
@@ -368,6 +379,21 @@ class _Machine:
             self._know(orders, Begun.NO)
         else:
             self._know(orders, Begun.YES)
+
+    async def _begin_by_foreigner(self, step: Begin, orders: list[Order]) -> None:
+        shop = self._process(step.process).shop
+        said = Said(secrets.token_hex(16), "elsewhere")
+        self._say(Initiation(said, self._virtual.now_ms(), {}), shop, orders, step)
+        self._know(orders, Begun.PERHAPS)
+        with suppress(RolledBack, InDoubt, ConnectionLost, ClosedError, TimeoutError, OSError):
+            async with connect(self._broker.url, timeout=BEGIN_S) as connection:
+                async with connection.session(transacted=True) as session:
+                    for each in said.outgoing:
+                        times = 1 if each.destination.endswith(shop.told.name) else 3
+                        for _ in range(times):
+                            await session.send(each.destination, each.finished({}).body, timeout=BEGIN_S)
+                    await session.commit(timeout=BEGIN_S)
+                self._know(orders, Begun.YES)
 
     async def _begin_in_transaction(self, step: Begin, orders: list[Order], *, is_other: bool = False) -> None:
         process = self._process(step.process)
