@@ -133,16 +133,20 @@ FAULTS: list[Fault] = ["drop", "lose before", "lose before", "lose after", "cras
 ON_THE_WAY: list[Fault] = [*FAULTS, "lose all", "lose all", "kill", "lose before"]
 
 
-def drawn(random: Random) -> Schedule:
+def drawn(random: Random, others: Literal["database", "broker"] | None = None) -> Schedule:
     """A part is some trouble, then some orders that meet it, then whatever else. Another database or broker comes in
     few examples, and once: whatever comes after one of these may be lost, so it hides much."""
     steps: list[Step] = []
-    others = random.choice([None, None, None, "database", "broker"])
+    others = others or random.choice([None, None, None, "database", "broker"])
     parts = random.randint(1, 5)
     turn = random.randrange(parts)
     for part in range(parts):
         steps += [_trouble(random) for _ in range(random.choice([0, 1, 1, 2, 3]))]
-        steps += [_begin(random) for _ in range(random.choice([1, 1, 2, 3]))]
+        for _ in range(random.choice([1, 1, 2, 3])):
+            steps.append(_begin(random))
+            if random.random() < 0.5:
+                # Rows of what was sent go a moment later.
+                steps.append(Wait(random.choice([0.01, 0.03, 0.1])))
         steps += [_whatever(random) for _ in range(random.choice([0, 1, 1, 2]))]
         if part == turn and others == "broker":
             steps.append(OtherBroker(random.random() < 0.5))
@@ -151,7 +155,9 @@ def drawn(random: Random) -> Schedule:
     if others == "database":
         # Somewhere behind.
         place = random.randint(steps.index(next(each for each in steps if isinstance(each, Backup))) + 1, len(steps))
-        steps.insert(place, Restore())
+        # The producers of before are taken over when their process counts as dead.
+        behind: list[Step] = [Restore(), Wait(random.choice([0.1, DEAD_S, DEAD_S])), _begin(random), _begin(random)]
+        steps[place:place] = [_begin(random), Wait(random.choice([0.1, 3.0])), *behind]
     return Schedule(random.choice([1, 2, 2]), random.choice([1, 1, 3, 8]), steps)
 
 
@@ -384,6 +390,7 @@ class _Machine:
         shop = self._process(step.process).shop
         said = Said(secrets.token_hex(16), "elsewhere")
         self._say(Initiation(said, self._virtual.now_ms(), {}), shop, orders, step)
+        self._oracle.sent_often.update(each.id for each in orders)
         self._know(orders, Begun.PERHAPS)
         with suppress(RolledBack, InDoubt, ConnectionLost, ClosedError, TimeoutError, OSError):
             async with connect(self._broker.url, timeout=BEGIN_S) as connection:
@@ -508,7 +515,8 @@ class _Machine:
     # ---- Dead letters ----
 
     async def _redrive(self, step: Redrive) -> None:
-        if step.after_retention:
+        # Who sends the same again after that, has it handled again.
+        if step.after_retention and not self._oracle.sent_often:
             self._virtual.database_ahead_s += RETENTION_S
             # By now the keys are forgotten, so others are used.
             self._generation += 1

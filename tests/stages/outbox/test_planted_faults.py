@@ -43,6 +43,11 @@ def one_is_not_known(url: str) -> None:
         )
 
 
+def marked_too_early(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(url, patch)
+
+
 def unguarded(url: str) -> None:
     """Whoever sends looks whether all of it has one number: without that."""
     guard = "assert len({(row.producer, row.number) for row in rows}) == 1"
@@ -118,6 +123,14 @@ FAULTS = [
         "whose = self._ownerless if of_the_dead",
         'whose = "p.service = :service" if of_the_dead',
         test_producers.test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them,
+    ),
+    Fault(
+        "a row of the inbox is marked when its message is not acknowledged",
+        Handling,
+        "_once",
+        "is_acknowledged=not self._is_repeat",
+        "is_acknowledged=True",
+        marked_too_early,
     ),
     Fault(
         "rows of the inbox go before they are marked",
