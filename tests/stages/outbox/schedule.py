@@ -44,6 +44,8 @@ STILL = 3
 RETENTION_S = 8 * 86400.0
 
 Fault = Literal["drop", "lose before", "lose after", "crash", "freeze", "lose all", "kill", "kill all"]
+Others = Literal["database", "broker"]
+"""What is replaced: by a copy of before, or by an empty one."""
 How = Literal["over the broker", "committed", "rolled back", "by a foreign program"]
 SqlFault = Literal["statement", "before", "after", "killed before", "killed after"]
 T = TypeVar("T")
@@ -133,11 +135,12 @@ FAULTS: list[Fault] = ["drop", "lose before", "lose before", "lose after", "cras
 ON_THE_WAY: list[Fault] = [*FAULTS, "lose all", "lose all", "kill", "lose before"]
 
 
-def drawn(random: Random, others: Literal["database", "broker"] | None = None) -> Schedule:
+def drawn(random: Random, others: Others | None = None) -> Schedule:
     """A part is some trouble, then some orders that meet it, then whatever else. Another database or broker comes in
     few examples, and once: whatever comes after one of these may be lost, so it hides much."""
     steps: list[Step] = []
-    others = others or random.choice([None, None, None, "database", "broker"])
+    choices: list[Others | None] = [None, None, None, "database", "broker"]
+    others = others or random.choice(choices)
     parts = random.randint(1, 5)
     turn = random.randrange(parts)
     for part in range(parts):

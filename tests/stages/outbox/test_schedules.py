@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.stages.outbox.schedule import drawn, play
+from tests.stages.outbox.schedule import Others, drawn, play
 
 EXAMPLES = max(1, int(os.environ.get("TRUENEXT_EXAMPLES", "120")) // 10)
 """One takes as long as ten of other machines. A quarter of them are by Hypothesis, which makes small what fails; the
@@ -46,9 +46,9 @@ def test_effects_happen_once_whatever_happens_in_plain_examples() -> None:
         tried(Random(seed_of_run + each))
 
 
-def tried(random: Random) -> None:
+def tried(random: Random, others: Others | None = None) -> None:
     """Raises: Contradiction"""
-    schedule = drawn(random)
+    schedule = drawn(random, others)
     try:
         with tempfile.TemporaryDirectory(prefix="truenext-schedule-") as folder:
             play(schedule, Path(folder))
