@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.stages.outbox import oracle
 from tests.stages.outbox.oracle import Begun, Oracle, Seen
 from tests.stages.outbox.processes import AtCommit, AtStatement, Process
-from tests.stages.outbox.shop import BROKEN, QUEUES, TABLES, TOLD_BY_PROGRAM, Order, Part, Runs, Shop
+from tests.stages.outbox.shop import ATTEMPTS, BROKEN, QUEUES, TABLES, TOLD_BY_PROGRAM, Order, Part, Runs, Shop
 from tests.stages.outbox.virtual_time import VirtualTime, run_in
 from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
@@ -36,6 +36,8 @@ from truenext.testing.local import LocalBroker, broker
 LOOK_S = 0.25
 SETTLED_S = 240.0
 """By then nothing may be left to be done: the longest pauses are half a minute."""
+LONG_S = 1200.0
+"""Of a whole example. Most of it is that of those that do not settle."""
 BEGIN_S = 5.0
 FROZEN_S = 2.0
 DEAD_S = 16.0
@@ -230,6 +232,7 @@ class _Machine:
         self._faults_at: list[At] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders = 0
+        self._kills = 0
         self._keys: dict[int, list[Order]] = {}
         """What was begun under each, as far as it is known."""
         self._generation = 0
@@ -252,6 +255,20 @@ class _Machine:
         }
 
     async def run(self) -> None:
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self._run()
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        """Clients send their heart-beats in real time, from a thread."""
+        while True:
+            await asyncio.sleep(1)
+            for each in list(self._broker._run.connections.values()):
+                each.beat()
+
+    async def _run(self) -> None:
         self._make_file()
         for _ in range(self._schedule.processes):
             self._processes.append(await self._started())
@@ -260,6 +277,7 @@ class _Machine:
                 await self._done[type(step)](step)
             await self._settled()
             self._check(await self._seen())
+            await self._check_dead_letters()
             # What was given up for a reason that is gone, happens once, too.
             self._runs.is_mended = True
             await self._redrive_all()
@@ -271,10 +289,17 @@ class _Machine:
         finally:
             self._faults_at.clear()
             self._broker.thaw()
+            # Some of them start processes.
+            await self._end_tasks()
             for each in self._processes:
                 await each.stop(timeout=1)
-            while self._tasks:
-                await asyncio.wait(set(self._tasks))
+
+    async def _end_tasks(self) -> None:
+        for _ in range(2):
+            if self._tasks:
+                _, late = await asyncio.wait(set(self._tasks), timeout=SETTLED_S)
+                for each in late:
+                    each.cancel()
 
     def _make_file(self) -> None:
         connection = sqlite3.connect(self._file)
@@ -287,6 +312,14 @@ class _Machine:
         found = self._oracle.contradictions(seen)
         if found:
             raise Contradiction("\n".join([*found, f"seen: {seen}"]))
+
+    async def _check_dead_letters(self) -> None:
+        """What is lost or stands still is no attempt. That its process was killed is one."""
+        letters: list[Order | Part] = [*await self._in("DLQ.order.place", Order)]
+        letters += [*await self._in("DLQ.part.pack", Part), *await self._in("DLQ.hall.tell", Part)]
+        for each in letters:
+            if each.fails + self._kills < ATTEMPTS:
+                raise Contradiction(f"given up for no reason: {each}")
 
     # ---- Processes ----
 
@@ -306,6 +339,7 @@ class _Machine:
         return self._processes[number % len(self._processes)]
 
     def _on_killed(self, process: Process) -> None:
+        self._kills += 1
         self._background(self._replace(process))
 
     async def _replace(self, process: Process) -> None:
@@ -668,7 +702,11 @@ def play(schedule: Schedule, folder: Path) -> None:
 
     async def main() -> None:
         async with broker() as here:
-            await _Machine(folder, schedule, virtual, here).run()
+            try:
+                async with asyncio.timeout(LONG_S):
+                    await _Machine(folder, schedule, virtual, here).run()
+            except TimeoutError as error:
+                raise Contradiction("a step does not end") from error
 
     with pytest.MonkeyPatch.context() as patch:
         virtual.told_to(patch)
