@@ -315,3 +315,26 @@ def test_of_three_messages_that_which_has_expired_is_skipped() -> None:
         assert came == [0, 2]
 
     run(app, work)
+
+
+def test_the_time_of_a_flow_begins_when_the_broker_has_its_first_message() -> None:
+    """What the network holds back meanwhile takes nothing of it. It was seen, and taken for an error."""
+    app = Service("shop")
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        t.broker.freeze()
+        sending = asyncio.create_task(t.send(take, Number(1), ttl=2))
+        # It is in the socket by then.
+        await asyncio.sleep(0.05)
+        await t.advance(seconds=4)
+        t.broker.thaw()
+        await sending
+        await t.ended()
+        assert came == [1]
+
+    run(app, work)

@@ -134,7 +134,7 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
             for n in range(TIMES):
                 with Session(engine) as session, session.begin():
                     # Only the rows are in one order.
-                    steps: list[int | None] = sorted(drawn.sample(range(ROWS), 3))
+                    steps: list[int | None] = [*sorted(drawn.sample(range(ROWS), 3))]
                     for _ in range(2):
                         steps.insert(drawn.randrange(len(steps) + 1), BEGIN)
                     for count, step in enumerate(steps):

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from tests.stages.flows import Number, run
 from tests.stages.postgres import PostgresServer
 from truenext.cli.main import main
+from truenext.client.tasks.connection import Session as ClientSession
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost
 from truenext.stage import Endpoint, Flow, Service
@@ -28,6 +29,7 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.events import StageEvents
+from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.beginning import InTransaction
@@ -517,6 +519,38 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         assert [each.name for each in relay._free] == [producer.name]
 
     run(app, work, database=database)
+
+
+def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That COMMIT has acknowledged nothing: the message comes again, and is to be known for as long as that takes."""
+    shop = Shop(is_async=True)
+    commit, add = ClientSession.commit, Confirming.add
+    marked: list[bool] = []
+
+    async def second(session: ClientSession, **options: Any) -> bool:
+        if "producer" in options and not marked:
+            async with session._connection.session(transacted=True) as first:
+                await first.send("/queue/elsewhere", b"")
+                await commit(first, **options)
+        return await commit(session, **options)
+
+    def noted(confirming: Confirming, id: str, *, was_sent: bool, is_done: bool) -> None:
+        marked.append(is_done)
+        add(confirming, id, was_sent=was_sent, is_done=is_done)
+
+    monkeypatch.setattr(ClientSession, "commit", second)
+    monkeypatch.setattr(Confirming, "add", noted)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        await t.send(shop.place, Number(1))
+        await all_is_over(t)
+        assert marked[0] is False and marked[-1] is True
+        assert await numbers(t, "SELECT n FROM orders") == [1]
+
+    run(shop.app, work, database=database)
 
 
 def test_what_goes_wrong_behind_the_commit_of_sql_is_no_attempt(database: str, is_async: bool) -> None:

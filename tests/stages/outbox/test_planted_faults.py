@@ -11,7 +11,7 @@ import pytest
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import relay, sending
-from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import once
 from truenext.stage.sql.outbox import Outbox
@@ -41,6 +41,11 @@ def one_is_not_known(url: str) -> None:
         test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
             url, "take_over", False, patch
         )
+
+
+def marked_too_early(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(url, patch)
 
 
 def unguarded(url: str) -> None:
@@ -118,6 +123,22 @@ FAULTS = [
         "whose = self._ownerless if of_the_dead",
         'whose = "p.service = :service" if of_the_dead',
         test_producers.test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them,
+    ),
+    Fault(
+        "a producer has two units under way",
+        Borrowed,
+        "number",
+        "return self._producer.next",
+        "self._relay.give_back(self._producer); return self._producer.next",
+        test_producers.test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered,
+    ),
+    Fault(
+        "a row of the inbox is marked when its message is not acknowledged",
+        Handling,
+        "_once",
+        "is_acknowledged=not self._is_repeat",
+        "is_acknowledged=True",
+        marked_too_early,
     ),
     Fault(
         "rows of the inbox go before they are marked",

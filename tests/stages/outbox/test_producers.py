@@ -17,6 +17,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Number, Producer
 from truenext.stage.core.unit import Finished, Unit, inbox_id
 from truenext.stage.exactly_once.counts import Counts
+from truenext.stage.exactly_once.once import Borrowed
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.lane import Lane
 from truenext.stage.sql import Database, applied_schema
@@ -136,6 +137,17 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
                 await both.commit(Number(producer, number))
         await both.commit(Number(producer, 2))
         assert await numbers_of(both.first, producer) == [1, 2]
+
+    on(database, work)
+
+
+def test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered(database: str) -> None:
+    async def work(both: Processes) -> None:
+        relay = Relay(both.first, cast("Lane", None), "shop", Counts())
+        async with Borrowed(relay) as one:
+            number = one.number()
+            async with Borrowed(relay) as other:
+                assert other.number().producer.name != number.producer.name
 
     on(database, work)
 

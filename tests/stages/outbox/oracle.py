@@ -1,0 +1,131 @@
+"""What effects that happen once may be seen of, naively: from docs/stages-outbox.md alone, not from the code.
+
+An order is begun by a program, which tells the hall of it. Its stage writes one row, and asks for some parts. The stage
+of a part writes one row, and tells the hall. The hall has no database: each of its messages lies in its queue until the
+end. No table has a key, so what is done twice is there twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+
+class Begun(Enum):
+    """What the program knows of what it began."""
+
+    YES = "its transaction is committed, and its answer is here"
+    NO = "it was rolled back"
+    PERHAPS = "its answer was lost"
+
+
+class Part(NamedTuple):
+    order: str
+    run: int
+    """Which run of the order's stage has asked for it: each run asks for others. 0 is no part, but what the program
+    itself has told the hall."""
+    place: int
+
+
+class Seen(NamedTuple):
+    """All that there is when everything has settled."""
+
+    orders: list[tuple[str, int, int]]
+    """Of each row of an order its id, the run that wrote it, and how many parts that run has asked for."""
+    parts: list[Part]
+    told: list[Part]
+    """What lies in the queue of the hall."""
+    dead_orders: list[str]
+    dead_parts: list[Part]
+    unsent: int
+    """Units in the outbox."""
+
+
+class Oracle:
+    def __init__(self) -> None:
+        self._begun: dict[str, Begun] = {}
+        self._spoiled: set[str] = set()
+        self.sent_often: set[str] = set()
+        """Orders that came in several messages, with the same id. Of these some may be given up, and one be handled."""
+
+    def begin(self, order: str, begun: Begun) -> None:
+        # What began once has begun, whatever becomes of those who say it again.
+        if self._begun.get(order) is not Begun.YES:
+            self._begun[order] = begun
+
+    def something_was_lost(self, under_way: Iterable[str]) -> None:
+        """The database or the broker was restored: of the orders that were under way then little is promised."""
+        self._spoiled.update(under_way)
+
+    @property
+    def begun(self) -> set[str]:
+        """The orders of which something may have come."""
+        return {order for order, begun in self._begun.items() if begun is not Begun.NO}
+
+    def done(self, seen: Seen) -> set[str]:
+        """The orders of which all has happened. What was given up may still be re-driven."""
+        alive = seen._replace(dead_orders=[], dead_parts=[])
+        return {order for order in self.begun if not list(self._missing(order, alive))}
+
+    def contradictions(self, seen: Seen) -> list[str]:
+        """All that may not be, when everything has settled."""
+        return [*self._at_any_time(seen), *self._at_the_end(seen)]
+
+    def _at_any_time(self, seen: Seen) -> Iterable[str]:
+        for order, many in Counter(order for order, _run, _parts in seen.orders).items():
+            if many > 1:
+                yield f"order {order} was handled {many} times"
+            if self._begun.get(order, Begun.NO) is Begun.NO:
+                yield f"order {order} was handled, and never began"
+        for part, many in Counter(seen.parts).items():
+            if many > 1:
+                yield f"{part} was handled {many} times"
+        for part, many in Counter(seen.told).items():
+            if many > 1 and part.order not in self._spoiled:
+                yield f"the hall was told {many} times of {part}"
+        asked = {Part(order, run, place) for order, run, parts in seen.orders for place in range(parts)}
+        for part in {*seen.parts, *seen.told, *seen.dead_parts} - asked:
+            if part.run and part.order not in self._spoiled:
+                yield f"{part} was asked for by a run that was taken back"
+        for part in {part for part in seen.told if not part.run}:
+            if self._begun.get(part.order, Begun.NO) is Begun.NO:
+                yield f"the hall was told of {part.order}, which never began"
+        for part in {part for part in seen.told if part.run} - set(seen.parts):
+            if part.order not in self._spoiled:
+                yield f"the hall was told of {part}, which is not in the database"
+        dead: list[str | Part] = [*seen.dead_orders, *seen.dead_parts]
+        alive: set[str | Part] = {*(order for order, _run, _parts in seen.orders), *seen.told}
+        for each, many in Counter(dead).items():
+            spoiled = (each.order if isinstance(each, Part) else each) in self._spoiled
+            if not spoiled and each not in self.sent_often and (many > 1 or each in alive):
+                yield f"{each} is a dead letter {many} times, and done: {each in alive}"
+
+    def _at_the_end(self, seen: Seen) -> Iterable[str]:
+        if seen.unsent:
+            yield f"{seen.unsent} units are in the outbox still"
+        for order, begun in self._begun.items():
+            if order not in self._spoiled:
+                traces = [*(each for each, _run, _parts in seen.orders), *(part.order for part in seen.told)]
+                if begun is Begun.YES or (begun is Begun.PERHAPS and order in [*traces, *seen.dead_orders]):
+                    yield from self._missing(order, seen)
+
+    @staticmethod
+    def _missing(order: str, seen: Seen) -> Iterable[str]:
+        if Part(order, 0, 0) not in seen.told:
+            yield f"the hall was not told that {order} began"
+        if order in seen.dead_orders and not any(each == order for each, _run, _parts in seen.orders):
+            return
+        rows = [(run, parts) for each, run, parts in seen.orders if each == order]
+        if not rows:
+            yield f"order {order} has begun, and was not handled"
+        for run, parts in rows:
+            for place in range(parts):
+                part = Part(order, run, place)
+                if part in seen.dead_parts:
+                    continue
+                if part not in seen.parts:
+                    yield f"{part} was not handled"
+                elif part not in seen.told:
+                    yield f"the hall was not told of {part}"

@@ -1,0 +1,171 @@
+"""Do the drawn schedules notice it when one of the rules of the outbox is broken?
+
+Some rules do not show here, and have tests of their own (test_planted_faults.py):
+
+- A producer has one unit under way, and is used by its owner. With two, or two owners, the broker and the database
+  still refuse what is out of turn, so that nothing was lost in any example: it takes longer.
+- A row of the inbox is not marked at a repeat. It would have to go, a week later, before its message comes again.
+- What a producer has to send is read behind the statement that locks it. It makes a difference where transactions
+  overlap, on PostgreSQL; SQLite has one at a time that writes.
+- The row of the inbox is written first. Written last it would still be there once: whoever comes second is told by the
+  key, and what he has done is taken back. It would only cost more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.stages.outbox.schedule import Contradiction
+from tests.stages.outbox.test_schedules import tried
+from tests.unit.mutation import mutated
+from truenext.stage.exactly_once import relay, sending
+from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.initiating import InitiatingInTransaction
+from truenext.stage.sql import once
+from truenext.stage.sql.outbox import Outbox
+from truenext.stage.worker import Handling
+
+EXAMPLES_MAX = 300
+RESTORED = "numbers that the broker knows further are used"
+
+
+class Change(NamedTuple):
+    owner: Any
+    name: str
+    old: str
+    new: str
+
+
+def unguarded(patch: pytest.MonkeyPatch) -> None:
+    """Whoever sends looks whether all of it has one number: without that."""
+    guard = "assert len({(row.producer, row.number) for row in rows}) == 1"
+    patch.setattr(relay, "send_unit", mutated(sending.send_unit, guard, "assert True"))
+
+
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
+    "a stage's row goes before the broker has confirmed": (
+        [
+            Change(
+                Handling,
+                "_commit",
+                "self._is_committing = True",
+                "self._is_committing = True\n"
+                "        if self._exactly_once is not None:\n"
+                "            self._exactly_once.ended(self._id, was_sent=True, is_acknowledged=False)",
+            )
+        ],
+        nothing,
+    ),
+    "a program's row goes before the broker has confirmed": (
+        [
+            Change(
+                Relay,
+                "_number_some",
+                "if not await self._is_sent(unit):",
+                "await self._outbox.confirm([each.id for each in unit], [])\n        if not await self._is_sent(unit):",
+            )
+        ],
+        nothing,
+    ),
+    "a producer in doubt is free": (
+        [Change(Relay, "in_doubt", "self._in_doubt[producer.name] = None", "self._free.append(producer)")],
+        nothing,
+    ),
+    "a unit goes under another number at the second try": (
+        [Change(sending, "_send", "number=row.number)", "number=row.number + 1)")],
+        nothing,
+    ),
+    "a unit goes under no number at the second try": (
+        [Change(sending, "_send", ", producer=row.producer, number=row.number)", ")")],
+        nothing,
+    ),
+    "independent initiations have the same ids": (
+        [
+            Change(
+                InitiatingInTransaction, "__init__", "secrets.token_hex(16) if key is None", '"0" * 32 if key is None'
+            )
+        ],
+        nothing,
+    ),
+    "rows of the inbox go before they are marked": (
+        [
+            Change(
+                Outbox,
+                "clean",
+                "WHERE marked_ms < {self._clock} - :kept_ms",
+                "WHERE coalesce(marked_ms, 0) < {self._clock} - :kept_ms",
+            )
+        ],
+        nothing,
+    ),
+    RESTORED: (
+        [Change(Relay, "_send_all", "if highest == producer.number and", "if")],
+        nothing,
+    ),
+    "what has a number already goes with what gets one": (
+        [
+            Change(
+                Outbox,
+                "number",
+                "o.producer = :name AND o.number = :number ORDER BY",
+                "o.producer = :name AND :number > 0 ORDER BY",
+            )
+        ],
+        unguarded,
+    ),
+    "a COMMIT has no number": ([Change(Handling, "_commit", "if number is None:", "if True:")], nothing),
+    "a unit is taken for sent without an answer": (
+        [Change(Relay, "_send_all", "if number > highest and not await self._is_sent(unit):", "if False:")],
+        nothing,
+    ),
+    "a hit acknowledges and has the unit go, unsent": (
+        [
+            Change(
+                ExactlyOnce,
+                "sent_before",
+                "answer = await send_unit(lane.connection, [unit], self._service)",
+                "answer = Answer.SENT",
+            )
+        ],
+        nothing,
+    ),
+    "a message that was handled runs again": (
+        [Change(once.Once, "begin", "if answer.rowcount != 1:", "if False:")],
+        nothing,
+    ),
+}
+
+
+def plant(fault: str, patch: pytest.MonkeyPatch) -> None:
+    changes, other = FAULTS[fault]
+    for owner, name, old, new in changes:
+        patch.setattr(owner, name, mutated(vars(owner)[name], old, new))
+    other(patch)
+
+
+def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not drawn."""
+    for fault in FAULTS:
+        with monkeypatch.context() as patch:
+            plant(fault, patch)
+
+
+@pytest.mark.drawn
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_noticed_when(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(fault, monkeypatch)
+    random = Random()
+    with pytest.raises(Contradiction):
+        for _ in range(EXAMPLES_MAX):
+            # Which numbers a restored database has, shows only in one.
+            tried(random, "database" if fault == RESTORED else None)

@@ -1,0 +1,95 @@
+"""An event loop that does not wait for time: when nothing is left to do, it is later.
+
+The sockets and threads are real, so it looks for them for a moment before it lets time pass, and never lets much of it
+pass at once. All that tells the time in one example tells the same: the loop, the broker, the program and the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+from truenext.stage.world import World
+from truenext.testing import clock
+
+MOMENT_S = 0.001
+"""So long sockets and threads are waited for, in real time."""
+LEAP_S = 0.1
+"""No more time passes at once: a thread may be at work."""
+JULIAN_EPOCH = 2440587.5
+"""1970-01-01 as SQLite counts days."""
+
+
+class VirtualTime:
+    def __init__(self) -> None:
+        self.skipped_ns = 0
+        self.database_ahead_s = 0.0
+        """The clock of the database may be put forward alone."""
+
+    # ---- As the module `time` has it ----
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.skipped_ns
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self.skipped_ns
+
+    # ---- Of others ----
+
+    def julian_day(self, _: str) -> float:
+        return JULIAN_EPOCH + (self.time_ns() / 1e9 + self.database_ahead_s) / 86400
+
+    def now_ms(self) -> int:
+        return self.time_ns() // 1_000_000
+
+    def told_to(self, patch: pytest.MonkeyPatch) -> None:
+        """Have the broker and the program tell this time."""
+        patch.setattr(clock, "time", self)
+        patch.setattr(World, "now_ms", staticmethod(self.now_ms))
+
+    def told_to_database(self, engine: Engine) -> None:
+        """Have the connections of `engine` tell this time, and not wait for the disk: nothing here crashes it."""
+
+        @event.listens_for(engine, "connect")
+        def prepare(connection: Any, _: object) -> None:
+            if engine.dialect.is_async:
+                connection.run_async(lambda inner: inner.create_function("julianday", 1, self.julian_day))
+            else:
+                connection.create_function("julianday", 1, self.julian_day)
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA synchronous=OFF")
+            cursor.close()
+
+
+class _Selector(selectors.DefaultSelector):
+    def __init__(self, virtual: VirtualTime) -> None:
+        super().__init__()
+        self._virtual = virtual
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        found = super().select(min(timeout, MOMENT_S))
+        if not found and timeout > MOMENT_S:
+            self._virtual.skipped_ns += int(min(timeout - MOMENT_S, LEAP_S) * 1e9)
+        return found
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self, virtual: VirtualTime) -> None:
+        self._virtual = virtual
+        super().__init__(_Selector(virtual))
+
+    def time(self) -> float:
+        return self._virtual.monotonic_ns() / 1e9
+
+
+def run_in(virtual: VirtualTime, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: _Loop(virtual)) as runner:
+        runner.run(main)
