@@ -69,9 +69,9 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         [
             Change(
                 Relay,
-                "_number_some",
-                "if not await self._is_sent(unit):",
-                "await self._outbox.confirm([each.id for each in unit], [])\n        if not await self._is_sent(unit):",
+                "_send_numbered",
+                "if await self._is_sent(unit):",
+                "await self._outbox.confirm([each.id for each in unit], [])\n    if await self._is_sent(unit):",
             )
         ],
         nothing,
@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 ExactlyOnce,
                 "sent_before",
-                "answer = await send_unit(lane.connection, [unit], self._service)",
+                "answer = await send_unit(lane, [unit], self._service, self.counts)",
                 "answer = Answer.SENT",
             )
         ],
