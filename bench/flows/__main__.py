@@ -149,7 +149,7 @@ CASES = (
     Case("poison", "the same, and one poison message besides for every nineteen, with three attempts", _poison),
     *_in_both("sql", "the same with an INSERT in each stage", _beside_sqlalchemy, 4),
     *_in_both("once", "the same, exactly once, beside best-effort 1PC", once.beside_best_effort, 4),
-    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4),
+    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4, by_default=False),
     Case("dbos", "exactly once, beside DBOS Transact, PostgreSQL", in_postgresql(once.beside_dbos), 4),
     Case(
         "procrastinate", "exactly once, beside procrastinate, PostgreSQL", in_postgresql(once.beside_procrastinate), 4
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=positive, default=5, metavar="N")
     keys = ",".join(case.key for case in CASES)
     parser.add_argument(
-        "--only", metavar="KEYS", help=f"of {keys}; sql means all that begin so (default: all but inbox)"
+        "--only", metavar="KEYS", help=f"of {keys}; sql means all that begin so (default: all but once-parts and inbox)"
     )
     parser.add_argument(
         "--workers", type=sizes_of, default=[1, CONCURRENCY], metavar="N,N", help="of a stage, in once (default: 1,8)"
