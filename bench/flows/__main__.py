@@ -47,7 +47,7 @@ class Case(NamedTuple):
     title: str
     measure: Run
     share: int = 1
-    """This part of the flows."""
+    """This part of the flows; 0 if it is units that count."""
     by_default: bool = True
     """Unless one says which."""
 
@@ -157,7 +157,7 @@ CASES = (
     *_in_both(
         "inbox", "exactly once, with a long inbox and with an empty one", inbox.compare_inboxes, 4, by_default=False
     ),
-    *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 4),
+    *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 0),
     *_in_both("costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.tell, 20),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if reason := why_not(case.key, folder):
                         say(f"without {case.key}: {reason}")
                         continue
-                    count = max(1, options.flows // case.share)
+                    count = max(1, options.flows // case.share) if case.share else options.units
                     say(f"{case.key}: {case.title}, {count:,} in each run")
                     sizes = Sizes(count, options.runs, options.workers, options.inbox_rows, options.units)
                     case.measure(broker, folder, sizes)
