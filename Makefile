@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due lock clean
+.PHONY: help setup demo reference check test simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -107,6 +107,9 @@ bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, res
 
 bench-due: .venv/spark ## Ten million scheduled sends, and as many that expire, each at its own time: speed, memory, kill -9; needs 10 GB of disk and three quarters of an hour (DUE="--messages N")
 	$(BIN)/python -m bench.due $(DUE)
+
+bench-inbox: .venv/spark ## Flows that happen once with ten million rows in the inbox; needs 5 GB of disk (INBOX="--inbox-rows N")
+	$(BIN)/python -m bench.flows --only inbox $(INBOX)
 
 lock: ## Write the lock files anew (needs a network)
 	$(PYTHON) -m venv .lock-venv

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     title: str
     measure: Run
     share: int = 1
-    """This part of the flows."""
+    """This part of the flows; 0 if it is units that count."""
     by_default: bool = True
     """Unless one says which."""
 
@@ -149,7 +149,7 @@ CASES = (
     Case("poison", "the same, and one poison message besides for every nineteen, with three attempts", _poison),
     *_in_both("sql", "the same with an INSERT in each stage", _beside_sqlalchemy, 4),
     *_in_both("once", "the same, exactly once, beside best-effort 1PC", once.beside_best_effort, 4),
-    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4),
+    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4, by_default=False),
     Case("dbos", "exactly once, beside DBOS Transact, PostgreSQL", in_postgresql(once.beside_dbos), 4),
     Case(
         "procrastinate", "exactly once, beside procrastinate, PostgreSQL", in_postgresql(once.beside_procrastinate), 4
@@ -157,7 +157,7 @@ CASES = (
     *_in_both(
         "inbox", "exactly once, with a long inbox and with an empty one", inbox.compare_inboxes, 4, by_default=False
     ),
-    *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 4),
+    *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 0),
     *_in_both("costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.tell, 20),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=positive, default=5, metavar="N")
     keys = ",".join(case.key for case in CASES)
     parser.add_argument(
-        "--only", metavar="KEYS", help=f"of {keys}; sql means all that begin so (default: all but inbox)"
+        "--only", metavar="KEYS", help=f"of {keys}; sql means all that begin so (default: all but once-parts and inbox)"
     )
     parser.add_argument(
         "--workers", type=sizes_of, default=[1, CONCURRENCY], metavar="N,N", help="of a stage, in once (default: 1,8)"
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if reason := why_not(case.key, folder):
                         say(f"without {case.key}: {reason}")
                         continue
-                    count = max(1, options.flows // case.share)
+                    count = max(1, options.flows // case.share) if case.share else options.units
                     say(f"{case.key}: {case.title}, {count:,} in each run")
                     sizes = Sizes(count, options.runs, options.workers, options.inbox_rows, options.units)
                     case.measure(broker, folder, sizes)

@@ -112,12 +112,12 @@ class _Counting:
         words = statement.split()
         if words[0] == "BEGIN":
             return
-        table = next((each for each in words if each.startswith("truenext_")), "")
+        table = next((each for each in words if each.startswith("truenext_") or each == "done"), "")
         if words[0] != "SELECT":
             # The producer's row is changed in the same statement.
             rows = 2 if words[:2] == ["WITH", "producer"] else 1
             self._rows += rows * max(cursor.rowcount, 0)
-        self._statements[" ".join(filter(None, (words[0], table or "done" * ("done" in words))))] += 1
+        self._statements[f"{words[0]} {table}".strip()] += 1
 
     def _committed(self, _: Connection) -> None:
         self._transactions += 1

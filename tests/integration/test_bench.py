@@ -52,23 +52,63 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
 
 
 @pytest.mark.drawn
-def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--only", "messaging,poison,sql,interactive,dramatiq,dbos,procrastinate", "--flows", "40"),
+            (
+                r"of the rate of the client alone \(at least 0\.5\)",
+                r"of the rate of the flows alone \(at least 0\.8\)",
+                r"SQLite, 10 in each run\n.*processor time a stage.*\n.*\n.* of the rate of SQLAlchemy alone",
+                r"PostgreSQL, 10 in each run\n  PostgreSQL \d.*\n.*\n.*\n.* of the rate of SQLAlchemy alone",
+                r"of the 99 % when it is quiet \(at most 3\)",
+                r"without dramatiq: .* is not installed|of the rate of Dramatiq \(at least 2\)",
+                r"without dbos: .* is not installed|of the rate of DBOS \(at least 2\)",
+                r"without procrastinate: .* is not installed|of the rate of procrastinate \(at least 1\.5\)",
+            ),
+        ),
+        (
+            ("--only", "once-sqlite", "--flows", "40", "--workers", "1,8"),
+            (r"(workers of a stage: [18]\n.*\n.*\n  .* of the rate of best-effort 1PC \(at least 0\.67\)\n *){2}",),
+        ),
+        (
+            ("--only", "once-parts-postgresql", "--flows", "40", "--workers", "8"),
+            (r"of a stage: 8\n(.*\n){4}  .* of the rate of it without the numbers\n  .* of the inbox alone",),
+        ),
+        (
+            ("--only", "inbox", "--flows", "40", "--inbox-rows", "40000"),
+            (
+                r"SQLite, 10 in each run\n(.*\n)+?.* of the rate of an empty one \(at least 0\.9\)",
+                r"(?s)PostgreSQL, 10 in each run\n.*clean-up has removed [\d,]+ rows meanwhile.* of an empty one",
+            ),
+        ),
+        (
+            ("--only", "drain", "--units", "1500"),
+            (r"(?s)send_many \(at least 0\.5\)\n.*PostgreSQL \d.*interactive flows meanwhile: median \d+ ms, longest",),
+        ),
+        (
+            ("--only", "costs", "--flows", "200"),
+            (
+                r"(?s)idle, \d.*PostgreSQL \d.*exactly once, a message: \d+\.\d+ statements, .* bytes of the log",
+                r"idle, \d+\.\d statements a second \(1\)",
+            ),
+        ),
+    ],
+    ids=lambda value: value[1] if isinstance(value[0], str) and value[0] == "--only" else "",
+)
+def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder(
+    arguments: tuple[str, ...], said: tuple[str, ...]
+) -> None:
     # Nobody but its owner may enter that of a test.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o711)
-        command = dying_with_us([sys.executable, "-m", "bench.flows", "--flows", "40", "--runs", "1", "--dir", name])
+        command = dying_with_us([sys.executable, "-m", "bench.flows", *arguments, "--runs", "1", "--dir", name])
         done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-        assert done.returncode == 0, done.stderr
-        for said in (
-            r"of the rate of the client alone \(at least 0\.5\)",
-            r"of the rate of the flows alone \(at least 0\.8\)",
-            r"SQLite, 10 in each run\n.*processor time a stage.*\n.*\n.* of the rate of SQLAlchemy alone",
-            r"PostgreSQL, 10 in each run\n  PostgreSQL \d.*\n.*\n.*\n.* of the rate of SQLAlchemy alone",
-            r"of the 99 % when it is quiet \(at most 3\)",
-            r"without dramatiq: .* is not installed|of the rate of Dramatiq \(at least 2\)",
-        ):
-            assert re.search(said, done.stdout), done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        for each in said:
+            assert re.search(each, done.stdout), done.stdout
         assert list(folder.iterdir()) == []
 
 
