@@ -45,14 +45,14 @@ def renamings(layout: Layout) -> list[Renaming]:
 class Renamer:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._renamings = renamings(layout)
+        self.renamings = renamings(layout)
 
     def others(self, state: State) -> Iterator[State]:
         """States that are as this one, with other names."""
-        for renaming in self._renamings:
-            yield self._renamed(state, renaming)
+        for renaming in self.renamings:
+            yield self.renamed(state, renaming)
 
-    def _renamed(self, state: State, renaming: Renaming) -> State:
+    def renamed(self, state: State, renaming: Renaming) -> State:
         at = self._layout
         processes, units, producers, sets = renaming
         after: Draft = list(state)
