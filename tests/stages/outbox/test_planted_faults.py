@@ -53,6 +53,13 @@ def unguarded(url: str) -> None:
         )
 
 
+def a_gap(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
+            url, "before they are settled", patch
+        )
+
+
 class Fault(NamedTuple):
     rule: str
     owner: Any
@@ -142,6 +149,14 @@ FAULTS = [
         "o.producer = :name AND o.number = :number ORDER BY",
         "o.producer = :name AND :number > 0 ORDER BY",
         unguarded,
+    ),
+    Fault(
+        "a unit behind a gap is moved",
+        Relay,
+        "_is_sent_behind_a_gap",
+        "if number - highest > SETTLED_MAX:",
+        "if True:",
+        a_gap,
     ),
     Fault(
         "numbers that the broker knows further are used",

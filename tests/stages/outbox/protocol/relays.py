@@ -22,6 +22,7 @@ from tests.stages.outbox.protocol.state import (
     READ,
     SENDS,
     SENDS_OWN,
+    SETTLES,
     TOOK,
     UNKNOWN,
     UNNUMBERED,
@@ -55,6 +56,8 @@ class Relays(Workers):
             yield from self._send(state, process, *rest)
         elif step == DELETES:
             yield from self._delete(state, process, *rest)
+        elif step == SETTLES:
+            yield self._settle(state, process, *rest)
         elif step == MOVES:
             yield from self._move(state, process, *rest)
         elif step == NUMBERED:
@@ -165,7 +168,9 @@ class Relays(Workers):
             yield f"{process} is going to move {producer}:{first}", False, tuple(after)
             return
         if self.fault != "taken for sent without an answer" and self.accept(after, under, what) == GAP:
-            after[at.relay + process] = (MOVES, producer, number, units)
+            lacks = first - 1 - state[at.highest + producer]
+            is_moved = lacks > at.bounds.settled or self.fault == "a unit behind a gap is moved"
+            after[at.relay + process] = (MOVES if is_moved else SETTLES, producer, number, units)
             label = f"{process} sends {producer}:{under[1]}, which is refused"
         yield label, False, tuple(after)
         if state[at.cuts]:
@@ -209,6 +214,20 @@ class Relays(Workers):
                 yield f"{process} retires producer {producer}, and does not know it", True, tuple(lost)
         after[at.memory[process] + producer] = UNKNOWN
         yield f"{process} retires producer {producer}", False, tuple(after)
+
+    def _settle(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
+        """Relay._is_sent_behind_a_gap: the next number counts as used, until it is the unit's own turn.
+
+        What comes late under such a number is refused. Here it is a repeat, which does as little.
+        """
+        at = self.at
+        highest = state[at.highest + producer]
+        if highest < units[0][0] - 1:
+            after = list(state)
+            after[at.highest + producer] = highest + 1
+            return f"{process} settles {producer}:{highest + 1}", False, tuple(after)
+        after = self._goes_on(state, process, SENDS, producer, number, units, units[0][0] - 1)
+        return f"{process} has settled what is missing before {producer}:{units[0][0]}", False, tuple(after)
 
     # ---- Moving to new numbers: Relay._move, Outbox.move ----
 

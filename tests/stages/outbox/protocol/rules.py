@@ -39,6 +39,7 @@ FAULTS: Final = (
     "a hit takes its unit for sent",
     "a new number at the second try",
     "a new number for what has one",
+    "a unit behind a gap is moved",
     "a unit is moved when its answer is missing",
     "all that a producer has goes under its new number",
     "deleted before the answer",
@@ -89,7 +90,7 @@ class Rules:
             after[at.highest + producer] = number
             for unit in self.each(units):
                 if after[at.output + unit] == SENT:
-                    raise Violation(f"unit {unit} is sent twice")
+                    raise Violation(f"unit {unit} is sent twice, now under {producer}:{number}")
                 after[at.output + unit] = SENT
         if acknowledged >= 0:
             # What a repeat, or a COMMIT that was refused, has acknowledged comes back.
@@ -144,9 +145,9 @@ class Rules:
         Raises: Violation
         """
         at = self.at
-        if after[at.inbox + message]:
-            raise Violation(f"the effect of message {message} happens twice")
         producer, number = numbered
+        if after[at.inbox + message]:
+            raise Violation(f"the effect of message {message} happens twice, now under {producer}:{number}")
         after[at.inbox + message] = 1
         after[at.row + message] = numbered
         after[at.number + producer] = number

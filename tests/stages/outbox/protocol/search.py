@@ -82,16 +82,17 @@ class Graph:
         return index
 
     def way(self, to: int) -> str:
-        """The fewest steps that lead there. They are gone once more: to keep their descriptions would take more room
-        than the states, and on the way names may have changed."""
+        """The fewest steps that lead there. They are taken once more: to keep their descriptions would need more room
+        than the states, and a state may be known under other names than those it was reached with."""
         indexes = [to]
         while (before := self._came_from[indexes[-1]]) >= 0:
             indexes.append(before)
         labels = []
         state = self.states[0]
         for index in reversed(indexes[:-1]):
-            label, _, state = next(step for step in self.protocol.steps(state) if self._index(step[2]) == index)
-            labels.append(label)
+            following = self.protocol.steps(state)
+            label, is_fault, state = next(step for step in following if self._index(step[2]) == index)
+            labels.append(f"{label} (a fault)" if is_fault else label)
         return "\n".join(f"{number}. {label}" for number, label in enumerate(labels, 1))
 
 

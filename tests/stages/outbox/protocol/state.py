@@ -58,6 +58,8 @@ SENDS = 4
 DELETES = 5
 """The first of the units is known to be sent."""
 MOVES = 6
+SETTLES = 10
+"""The broker lacks numbers before that of the first of the units."""
 # With what programs have begun: (step, producer, number, units).
 NUMBERED = 7
 SENDS_OWN = 8
@@ -79,6 +81,8 @@ class Bounds(NamedTuple):
     """Of producers of processes that are alive."""
     restores: int = 0
     """The broker is restored as it was at the beginning, and knows no numbers."""
+    settled: int = 0
+    """So many numbers that a restored broker lacks are settled. Where it lacks more, units are moved."""
     producers: int = 2
     """Names at a time. A name that nobody has anything of any more stands for a new one."""
 

@@ -14,6 +14,7 @@ from tests.stages.outbox.protocol.state import (
     PROCESSES,
     READ,
     SENDS,
+    SETTLES,
     TOOK,
     Draft,
     Layout,
@@ -99,7 +100,7 @@ def _relay(doing: tuple[Any, ...], producers: Sequence[int], sets: Sequence[int]
     step, producer, *rest = doing
     if step in (TOOK, NUMBERED):
         return (step, producers[producer], *rest)
-    if step in (READ, SENDS, DELETES, MOVES):
+    if step in (READ, SENDS, DELETES, SETTLES, MOVES):
         number, units, *highest = rest
         return (step, producers[producer], number, tuple((each, sets[what]) for each, what in units), *highest)
     return _relay_of_others(step, producers[producer], rest, sets)
