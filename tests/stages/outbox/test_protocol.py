@@ -48,6 +48,9 @@ def test_nothing_happens_twice_or_is_lost_in_any_order_of_steps(bounds: Bounds) 
         Bounds(messages=1, cuts=1, losses=1, deaths=1, restores=1, producers=3),
         Bounds(messages=1, begun=1, cuts=1, losses=1, restores=1, settled=2, producers=3),
         Bounds(messages=2, cuts=1, restores=1, settled=2, producers=3),
+        Bounds(messages=2, takeovers=1, restores=1, settled=2, producers=3),
+        Bounds(messages=1, begun=1, takeovers=1, restores=1, settled=2, producers=3),
+        Bounds(messages=1, cuts=1, losses=1, deaths=1, takeovers=1, restores=1, settled=2, producers=3),
     ],
     ids=str,
 )
