@@ -22,7 +22,7 @@ from tests.stages.postgres import PostgresServer
 from truenext.cli.main import main
 from truenext.client.tasks.connection import Session as ClientSession
 from truenext.client.tasks.connection import connect
-from truenext.errors import ConnectionLost
+from truenext.errors import ConnectionLost, RolledBack
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.initiation import Initiation
@@ -31,6 +31,7 @@ from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.sending import send_unit
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.beginning import InTransaction
 from truenext.stage.sql.errors import DatabaseAway
@@ -225,6 +226,54 @@ def test_a_broker_that_is_another_one_gets_what_is_left_under_new_numbers(databa
             await t.send(shop.place, Number(n))
         await expect(t, *range(20))
 
+    run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("when", ["before they are settled", "afterwards"])
+def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
+    database: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
+    shop = Shop(is_async=True)
+    once_, is_sent = Relay._once, Relay._is_sent
+
+    async def nothing(relay: Relay) -> None:
+        pass
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        relay, outbox = once._relay, once._outbox
+        for n in range(2):
+            async with t.sql() as sql, shop.app.initiate(sql) as begin:
+                begin.send(shop.take, Number(n), trace=f"order {n}")
+            producer = await relay.borrow()
+            await outbox.number(producer)
+            producer.number += 1
+            relay.give_back(producer)
+        read = await outbox.units_of(producer)
+        assert [each.number for each in read] == [1, 2]
+
+        async def stale() -> None:
+            for each in read:
+                with suppress(RolledBack):
+                    await send_unit(relay._lane, [each], "shop", relay._counts)
+
+        async def interrupted(relay: Relay, unit: Sequence[Waiting]) -> bool:
+            was_sent = await is_sent(relay, unit)
+            if was_sent == (when == "afterwards"):
+                await stale()
+            return was_sent
+
+        monkeypatch.setattr(Relay, "_is_sent", interrupted)
+        # The broker had it, and has lost it.
+        await outbox.confirm([read[0].id], [])
+        relay.in_doubt(relay._free.pop())
+        while await numbers(t, LEFT):
+            await once_(relay)
+        assert await sent(t) == ([1] if when == "afterwards" else [0, 1])
+
+    monkeypatch.setattr(Relay, "_once", nothing)
     run(shop.app, work, database=database)
 
 
@@ -436,7 +485,7 @@ def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatc
     run(shop.app, work, database=database)
 
 
-@pytest.mark.parametrize("whose", ["of the broker", "of the database"])
+@pytest.mark.parametrize("whose", ["of the broker", "of the broker, which did not hear", "of the database"])
 def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,9 +496,9 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
         lost: list[str] = []
 
         async def lossy(relay: Relay, unit: Sequence[Waiting]) -> bool:
-            if len(lost) < 2 and whose == "of the broker":
+            if len(lost) < 2 and whose != "of the database":
                 lost.append(whose)
-                t.broker.lose_commit("after")
+                t.broker.lose_commit("after" if whose == "of the broker" else "before")
             return await is_sent(relay, unit)
 
         async def forgetful(outbox: Outbox, gone: Collection[str], done: Collection[str]) -> None:

@@ -31,6 +31,13 @@ def lost_twice(url: str) -> None:
         test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
 
 
+def relay_not_heard(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(
+            url, "of the broker, which did not hear", patch
+        )
+
+
 def waits_for_no_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_what_a_message_has_to_send_waits_for_no_relay(url, patch)
@@ -55,6 +62,13 @@ def unguarded(url: str) -> None:
         patch.setattr(relay, "send_unit", mutated(sending.send_unit, guard, "assert True"))
         test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
             url, "stage's"
+        )
+
+
+def a_gap(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_once.test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
+            url, "before they are settled", patch
         )
 
 
@@ -96,9 +110,9 @@ FAULTS = [
         "a unit is taken for sent without an answer",
         Relay,
         "_send_all",
-        "if number > highest and not await self._is_sent(unit):",
+        "if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):",
         "if False:",
-        a_lost_answer("before"),
+        relay_not_heard,
     ),
     Fault(
         "a hit acknowledges and has the unit go, unsent",
@@ -163,6 +177,14 @@ FAULTS = [
         "o.producer = :name AND o.number = :number ORDER BY",
         "o.producer = :name AND :number > 0 ORDER BY",
         unguarded,
+    ),
+    Fault(
+        "a unit behind a gap is moved",
+        Relay,
+        "_is_sent_behind_a_gap",
+        "if number - highest > SETTLED_MAX:",
+        "if True:",
+        a_gap,
     ),
     Fault(
         "numbers that the broker knows further are used",

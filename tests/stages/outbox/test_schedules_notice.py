@@ -124,7 +124,14 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "a COMMIT has no number": ([Change(Handling, "_commit", "if number is None:", "if True:")], nothing),
     "a unit is taken for sent without an answer": (
-        [Change(Relay, "_send_all", "if number > highest and not await self._is_sent(unit):", "if False:")],
+        [
+            Change(
+                Relay,
+                "_send_all",
+                "if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):",
+                "if False:",
+            )
+        ],
         nothing,
     ),
     "a hit acknowledges and has the unit go, unsent": (

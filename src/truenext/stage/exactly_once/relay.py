@@ -43,6 +43,8 @@ TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
 UNDER_WAY_MAX = 2
 """Units of what had no number that are sent at once."""
+SETTLED_MAX = 100
+"""Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
 CLEAN_S = 60.0
 """Between two times that the inbox is cleaned, if nothing is left to be cleaned."""
 
@@ -265,7 +267,7 @@ class Relay:
         highest = await self._highest(producer.name)
         for number, rows in groupby(units, key=lambda each: each.number):
             unit = list(rows)
-            if number > highest and not await self._is_sent(unit):
+            if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):
                 return await self._move(producer, [each for each in units if each.number >= number])
             highest = max(highest, number)
             await outbox.confirm([each.id for each in unit], [])
@@ -285,6 +287,32 @@ class Relay:
             return await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
             raise BrokerAway(f"unit {unit[0].id} of the outbox cannot be sent by this process: {error}") from error
+
+    async def _is_sent_behind_a_gap(self, unit: Sequence[Waiting]) -> bool:
+        """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
+        takes this unit under its own number.
+
+        To move it would not do. Whoever has read those units, and has stood still since, may fill the gap, and another
+        one send this unit under its old number. False: it lacks so many that nobody can fill that.
+
+        Raises: as `_send_all`
+        """
+        name, number = unit[0].producer, unit[0].number
+        highest = await self._highest(name)
+        if number - highest > SETTLED_MAX:
+            return False
+        _logger.error(
+            "the broker does not know some numbers of a producer: it has lost something. They are used no more",
+            extra={"producer": name, "number": number, "broker": highest},
+        )
+        try:
+            for missing in range(highest + 1, number):
+                question = {"producer": name, "commit": missing, "settle": True}
+                await self._lane.connection.ask("producer", question, timeout=ASK_S)
+        except Refused:
+            # It remembers too many producers to settle anything.
+            return False
+        return await self._is_sent(unit)
 
     async def _move(self, producer: Producer, units: Sequence[Waiting]) -> bool:
         """To a producer that the broker does not know. Raises: as `_send_all`"""

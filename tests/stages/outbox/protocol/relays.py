@@ -1,0 +1,353 @@
+"""What the relay of a process does: src/truenext/stage/exactly_once/relay.py and src/truenext/stage/sql/outbox.py.
+
+While it works at a producer, that is in doubt. Whatever goes wrong, the relay begins anew with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.stages.outbox.protocol.rules import GAP, Steps
+from tests.stages.outbox.protocol.state import (
+    DELETES,
+    DELETES_OWN,
+    DOUBT,
+    FREE,
+    IDLE,
+    LOOKED,
+    MOVES,
+    NOBODY,
+    NUMBERED,
+    PROCESSES,
+    READ,
+    SENDS,
+    SENDS_OWN,
+    SETTLES,
+    TOOK,
+    UNKNOWN,
+    UNNUMBERED,
+    USED,
+    Draft,
+    State,
+)
+from tests.stages.outbox.protocol.workers import Workers
+
+Units = tuple[tuple[int, int], ...]
+"""Numbers, and what has each."""
+
+
+class Relays(Workers):
+    def of_a_relay(self, state: State, process: int) -> Steps:
+        doing = state[self.at.relay + process]
+        if not doing:
+            for producer in self.at.producers:
+                yield from self._compare(state, process, producer)
+                yield from self._take(state, process, producer)
+                yield from self._number(state, process, producer)
+            return
+        step, rest = doing[0], doing[1:]
+        if step == LOOKED:
+            yield from self._lock(state, process, *rest)
+        elif step == TOOK:
+            yield self._read(state, process, *rest)
+        elif step == READ:
+            yield self._ask(state, process, *rest)
+        elif step == SENDS:
+            yield from self._send(state, process, *rest)
+        elif step == DELETES:
+            yield from self._delete(state, process, *rest)
+        elif step == SETTLES:
+            yield self._settle(state, process, *rest)
+        elif step == MOVES:
+            yield from self._move(state, process, *rest)
+        elif step == NUMBERED:
+            yield self._read_own(state, process, *rest)
+        elif step == SENDS_OWN:
+            yield from self._send_own(state, process, *rest)
+        else:
+            yield from self._delete_own(state, process, *rest)
+
+    def _goes_on(self, state: State, process: int, *doing: Any) -> Draft:
+        after = list(state)
+        after[self.at.relay + process] = doing
+        return after
+
+    # ---- Taking: Relay._take, Outbox.take_over ----
+
+    def _compare(self, state: State, process: int, producer: int) -> Steps:
+        """Relay._find_unknown"""
+        at = self.at
+        if self.fault == "producers are not compared":
+            return
+        if state[at.memory[process] + producer] == UNKNOWN and state[at.owner + producer] == process:
+            after = list(state)
+            self.doubt(after, process, producer)
+            yield f"{process} finds that producer {producer} is its own", False, tuple(after)
+
+    def _take(self, state: State, process: int, producer: int) -> Steps:
+        at = self.at
+        owner = state[at.owner + producer]
+        known = state[at.memory[process] + producer]
+        if known == DOUBT and owner != process:
+            after = list(state)
+            after[at.memory[process] + producer] = UNKNOWN
+            yield f"{process} finds that producer {producer} is another's", False, tuple(after)
+        if known >= USED and self.fault != "taken while it is used here":
+            # Another process has taken it, and has died. Whoever uses it here finds that out first.
+            return
+        is_dead = self.is_dead(state, owner)
+        is_false = owner not in (process, NOBODY) and not is_dead
+        if not (is_dead or (owner == process and known == DOUBT) or (is_false and state[at.takeovers])):
+            return
+        how = ", whose process is alive" if is_false else ""
+        if self.fault == "units read by the locking statement":
+            after = self._goes_on(state, process, LOOKED, producer, self.units_of(state, producer))
+            after[at.takeovers] -= is_false
+            self.doubt(after, process, producer)
+            yield f"{process} waits for producer {producer}{how}", is_false, tuple(after)
+            return
+        if self.is_locked(state, producer) and self.fault != "taken while a transaction uses it":
+            # Busy: later.
+            return
+        number = state[at.number + producer]
+        after = self._goes_on(state, process, TOOK, producer, number)
+        after[at.takeovers] -= is_false
+        after[at.owner + producer] = process
+        if known == UNKNOWN or self.fault != "taken while it is used here":
+            self.doubt(after, process, producer)
+        yield f"{process} takes producer {producer}{how}", is_false, tuple(after)
+        if state[at.losses] and owner != process:
+            after = list(state)
+            after[at.losses] -= 1
+            after[at.takeovers] -= is_false
+            after[at.owner + producer] = process
+            # What it has taken for free it does not any more.
+            after[at.memory[process] + producer] = known if known == DOUBT else UNKNOWN
+            yield f"{process} takes producer {producer}{how}, and does not know it", True, tuple(after)
+
+    def _lock(self, state: State, process: int, producer: int, units: Units) -> Steps:
+        """Only with the fault: the units are as they were before it waited."""
+        at = self.at
+        if not self.is_locked(state, producer):
+            after = self._goes_on(state, process, READ, producer, state[at.number + producer], units)
+            after[at.owner + producer] = process
+            yield f"{process} takes producer {producer}", False, tuple(after)
+
+    def _read(self, state: State, process: int, producer: int, number: int) -> tuple[str, bool, State]:
+        units = self.units_of(state, producer)
+        after = self._goes_on(state, process, READ, producer, number, units)
+        return f"{process} reads units of producer {producer}: {[each for each, _ in units]}", False, tuple(after)
+
+    # ---- Sending what it has: Relay._send_all ----
+
+    def _ask(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
+        highest = state[self.at.highest + producer]
+        after = self._goes_on(state, process, *self._next(producer, number, units, highest))
+        return f"{process} asks the broker for producer {producer}: {highest}", False, tuple(after)
+
+    @staticmethod
+    def _next(producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
+        """What the broker knows already is not sent."""
+        is_known = bool(units) and units[0][0] <= highest
+        return (DELETES if is_known else SENDS, producer, number, units, highest)
+
+    def _send(self, state: State, process: int, producer: int, number: int, units: Units, highest: int) -> Steps:
+        at = self.at
+        if not units:
+            yield from self._end(state, process, producer, number, highest)
+            return
+        first, what = units[0]
+        under = (producer, first)
+        if self.fault == "a new number at the second try":
+            under = (producer, state[at.highest + producer] + 1)
+        label = f"{process} sends {producer}:{under[1]}"
+        after = self._goes_on(state, process, DELETES, producer, number, units, max(highest, first))
+        if self.fault == "a unit is moved when its answer is missing" and producer in PROCESSES:
+            # Once: under its new number it is sent.
+            after = self._goes_on(state, process, MOVES, producer, number, units)
+            yield f"{process} is going to move {producer}:{first}", False, tuple(after)
+            return
+        if self.fault != "taken for sent without an answer" and self.accept(after, under, what) == GAP:
+            lacks = first - 1 - state[at.highest + producer]
+            is_moved = lacks > at.bounds.settled or self.fault == "a unit behind a gap is moved"
+            after[at.relay + process] = (MOVES if is_moved else SETTLES, producer, number, units)
+            label = f"{process} sends {producer}:{under[1]}, which is refused"
+        yield label, False, tuple(after)
+        if state[at.cuts]:
+            after = self._goes_on(state, process)
+            after[at.cuts] -= 1
+            self.cut(after, under, what)
+            if self.fault == "the relay frees it in doubt":
+                after[at.memory[process] + producer] = FREE + number
+            yield f"{process} has no answer to COMMIT of {producer}:{under[1]}", True, tuple(after)
+
+    def _delete(self, state: State, process: int, producer: int, number: int, units: Units, highest: int) -> Steps:
+        at = self.at
+        first, what = units[0]
+        after = self._goes_on(state, process, *self._next(producer, number, units[1:], max(highest, first)))
+        self.delete(after, what)
+        yield f"{process} deletes {producer}:{first}", False, tuple(after)
+        if state[at.losses]:
+            after[at.losses] -= 1
+            after[at.relay + process] = IDLE
+            yield f"{process} deletes {producer}:{first}, and does not know it", True, tuple(after)
+            after = self._goes_on(state, process)
+            after[at.losses] -= 1
+            yield f"{process} does not delete {producer}:{first}", True, tuple(after)
+
+    def _end(self, state: State, process: int, producer: int, number: int, highest: int) -> Steps:
+        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.retire."""
+        at = self.at
+        if highest == number:
+            after = self._goes_on(state, process)
+            after[at.memory[process] + producer] = FREE + number
+            yield f"{process} may use producer {producer}", False, tuple(after)
+            return
+        if self.is_locked(state, producer):
+            return
+        after = self._goes_on(state, process)
+        if state[at.owner + producer] == process:
+            after[at.owner + producer] = NOBODY
+            if state[at.losses]:
+                lost = list(after)
+                lost[at.losses] -= 1
+                yield f"{process} retires producer {producer}, and does not know it", True, tuple(lost)
+        after[at.memory[process] + producer] = UNKNOWN
+        yield f"{process} retires producer {producer}", False, tuple(after)
+
+    def _settle(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
+        """Relay._is_sent_behind_a_gap: the next number counts as used, until it is the unit's own turn.
+
+        What comes late under such a number is refused. Here it is a repeat, which does as little.
+        """
+        at = self.at
+        highest = state[at.highest + producer]
+        if highest < units[0][0] - 1:
+            after = list(state)
+            after[at.highest + producer] = highest + 1
+            return f"{process} settles {producer}:{highest + 1}", False, tuple(after)
+        after = self._goes_on(state, process, SENDS, producer, number, units, units[0][0] - 1)
+        return f"{process} has settled what is missing before {producer}:{units[0][0]}", False, tuple(after)
+
+    # ---- Moving to new numbers: Relay._move, Outbox.move ----
+
+    def _move(self, state: State, process: int, producer: int, number: int, units: Units) -> Steps:
+        at = self.at
+        if self.is_locked(state, producer):
+            return
+        is_own = state[at.owner + producer] == process and state[at.number + producer] == number
+        if not is_own and self.fault != "the owner is not looked at":
+            after = self._goes_on(state, process)
+            after[at.memory[process] + producer] = UNKNOWN
+            yield f"{process} does not move producer {producer}, which is another's", False, tuple(after)
+            return
+        names = self.new_producers(state)
+        if not names:
+            return
+        new = names[0]
+        after = self._goes_on(state, process)
+        after[at.owner + producer] = NOBODY
+        for to, (before, _) in enumerate(units, 1):
+            for unit in self.each(self.rows_of(state, (producer, before))):
+                after[at.row + unit] = (new, to)
+        self.make_producer(after, new, process, len(units))
+        label = f"{process} moves {[each for each, _ in units]} of producer {producer} to {new}"
+        if state[at.losses]:
+            lost = list(after)
+            lost[at.losses] -= 1
+            yield f"{label}, and does not know it", True, tuple(lost)
+        after[at.memory[process] + producer] = UNKNOWN
+        self.doubt(after, process, new)
+        yield label, False, tuple(after)
+
+    # ---- What programs have begun: Relay._number_some, Outbox.number ----
+
+    def _number(self, state: State, process: int, producer: int) -> Steps:
+        at = self.at
+        known = state[at.memory[process] + producer]
+        if not self.is_free(known):
+            return
+        unnumbered = sum(1 << unit for unit in at.begun if state[at.row + unit] == UNNUMBERED)
+        if not unnumbered or self.is_locked(state, producer):
+            return
+        number = known - FREE + 1
+        if not self._may_use(state, process, producer, number):
+            after = list(state)
+            after[at.memory[process] + producer] = UNKNOWN
+            yield f"{process} has lost producer {producer}", False, tuple(after)
+            return
+        for units in range(1, unnumbered + 1):
+            # Some of them: the others may have been begun later, or be for the other lane.
+            if units & ~unnumbered:
+                continue
+            after = self._goes_on(state, process, NUMBERED, producer, number)
+            after[at.number + producer] = number
+            for unit in at.units:
+                has_one = state[at.row + unit] not in (0, UNNUMBERED) and self.fault == "a new number for what has one"
+                if units >> unit & 1 or (has_one and state[at.row + unit][0] == producer):
+                    after[at.row + unit] = (producer, number)
+            self.doubt(after, process, producer)
+            label = f"{process} gives {producer}:{number} to units {list(self.each(units))}"
+            yield label, False, tuple(after)
+            if state[at.losses]:
+                after[at.losses] -= 1
+                after[at.relay + process] = IDLE
+                yield f"{label}, and does not know it", True, tuple(after)
+
+    def _read_own(self, state: State, process: int, producer: int, number: int) -> tuple[str, bool, State]:
+        at = self.at
+        units = self.rows_of(state, (producer, number))
+        if self.fault == "all that a producer has goes under its new number":
+            units = sum(each for _, each in self.units_of(state, producer))
+        if units:
+            after = self._goes_on(state, process, SENDS_OWN, producer, number, units)
+        else:
+            # Another process has taken the producer, and has sent them. The next use finds that out.
+            after = self._goes_on(state, process)
+            after[at.memory[process] + producer] = FREE + number - 1
+        return f"{process} reads units {list(self.each(units))} of {producer}:{number}", False, tuple(after)
+
+    def _send_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        after = self._goes_on(state, process, DELETES_OWN, producer, number, units)
+        if self.accept(after, (producer, number), units) == GAP:
+            # It is in doubt: to be taken, and moved.
+            after[at.relay + process] = IDLE
+        yield f"{process} sends {producer}:{number}", False, tuple(after)
+        if state[at.cuts]:
+            after = self._goes_on(state, process)
+            after[at.cuts] -= 1
+            self.cut(after, (producer, number), units)
+            yield f"{process} has no answer to COMMIT of {producer}:{number}", True, tuple(after)
+
+    def _delete_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        after = self._goes_on(state, process)
+        self.delete(after, units)
+        if state[at.losses]:
+            lost = list(after)
+            lost[at.losses] -= 1
+            yield f"{process} deletes {producer}:{number}, and does not know it", True, tuple(lost)
+            kept = self._goes_on(state, process)
+            kept[at.losses] -= 1
+            yield f"{process} does not delete {producer}:{number}", True, tuple(kept)
+        after[at.memory[process] + producer] = FREE + number
+        yield f"{process} deletes {producer}:{number}", False, tuple(after)
+
+    # ---- Behind a worker's COMMIT: Confirming ----
+
+    def of_confirming(self, state: State, process: int) -> Steps:
+        for unit in self.each(state[self.at.sent + process]):
+            after = list(state)
+            self.delete(after, 1 << unit)
+            yield f"{process} deletes unit {unit}", False, tuple(after)
+
+    # ---- It dies ----
+
+    def leave_late(self, state: State, after: Draft, process: int) -> None:
+        doing = state[self.at.relay + process]
+        if doing and doing[0] == SENDS and doing[3]:
+            first, what = doing[3][0]
+            self.cut(after, (doing[1], first), what)
+        elif doing and doing[0] == SENDS_OWN:
+            self.cut(after, doing[1:3], doing[3])

@@ -1,0 +1,284 @@
+"""What the broker and the database do by themselves, and what they do when asked: the rules that processes rely on.
+
+A step is a description, whether it is something that goes wrong, and the state afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tests.stages.outbox.protocol.state import (
+    DONE,
+    DOUBT,
+    FORGOTTEN,
+    FREE,
+    IDLE,
+    LATE,
+    NO_ROW,
+    NOBODY,
+    NOT_SENT,
+    PROCESSES,
+    RAN,
+    READY,
+    SENT,
+    UNKNOWN,
+    USED,
+    Draft,
+    Layout,
+    Numbered,
+    State,
+)
+
+Step = tuple[str, bool, State]
+Steps = Iterator[Step]
+
+REPEAT, GAP, ACCEPTED = "repeat", "gap", "accepted"
+
+FAULTS: Final = (
+    "a hit takes its unit for sent",
+    "a new number at the second try",
+    "a new number for what has one",
+    "a unit behind a gap is moved",
+    "a unit is moved when its answer is missing",
+    "all that a producer has goes under its new number",
+    "deleted before the answer",
+    "deleted when the answer is missing",
+    "neither owner nor number is looked at",
+    "producers are not compared",
+    "taken for sent without an answer",
+    "taken while a transaction uses it",
+    "taken while it is used here",
+    "the inbox is not asked",
+    "the owner is not looked at",
+    "the relay frees it in doubt",
+    "two units under way in a producer",
+    "units read by the locking statement",
+    "used on in doubt",
+)
+"""Each breaks one rule. An empty name breaks none."""
+
+
+class Violation(Exception):
+    pass
+
+
+class Rules:
+    def __init__(self, layout: Layout, fault: str = "") -> None:
+        assert not fault or fault in FAULTS
+        self.at = layout
+        self.fault = fault
+
+    # ---- The broker ----
+
+    def accept(self, after: Draft, numbered: Numbered, units: int, acknowledged: int = -1) -> str:
+        """COMMIT under a number (docs/contract.md, L5), without gaps.
+
+        Raises: Violation
+        """
+        at = self.at
+        producer, number = numbered
+        highest = after[at.highest + producer]
+        answer = ACCEPTED
+        if number > highest + 1:
+            if not at.was_restored(after):
+                raise Violation(f"number {number} of producer {producer} leaves one out")
+            answer = GAP
+        elif number <= highest:
+            answer = REPEAT
+        else:
+            after[at.highest + producer] = number
+            for unit in self.each(units):
+                if after[at.output + unit] == SENT:
+                    raise Violation(f"unit {unit} is sent twice, now under {producer}:{number}")
+                after[at.output + unit] = SENT
+        if acknowledged >= 0:
+            # What a repeat, or a COMMIT that was refused, has acknowledged comes back.
+            after[at.message + acknowledged] = DONE if answer is ACCEPTED else READY
+        return answer
+
+    def cut(self, after: Draft, numbered: Numbered, units: int, acknowledged: int = -1) -> None:
+        """The connection is lost behind this COMMIT, which the broker may execute at any time, or never.
+
+        That the answer alone is lost is the case in which it does so at once.
+        """
+        at = self.at
+        late = set(after[at.late])
+        late.add((*numbered, units, acknowledged))
+        after[at.late] = tuple(sorted(late))
+        if acknowledged >= 0:
+            after[at.message + acknowledged] = LATE
+
+    def of_the_broker(self, state: State) -> Steps:
+        at = self.at
+        for each in state[at.late]:
+            producer, number, units, acknowledged = each
+            rest = tuple(other for other in state[at.late] if other is not each)
+            after = list(state)
+            after[at.late] = rest
+            self.accept(after, (producer, number), units, acknowledged)
+            yield f"the broker executes the late COMMIT {producer}:{number}", False, tuple(after)
+            after = list(state)
+            after[at.late] = rest
+            if acknowledged >= 0:
+                after[at.message + acknowledged] = READY
+            yield f"the broker never gets the late COMMIT {producer}:{number}", False, tuple(after)
+        if state[at.restores]:
+            after = list(state)
+            after[at.restores] -= 1
+            # No connection survives that, so nothing is late any more.
+            after[at.late] = ()
+            for message in at.messages:
+                after[at.message + message] = READY
+            for producer in at.producers:
+                after[at.highest + producer] = 0
+            for unit in at.units:
+                if after[at.output + unit] == SENT:
+                    after[at.output + unit] = FORGOTTEN
+            yield "the broker is restored", True, tuple(after)
+
+    # ---- The database ----
+
+    def commit_work(self, after: Draft, message: int, numbered: Numbered) -> None:
+        """Effect, inbox, unit and number, in one transaction.
+
+        Raises: Violation
+        """
+        at = self.at
+        producer, number = numbered
+        if after[at.inbox + message]:
+            raise Violation(f"the effect of message {message} happens twice, now under {producer}:{number}")
+        after[at.inbox + message] = 1
+        after[at.row + message] = numbered
+        after[at.number + producer] = number
+
+    def of_the_database(self, state: State) -> Steps:
+        at = self.at
+        for message in at.messages:
+            pending = state[at.pending + message]
+            if pending:
+                after = list(state)
+                after[at.pending + message] = 0
+                yield f"the database rolls back message {message}", False, tuple(after)
+                after = list(state)
+                after[at.pending + message] = 0
+                self.commit_work(after, message, pending)
+                yield f"the database commits message {message}, late", False, tuple(after)
+
+    def is_locked(self, state: State, producer: int) -> bool:
+        """A transaction that has not ended has changed its row.
+
+        Only those of messages last. All others do nothing between their first lock and their end but to wait for the
+        database, so they are one step each.
+        """
+        at = self.at
+        for message in at.messages:
+            pending = state[at.pending + message]
+            if pending and pending[0] == producer:
+                return True
+            for process in PROCESSES:
+                doing = state[at.worker[process] + message]
+                if doing and doing[0] == RAN and doing[1] == producer:
+                    return True
+        return False
+
+    def is_under_way(self, state: State, message: int) -> bool:
+        """A transaction that has not ended has its row of the inbox."""
+        at = self.at
+        if state[at.pending + message]:
+            return True
+        for process in PROCESSES:
+            doing = state[at.worker[process] + message]
+            if doing and doing[0] == RAN:
+                return True
+        return False
+
+    def delete(self, after: Draft, units: int) -> None:
+        """Their rows: whatever number they have.
+
+        Raises: Violation
+        """
+        at = self.at
+        for unit in self.each(units):
+            if after[at.output + unit] == NOT_SENT:
+                raise Violation(f"unit {unit} is deleted, and was not sent")
+            after[at.row + unit] = NO_ROW
+            # Those who would delete it later have nothing to do.
+            for process in PROCESSES:
+                after[at.sent + process] &= ~(1 << unit)
+
+    def rows_of(self, state: State, numbered: Numbered) -> int:
+        at = self.at
+        return sum(1 << unit for unit in at.units if state[at.row + unit] == numbered)
+
+    def units_of(self, state: State, producer: int) -> tuple[tuple[int, int], ...]:
+        """Each number that is in the outbox, with all that has it."""
+        at = self.at
+        found: dict[int, int] = {}
+        for unit in at.units:
+            row = state[at.row + unit]
+            if row and row != 1 and row[0] == producer:
+                found[row[1]] = found.get(row[1], 0) | 1 << unit
+        return tuple(sorted(found.items()))
+
+    def new_producers(self, state: State) -> list[int]:
+        """Names that are not used, as far as the search has any left: nobody has anything of them."""
+        at = self.at
+        return [
+            producer
+            for producer in at.producers
+            if state[at.owner + producer] == NOBODY and not self._is_mentioned(state, producer)
+        ]
+
+    def _is_mentioned(self, state: State, producer: int) -> bool:
+        at = self.at
+        return (
+            any(state[at.memory[process] + producer] != UNKNOWN for process in PROCESSES)
+            or any(each[0] == producer for each in state[at.late])
+            or any(doing and doing[1] == producer for doing in state[at.relay : at.relay + 2])
+            or any(row and row != 1 and row[0] == producer for row in state[at.row : at.row + len(at.units)])
+            or any(each and each[0] == producer for each in state[at.pending : at.pending + len(at.messages)])
+            or any(
+                len(doing) > 1 and doing[1] == producer
+                for process in PROCESSES
+                for doing in state[at.worker[process] : at.worker[process] + len(at.messages)]
+            )
+        )
+
+    def make_producer(self, after: Draft, producer: int, owner: int, number: int) -> None:
+        at = self.at
+        after[at.owner + producer] = owner
+        after[at.number + producer] = number
+        after[at.highest + producer] = 0
+
+    # ---- What a process knows ----
+
+    def doubt(self, after: Draft, process: int, producer: int) -> None:
+        """An answer is missing: it is not used before it was taken anew."""
+        after[self.at.memory[process] + producer] = DOUBT
+
+    def has_sent(self, after: Draft, process: int, unit: int) -> None:
+        """Its row may go, at any time."""
+        if after[self.at.row + unit]:
+            after[self.at.sent + process] |= 1 << unit
+
+    @staticmethod
+    def is_free(memory: int) -> bool:
+        return FREE <= memory < USED
+
+    def each(self, units: int) -> Iterator[int]:
+        return (unit for unit in self.at.units if units >> unit & 1)
+
+    def is_dead(self, state: State, process: int) -> bool:
+        return process != NOBODY and not state[self.at.is_alive + process]
+
+    def forget_all(self, after: Draft, process: int) -> None:
+        """It is dead."""
+        at = self.at
+        after[at.is_alive + process] = 0
+        after[at.relay + process] = IDLE
+        after[at.sent + process] = 0
+        for message in at.messages:
+            after[at.worker[process] + message] = IDLE
+        for producer in at.producers:
+            after[at.memory[process] + producer] = UNKNOWN

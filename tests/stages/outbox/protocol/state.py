@@ -1,0 +1,181 @@
+"""What a state of the protocol is: one flat tuple of small values, so that a million of them fit.
+
+A unit is what one message sends, or what a program's own transaction has begun. Units are counted through, messages
+first, and so are producers. In the database at most one row is a unit's. A set of units is the bits of a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+State = tuple[Any, ...]
+Draft = list[Any]
+"""A state that is being changed."""
+Numbered = tuple[int, int]
+"""A producer, and a number of it."""
+
+PROCESSES: Final = (0, 1)
+
+# A message, as the broker has it. Else: the process that has it.
+READY, DONE = 2, 3
+LATE = 4
+"""It is with a connection that was given up. A COMMIT on its way may still acknowledge it."""
+
+# A row of the outbox. Else: what it is numbered.
+NO_ROW, UNNUMBERED = 0, 1
+
+# An output, as the broker has it.
+NOT_SENT, SENT = 0, 1
+FORGOTTEN = 2
+"""It was there, and the broker that was restored has it no more: it may be sent again, and need not be."""
+
+# A producer's owner. Else: a process.
+NOBODY = 2
+"""It is not in the table: not yet, or not any more."""
+
+# What a process knows of a producer. Else: FREE, or USED, and the number.
+UNKNOWN, DOUBT = -2, -1
+FREE, USED = 0, 100
+
+# What a worker does with a message, with a producer and a number.
+IDLE: Final = ()
+RAN = 1
+"""The last statement before SQL's COMMIT has returned. The transaction has locks on the row of its message in the
+inbox, and on that of its producer."""
+COMMITTED = 2
+"""In SQL."""
+FOUND = 3
+"""The message was handled before. This is what it has to send."""
+HANDLED = 4
+"""The message was handled before. Nothing is left to be sent."""
+
+# What a relay does with a producer. The values are (step, producer, number, units, highest number the broker knows).
+LOOKED = 1
+"""Only with a fault planted: it reads the units by the statement that waits for the lock."""
+TOOK = 2
+READ = 3
+SENDS = 4
+DELETES = 5
+"""The first of the units is known to be sent."""
+MOVES = 6
+SETTLES = 10
+"""The broker lacks numbers before that of the first of the units."""
+# With what programs have begun: (step, producer, number, units).
+NUMBERED = 7
+SENDS_OWN = 8
+DELETES_OWN = 9
+
+
+class Bounds(NamedTuple):
+    """How much there is, and how often what goes wrong."""
+
+    messages: int = 1
+    begun: int = 0
+    """Units that programs begin."""
+    cuts: int = 0
+    """Connections to the broker that are lost in a transaction."""
+    losses: int = 0
+    """Answers of the database that are lost."""
+    deaths: int = 0
+    takeovers: int = 0
+    """Of producers of processes that are alive."""
+    restores: int = 0
+    """The broker is restored as it was at the beginning, and knows no numbers."""
+    settled: int = 0
+    """So many numbers that a restored broker lacks are settled. Where it lacks more, units are moved."""
+    producers: int = 2
+    """Names at a time. A name that nobody has anything of any more stands for a new one."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._asdict().items() if value)
+
+
+class Layout:
+    """Where what is in a state."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.messages = range(bounds.messages)
+        self.units = range(bounds.messages + bounds.begun)
+        self.begun = range(bounds.messages, bounds.messages + bounds.begun)
+        self.producers = range(bounds.producers)
+        self._size = 0
+        # The broker.
+        self.message = self._room(bounds.messages)
+        self.output = self._room(len(self.units))
+        self.highest = self._room(bounds.producers)
+        self.late = self._room(1)
+        """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
+        # The database.
+        self.inbox = self._room(bounds.messages)
+        """It has the message. The effect of the message is there exactly then."""
+        self.row = self._room(len(self.units))
+        self.owner = self._room(bounds.producers)
+        self.number = self._room(bounds.producers)
+        self.pending = self._room(bounds.messages)
+        """A transaction of the message that nobody waits for. The database will commit it, or roll it back."""
+        # Processes.
+        self.is_alive = self._room(2)
+        self.worker = tuple(self._room(bounds.messages) for _ in PROCESSES)
+        self.memory = tuple(self._room(bounds.producers) for _ in PROCESSES)
+        self.relay = self._room(2)
+        self.sent = self._room(2)
+        """Units that are known to be sent. Their rows are to be deleted."""
+        # What may still go wrong.
+        self.cuts, self.losses, self.deaths, self.takeovers, self.restores = (self._room(1) for _ in range(5))
+
+    def _room(self, count: int) -> int:
+        at, self._size = self._size, self._size + count
+        return at
+
+    def beginning(self) -> State:
+        """Each process has a producer."""
+        bounds = self.bounds
+        first: Draft = [0] * self._size
+        for message in self.messages:
+            first[self.message + message] = READY
+        for unit in self.begun:
+            first[self.row + unit] = UNNUMBERED
+        # A broker that knows a producer no more shows only when that was used before.
+        used = 1 if bounds.restores else 0
+        for producer in self.producers:
+            is_there = producer in PROCESSES
+            first[self.owner + producer] = producer if is_there else NOBODY
+            first[self.number + producer] = first[self.highest + producer] = used if is_there else 0
+            for process in PROCESSES:
+                first[self.memory[process] + producer] = FREE + used if producer == process else UNKNOWN
+        for process in PROCESSES:
+            first[self.is_alive + process] = 1
+            first[self.relay + process] = IDLE
+            for message in self.messages:
+                first[self.worker[process] + message] = IDLE
+        first[self.late] = ()
+        first[self.cuts], first[self.losses], first[self.deaths] = bounds.cuts, bounds.losses, bounds.deaths
+        first[self.takeovers], first[self.restores] = bounds.takeovers, bounds.restores
+        return tuple(first)
+
+    def is_good(self, state: State) -> bool:
+        """All is over, and was done and sent once."""
+        return (
+            all(each == DONE for each in state[self.message : self.message + len(self.messages)])
+            and all(state[self.inbox : self.inbox + len(self.messages)])
+            and NOT_SENT not in state[self.output : self.output + len(self.units)]
+            and not any(state[self.row : self.row + len(self.units)])
+            and not any(state[self.pending : self.pending + len(self.messages)])
+        )
+
+    def unfinished(self, state: State) -> str:
+        """What keeps it from being good."""
+        left = [f"message {each} is not acknowledged" for each in self.messages if state[self.message + each] != DONE]
+        for unit in self.units:
+            if state[self.output + unit] == NOT_SENT:
+                left.append(f"unit {unit} is not sent")
+            row = state[self.row + unit]
+            if row:
+                under = "no number" if row == UNNUMBERED else "{}:{}".format(*row)
+                left.append(f"unit {unit} is in the outbox, under {under}")
+        return ", ".join(left) or "a transaction is under way"
+
+    def was_restored(self, state: State | Draft) -> bool:
+        """The broker."""
+        return bool(state[self.restores] < self.bounds.restores)
