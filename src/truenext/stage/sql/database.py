@@ -104,7 +104,8 @@ class Database:
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
         if self._own is None:
-            self._own = _Pools(self._address, False, OUTBOX_CONNECTIONS)
+            # Of few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
+            self._own = _Pools(self._address, True, OUTBOX_CONNECTIONS)
         return Outbox(self._own.for_tasks, service, owner, instance)
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
