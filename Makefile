@@ -35,7 +35,7 @@ help: ## Say what can be made
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
 
-demo: .venv/spark ## Run the production case that broke ActiveMQ, against a broker of our own, and show what came out
+demo: .venv/spark ## Run the production case that broke ActiveMQ, and a service of stages that is killed; show what came out, audited by Spark
 	$(BIN)/python -m examples.demo
 
 reference: .venv/test ## Write docs/reference.md anew, from the client's docstrings

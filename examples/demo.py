@@ -5,6 +5,8 @@ The production case of 2023: ordinary messages (persistent, priority 4) and inte
 the interactive messages wait behind the batch. Here stomp.py, a package from PyPI, sends and receives over real
 sockets, with the broker in a process of its own, which is also killed and started again. At the end Spark proves from
 the history that the broker wrote what the client saw: every dispatch was the true next.
+
+Then a service of stages processes orders, and Spark audits what each order got (examples/orders).
 """
 
 import argparse
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,9 @@ import stomp
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from examples.broker import Broker
+from examples.orders.demo import show as show_orders
 
 RECEIVE_SECONDS = 10.0
 """A message that does not come within this time counts as lost."""
@@ -68,39 +73,6 @@ class Result(NamedTuple):
     @property
     def is_right(self) -> bool:
         return not self.lost and not self.out_of_place and len(self.delivered) == len(self.sent)
-
-
-class Broker:
-    """`truenext serve` as a process of its own."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "truenext", "serve", "--data", str(self.data)]
-        self._process = subprocess.Popen(
-            [*command, "--listen", "stomp://127.0.0.1:0"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith("listening on "):
-            raise SystemExit(f"the broker did not start: {line!r}")
-        self.port = int(line.rsplit(":", 1)[1])
-
-    def kill(self) -> None:
-        self._end(self._process.kill)
-
-    def stop(self) -> None:
-        self._end(self._process.terminate)
-
-    def _end(self, how: Callable[[], None]) -> None:
-        if self._process.returncode is not None:
-            return
-        how()
-        self._process.wait(30)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 class Client(stomp.ConnectionListener):
@@ -313,6 +285,8 @@ def main() -> int:
         if ours is not None:
             ours.stop()
             is_right &= is_proved(ours.data, console)
+            console.print()
+            is_right &= show_orders(console, REPORT / "orders")
     return 0 if is_right else 1
 
 

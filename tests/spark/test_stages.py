@@ -278,6 +278,17 @@ def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(ju
     assert [row["failed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [8]
 
 
+def test_what_the_history_acknowledges_is_not_under_way(judged: Judged) -> None:
+    """A process that is killed may have committed what it had not told yet."""
+    for kind, order in (("ended", "order 1"), ("acknowledged", "order 2")):
+        begun = judged.run(order, "order.place.stage.reserve")
+        judged.stages.remove(judged.end(begun))
+        if kind == "acknowledged":
+            judged.forget(begun, kind)
+    flows = judged.judge().tables["flows"].where("under_way > 0").collect()
+    assert [(row["trace"], row["under_way"]) for row in flows] == [("order 2", 1)]
+
+
 def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
     judged: Judged, story: Story, tmp_path: Path, spark: SparkSession
 ) -> None:

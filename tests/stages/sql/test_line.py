@@ -6,9 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.stages.sql.shop import Driven, Shop, insert
+from truenext.stage.sql import Database, applied_schema
 from truenext.stage.sql.line import Line, line_of
+from truenext.stage.sql.outbox import Outbox
+from truenext.stage.sql.work import TaskWork
 
 
 async def _stand(line: Line, name: str, served: list[str], *, is_interactive: bool = False) -> None:
@@ -149,3 +153,41 @@ def test_works_of_both_kinds_and_of_several_databases_stand_in_the_one_line_of_t
         waiting.result(30)
         second.commit()
         assert shop.orders() == [1, 2]
+
+
+def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqlite_url: str) -> None:
+    """The relay sends what a user's transaction has begun. Behind a batch it took seconds instead of one."""
+    applied_schema(sqlite_url)
+    served: list[str] = []
+
+    async def work(work: TaskWork) -> None:
+        await work.session.execute(text("SELECT 1"))
+        served.append("work")
+        await work.rollback()
+
+    async def look(outbox: Outbox) -> None:
+        await outbox.look()
+        served.append("outbox")
+
+    async def main() -> None:
+        database = Database(sqlite_url, interactive=1, others=2)
+        try:
+            await database.open()
+            outbox = database.outbox("shop", "process", "shop on a")
+            first = database.task_work()
+            await first.session.execute(text("SELECT 1"))
+            file = database._address.file
+            assert file is not None
+            line = line_of(file)
+            tasks = []
+            for number, each in enumerate((work(database.task_work()), look(outbox)), 1):
+                tasks.append(asyncio.create_task(each))
+                while len(line._interactive) + len(line._others) < number:
+                    await asyncio.sleep(0)
+            await first.rollback()
+            await asyncio.gather(*tasks)
+        finally:
+            await database.close()
+
+    asyncio.run(main())
+    assert served == ["outbox", "work"]

@@ -16,7 +16,8 @@ RUNS_MAX = 60
 def flows(joined: DataFrame) -> DataFrame:
     """One row per flow of which a run is told: when it began and last did something, its messages and runs, how many of
     these failed, how many messages were `given_up` (dead letters, expired, removed) and are `under_way`."""
-    ended = F.col("outcome").isin(*DONE)
+    # What was acknowledged is not under way, though its process was killed before it said that its stage had ended.
+    ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("gone") == "acknowledged", F.lit(False))
     lost = F.col("gone").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "refused")
     messages = (
         joined.where("begun_at is not null")

@@ -32,6 +32,15 @@ PROBE_S = 10.0
 """A database that has not answered by then is away."""
 
 
+_OF_THE_OUTBOX: dict[bool, dict[str, Any]] = {
+    # What two of its statements see is relied on, whatever the database's own level is. Each second the same connection
+    # is taken, and need not be asked whether it lives.
+    True: {"isolation_level": "READ COMMITTED", "pool_use_lifo": True},
+    False: {},
+}
+"""By whether it is PostgreSQL."""
+
+
 class Database:
     """It belongs to the event loop in which it is opened."""
 
@@ -104,9 +113,8 @@ class Database:
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
         if self._own is None:
-            # What two of its statements see is relied on, whatever the database's own level is.
-            level = {"isolation_level": "READ COMMITTED"} if self._address.file is None else {}
-            self._own = _Pools(self._address, False, OUTBOX_CONNECTIONS, **level)
+            # Few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
+            self._own = _Pools(self._address, True, OUTBOX_CONNECTIONS, **_OF_THE_OUTBOX[self._address.file is None])
         return Outbox(self._own.for_tasks, service, owner, instance)
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:

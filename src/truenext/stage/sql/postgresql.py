@@ -17,7 +17,8 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-IDLE_S = 1.0
+IDLE_S = 2.0
+"""More than a second, after which the relay looks again: it is not to ask twice."""
 
 _SINCE = "truenext: idle since"
 

@@ -1,0 +1,42 @@
+"""The broker of the demos: `truenext serve` as a process of its own, which is killed and started again."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Broker:
+    """It listens where it did before, so that whoever was connected finds it again."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"stomp://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "truenext", "serve", "--data", str(self.data), "--listen", self.url]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise SystemExit(f"the broker did not start: {line!r}")
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        self._end(self._process.kill)
+
+    def stop(self) -> None:
+        self._end(self._process.terminate)
+
+    def _end(self, how: Callable[[], None]) -> None:
+        if self._process.returncode is not None:
+            return
+        how()
+        self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()

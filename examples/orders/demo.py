@@ -1,0 +1,92 @@
+"""Does each order get what is due to it, once, although broker and service are killed? A service of five stages on
+SQLite shows it, and Spark judges it. `python -m examples.orders.demo` runs it alone.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from examples.orders.audit import VERDICT, Answer, judge
+from examples.orders.run import Counts, run
+
+KINDS = {"customer": "interactive, outbox", "asked": "interactive, asked", "batch": "batch"}
+"""What is printed of a kind of orders, in this order."""
+SHOWN_MAX = 20
+"""Findings that are printed; the file has all."""
+
+
+def show(console: Console, out: Path) -> bool:
+    """Run and audit it, and print what came out: whether all was right."""
+    counts = Counts()
+    console.print("[bold]A service of stages processes orders while broker and service are killed[/bold]")
+    console.print(
+        f"{sum(counts)} orders: {counts.customer} in users' own transactions, {counts.asked} asked for by users who "
+        f"wait, {counts.batch} in a batch; two processes of five stages, SQLite, exactly once"
+    )
+    with tempfile.TemporaryDirectory(prefix="truenext-orders-") as folder:
+        left = run(Path(folder), counts, console.print)
+        console.print(f"  {left.seconds:.0f} s until nothing waited any more\n")
+        console.print("[bold]Spark audits broker, stages and orders[/bold]")
+        answer = judge(left, out)
+    print_answer(console, answer)
+    console.print(f"For programs: {out / VERDICT}")
+    return answer.is_right
+
+
+def print_answer(console: Console, answer: Answer) -> None:
+    console.print(_kinds(answer))
+    console.print(_tables(answer))
+    console.print(_letters(answer))
+    for each in answer.findings[:SHOWN_MAX]:
+        console.print(f"[red]{each.order or 'all'}: {each.finding}[/red]")
+    if len(answer.findings) > SHOWN_MAX:
+        console.print(f"[red]and {len(answer.findings) - SHOWN_MAX} more[/red]")
+    if answer.is_right:
+        console.print("[bold green]Every order got what was due to it, once.[/bold green]")
+    elif answer.findings:
+        console.print("[bold red]Not every order got what was due to it, once.[/bold red]")
+    else:
+        console.print("[bold red]The contract of broker and stages was broken: see above.[/bold red]")
+
+
+def _kinds(answer: Answer) -> Table:
+    table = _table("Orders and their flows (p50, p99: seconds from order to end, kills included)", "orders")
+    for name in ("committed", "rolled back", "twice", "flows", "ended", "given up", "untold", "p50", "p99"):
+        table.add_column(name, justify="right")
+    for each in sorted(answer.kinds, key=lambda each: list(KINDS).index(each.kind)):
+        counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.ended, each.given_up, each.untold)
+        table.add_row(KINDS[each.kind], *map(str, counts), _seconds(each.p50), _seconds(each.p99))
+    return table
+
+
+def _tables(answer: Answer) -> Table:
+    table = _table("Rows of the service's own tables, which have no primary keys", "table")
+    for name in ("due", "there", "orders with too few", "orders with too many"):
+        table.add_column(name, justify="right")
+    for each in answer.tables:
+        table.add_row(each.table, str(each.due), str(each.there), str(each.missing), str(each.too_many))
+    return table
+
+
+def _letters(answer: Answer) -> Table:
+    table = _table("Dead letters of the broker", "stage", "last cause")
+    table.add_column("messages", justify="right")
+    for each in answer.letters:
+        table.add_row(each.stage, each.cause, str(each.messages))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    sys.exit(0 if show(console, Path("demo-report") / "orders") else 1)

@@ -1,0 +1,234 @@
+"""How do orders get through the service while the broker and a process of the service are killed?
+
+    web application ──▶ broker ──▶ two processes of the service ──▶ SQLite
+           │                                                          │
+           └── its own list of what it has committed                  └── a row for each stage that an order has passed
+
+All are processes of their own. What each of them leaves behind is in one folder, and is judged afterwards (audit.py).
+"""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from examples.broker import Broker
+from examples.orders.service import TABLES, WEB_TABLE
+from truenext import blocking
+
+SERVICE = "examples.orders.service:app"
+ROOT = Path(__file__).parents[2]
+
+END_S = 240.0
+"""After this time what is not done counts as stuck, and the audit says what it is."""
+QUIET_S = 1.0
+"""Nothing must wait anywhere for so long."""
+LINE_S = 3.0
+"""Between two lines that say how far it is."""
+
+Say = Callable[[str], object]
+
+
+class Counts(NamedTuple):
+    """Orders of each kind that the web application begins."""
+
+    customer: int = 150
+    asked: int = 100
+    batch: int = 750
+
+
+class Letter(msgspec.Struct):
+    """A dead letter, as the broker has it at the end."""
+
+    order: str
+    stage: str
+    cause: str
+
+
+class Left(NamedTuple):
+    """What the run has left behind."""
+
+    data: Path
+    """The broker's data folder, with its history."""
+    events: Path
+    """What the stages have written down."""
+    database: Path
+    orders: Path
+    """The web application's own list."""
+    letters: list[Letter]
+    waiting: dict[str, int]
+    """Messages that are in queues, and in the outbox, though all should be done."""
+    seconds: float
+
+
+class Queue(msgspec.Struct):
+    name: str
+    waiting: int
+    unacknowledged: int
+
+
+class _Envelope(msgspec.Struct):
+    """Of what travels between stages (docs/stages-wire.md)."""
+
+    flow: "_Flow"
+
+
+class _Flow(msgspec.Struct):
+    trace: str
+
+
+class Program:
+    """A process that is started with one command line, again and again if need be."""
+
+    def __init__(self, log: Path, *command: str) -> None:
+        self._log = log
+        self._command = [sys.executable, "-m", *command]
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Raises: SystemExit if it does not end well"""
+        self._process.terminate()
+        if self._process.wait(60):
+            raise SystemExit(f"{' '.join(self._command)} has ended with {self.status}; its log is\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+def run(folder: Path, counts: Counts, say: Say) -> Left:
+    """Start everything, kill the broker and a process of the service on the way, and stop when nothing waits."""
+    database, events, orders = folder / "orders.db", folder / "events", folder / "orders.jsonl"
+    url = f"sqlite:///{database}"
+    make_tables(database, url)
+    with ExitStack() as stack:
+        broker = Broker(folder / "data")
+        stack.callback(broker.kill)
+        command = ("truenext", "stages", "run", SERVICE, "--broker", broker.url, "--database", url)
+        services = [Program(folder / f"service-{n}.log", *command, "--events", str(events)) for n in (1, 2)]
+        for each in services:
+            stack.callback(each.kill)
+        began = time.monotonic()
+        web = Program(*(folder / "web.log", "examples.orders.web", broker.url, url, str(orders)), *map(str, counts))
+        stack.callback(web.kill)
+
+        progress = Progress(database, sum(counts), say)
+        progress.until(0.25)
+        broker.kill()
+        say("  kill -9 of the broker, start again")
+        broker.start()
+        progress.until(0.5)
+        services[0].kill()
+        say("  kill -9 of a process of the service, start again")
+        services[0].start()
+        waiting = progress.until_all_is_done(broker, web)
+        seconds = time.monotonic() - began
+
+        for each in services:
+            each.stop()
+        letters = dead_letters(broker)
+        broker.stop()
+    return Left(broker.data, events, database, orders, letters, waiting, seconds)
+
+
+def make_tables(database: Path, url: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(f"CREATE TABLE {WEB_TABLE} (id TEXT NOT NULL, item TEXT NOT NULL)")
+        for table in TABLES.values():
+            connection.execute(f"CREATE TABLE {table} (id TEXT NOT NULL)")
+    command = [sys.executable, "-m", "truenext", "stages", "schema", SERVICE, "--database", url, "--apply"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+class Progress:
+    """How far the orders are, by the rows of the first and of the last stage."""
+
+    def __init__(self, database: Path, orders: int, say: Say) -> None:
+        self._database = database
+        self._orders = orders
+        self._say = say
+        self._began = self._said = time.monotonic()
+
+    def until(self, share: float) -> None:
+        """Until so many of all orders are shipped, or it has taken too long."""
+        while self._count(list(TABLES.values())[-1]) < share * self._orders and not self._is_late():
+            time.sleep(0.05)
+
+    def until_all_is_done(self, broker: Broker, web: Program) -> dict[str, int]:
+        """Until the web application has ended and nothing waits; what waits though it has taken too long.
+
+        Raises: SystemExit if the web application has failed, or has not ended
+        """
+        while web.status is None and not self._is_late():
+            time.sleep(0.05)
+        if web.status != 0:
+            raise SystemExit(f"the web application has ended with {web.status} (None: it runs); its log is\n{web.log}")
+        quiet_since = time.monotonic()
+        with blocking.connect(broker.url) as connection:
+            while True:
+                waiting = self._waiting(connection)
+                if waiting:
+                    quiet_since = time.monotonic()
+                if self._is_late() or time.monotonic() - quiet_since > QUIET_S:
+                    return waiting
+                time.sleep(0.1)
+
+    def _waiting(self, connection: blocking.Connection) -> dict[str, int]:
+        waiting = {
+            each.name: each.waiting + each.unacknowledged
+            for each in queues(connection)
+            if each.waiting + each.unacknowledged and not each.name.startswith("DLQ.")
+        }
+        units = self._count("truenext_outbox")
+        return waiting | ({"the outbox": units} if units else {})
+
+    def _is_late(self) -> bool:
+        now = time.monotonic()
+        if now - self._said > LINE_S:
+            self._said = now
+            first, *_, last = (self._count(table) for table in TABLES.values())
+            self._say(f"  {now - self._began:3.0f} s: {first} placed, {last} shipped")
+        return now - self._began > END_S
+
+    def _count(self, table: str) -> int:
+        with closing(sqlite3.connect(self._database, timeout=60)) as connection:
+            return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def queues(connection: blocking.Connection) -> list[Queue]:
+    return msgspec.json.decode(connection.ask("queues"), type=list[Queue])
+
+
+def dead_letters(broker: Broker) -> list[Letter]:
+    """All that the broker has given up."""
+    with blocking.connect(broker.url) as connection:
+        names = [each.name for each in queues(connection) if each.name.startswith("DLQ.")]
+        return [
+            Letter(
+                msgspec.json.decode(message.body, type=_Envelope).flow.trace,
+                name.removeprefix("DLQ."),
+                message.last_cause.partition("\n")[0],
+            )
+            for name in names
+            for message in connection.browse(f"/queue/{name}")
+        ]

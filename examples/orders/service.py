@@ -1,0 +1,120 @@
+"""A service that processes orders, in five stages.
+
+Each stage writes one row, and its effects happen once (docs/stages-outbox.md). No table has a primary key, so a row
+that was written twice is there twice.
+
+    order.place                    placed
+        asks stock.reserve         reserved     it refuses what cannot be had
+    order.place.stage.bill         billed
+        asks payment.charge        charged      it fails with a card that is declined
+    order.place.stage.ship         shipped
+
+`truenext stages run examples.orders.service:app` runs it, in as many processes as you like.
+"""
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from truenext.stage import Flow, Refuse, Service
+
+TABLES = {
+    "order.place": "placed",
+    "stock.reserve": "reserved",
+    "order.place.stage.bill": "billed",
+    "payment.charge": "charged",
+    "order.place.stage.ship": "shipped",
+}
+"""The table of each stage, in the order in which a flow comes to them."""
+WEB_TABLE = "orders"
+"""The web application writes into it, in the transaction that begins the flow."""
+
+SOLD_OUT = "unicorn"
+DECLINED = "4000"
+
+
+class Order(msgspec.Struct):
+    id: str
+    item: str
+    card: str
+    cents: int
+
+
+class Reserve(msgspec.Struct):
+    order: str
+    item: str
+
+
+class Reserved(msgspec.Struct):
+    shelf: str
+
+
+class Charge(msgspec.Struct):
+    order: str
+    card: str
+    cents: int
+
+
+class Charged(msgspec.Struct):
+    payment: str
+
+
+class Shipped(msgspec.Struct):
+    order: str
+    shelf: str
+    payment: str
+
+
+class Memo(msgspec.Struct):
+    """What the flow of an order remembers from stage to stage."""
+
+    id: str = ""
+    card: str = ""
+    cents: int = 0
+    shelf: str = ""
+
+
+class CardDeclined(Exception):
+    pass
+
+
+app = Service("orders", database="sqlite:///orders.db", exactly_once=True)
+place = app.endpoint("order.place", Order, Shipped, state=Memo)
+
+
+@place.stage
+async def check(order: Order, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+    await sql.execute(text("INSERT INTO placed VALUES (:id)"), {"id": order.id})
+    memo.id, memo.card, memo.cents = order.id, order.card, order.cents
+    flow.request(reserve, Reserve(order.id, order.item))
+
+
+@app.single("stock.reserve", Reserve, Reserved)
+async def reserve(asked: Reserve, sql: AsyncSession) -> Reserved:
+    if asked.item == SOLD_OUT:
+        raise Refuse(f"there is no {asked.item} on any shelf")
+    await sql.execute(text("INSERT INTO reserved VALUES (:order)"), {"order": asked.order})
+    return Reserved(f"shelf of {asked.item}")
+
+
+@place.stage
+async def bill(reserved: Reserved, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+    await sql.execute(text("INSERT INTO billed VALUES (:id)"), {"id": memo.id})
+    memo.shelf = reserved.shelf
+    flow.request(charge, Charge(memo.id, memo.card, memo.cents))
+
+
+# It fails like a stage that does not know for sure, so it is tried again, and given up after three attempts.
+@app.single("payment.charge", Charge, Charged, attempts=3, retry={CardDeclined: "100ms"})
+async def charge(asked: Charge, sql: AsyncSession) -> Charged:
+    await sql.execute(text("INSERT INTO charged VALUES (:order)"), {"order": asked.order})
+    if asked.card == DECLINED:
+        # The row above is taken back with this.
+        raise CardDeclined(f"the bank says no to card {asked.card}")
+    return Charged(f"payment of {asked.order}")
+
+
+@place.stage
+async def ship(charged: Charged, memo: Memo, sql: AsyncSession) -> Shipped:
+    await sql.execute(text("INSERT INTO shipped VALUES (:id)"), {"id": memo.id})
+    return Shipped(memo.id, memo.shelf, charged.payment)

@@ -1,0 +1,167 @@
+"""The web application of the demo: it begins the flows, and keeps a list of what it has committed.
+
+Three kinds of orders come side by side:
+
+    customer   a user's own transaction has a row and a flow, or neither (`app.initiate(session, key=)`). Some are
+               rolled back. Some are repeated, as by a second click, and are one order all the same
+    asked      a user waits for the reply of the flow (`app.ask`)
+    batch      a file of orders is imported, 25 at a time, over the broker (`app.initiate()`)
+
+The flows of the first two are interactive. `python -m examples.orders.web BROKER DATABASE LIST CUSTOMERS ASKED BATCH`
+"""
+
+import asyncio
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from examples.orders.service import DECLINED, SOLD_OUT, Order, app, place
+from truenext import InDoubt, RolledBack
+
+# The row is there once, however often the user clicks.
+INSERT = text("INSERT INTO orders SELECT :id, :item WHERE NOT EXISTS (SELECT 1 FROM orders WHERE id = :id)")
+
+TOGETHER = 25
+"""Orders of the batch that are begun in one transaction."""
+PAUSE_S = 0.08
+"""Between two orders of one user."""
+BATCH_PAUSE_S = 0.5
+"""Between two parts of the batch."""
+REPLY_S = 10.0
+
+
+class Listed(msgspec.Struct):
+    """An order, once the web application knows what became of its transaction."""
+
+    order: str
+    kind: str
+    ordered_at: float
+    """Seconds since the epoch, just before the transaction was committed."""
+    refused_by: str | None = None
+    """The queue of the stage that never does its part for such an order."""
+    is_rolled_back: bool = False
+    times: int = 1
+    """How often the user has ordered it."""
+
+
+class Cancelled(Exception):
+    """The user has left in the middle of the transaction."""
+
+
+class OrderList:
+    """The web application's own list, a line of JSON for each order."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def add(self, listed: Listed) -> None:
+        self._file.write(msgspec.json.encode(listed) + b"\n")
+
+
+def read_list(path: Path) -> list[Listed]:
+    return msgspec.json.Decoder(Listed).decode_lines(path.read_bytes())
+
+
+def made(kind: str, number: int) -> tuple[Order, str | None]:
+    """An order, and the stage that never does its part for it."""
+    order = Order(f"{kind}-{number}", "tea", "4111", cents=100 + number)
+    if kind != "asked" and number % 20 == 5:
+        order.item = SOLD_OUT
+        return order, "stock.reserve"
+    if kind != "asked" and number % 20 == 15:
+        order.card = DECLINED
+        return order, "payment.charge"
+    return order, None
+
+
+async def customers(engine: AsyncEngine, orders: OrderList, count: int) -> None:
+    for number in range(count):
+        order, refused_by = made("customer", number)
+        is_rolled_back = number % 10 == 3
+        times = 2 if number % 7 == 0 else 1
+        ordered_at = time.time()
+        for _ in range(times):
+            with suppress(Cancelled):
+                await buy(engine, order, leaves=is_rolled_back)
+        orders.add(Listed(order.id, "customer", ordered_at, refused_by, is_rolled_back, times))
+        await asyncio.sleep(PAUSE_S)
+
+
+async def buy(engine: AsyncEngine, order: Order, *, leaves: bool) -> None:
+    """What the handler of a request does. Raises: Cancelled, and nothing has happened"""
+    async with AsyncSession(engine) as sql, sql.begin():
+        await sql.execute(INSERT, {"id": order.id, "item": order.item})
+        async with app.initiate(sql, key=order.id) as begin:
+            begin.send(place, order, trace=order.id, interactive=True)
+        if leaves:
+            raise Cancelled
+
+
+async def asked(orders: OrderList, count: int) -> None:
+    for number in range(count):
+        order, refused_by = made("asked", number)
+        ordered_at = time.time()
+        while not await has_asked(order):
+            ordered_at = time.time()
+        orders.add(Listed(order.id, "asked", ordered_at, refused_by))
+        await asyncio.sleep(PAUSE_S)
+
+
+async def has_asked(order: Order) -> bool:
+    """False if the flow has not begun."""
+    try:
+        await app.ask(place, order, trace=order.id, interactive=True, timeout=REPLY_S)
+    except RolledBack:
+        return False
+    except InDoubt as doubt:
+        return await app.outcome(doubt) == "committed"
+    except TimeoutError:
+        # The flow has begun, and goes on. The reply was lost with the broker, or comes too late.
+        pass
+    return True
+
+
+async def batch(orders: OrderList, count: int) -> None:
+    for first in range(0, count, TOGETHER):
+        part = [made("batch", number) for number in range(first, min(first + TOGETHER, count))]
+        ordered_at = time.time()
+        while not await has_begun([order for order, _ in part]):
+            ordered_at = time.time()
+        for order, refused_by in part:
+            orders.add(Listed(order.id, "batch", ordered_at, refused_by))
+        await asyncio.sleep(BATCH_PAUSE_S)
+
+
+async def has_begun(part: list[Order]) -> bool:
+    """All of them, or none. A broker that is not there is waited for."""
+    try:
+        async with app.initiate() as begin:
+            for order in part:
+                begin.send(place, order, trace=order.id)
+    except RolledBack:
+        return False
+    except InDoubt as doubt:
+        return await app.outcome(doubt) == "committed"
+    return True
+
+
+async def main(broker: str, database: str, path: str, *counts: str) -> None:
+    app.broker, app.database = (broker,), database
+    orders = OrderList(Path(path))
+    # The services write into the same file, and each waits for the others.
+    engine = create_async_engine(database.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 60})
+    customer_count, asked_count, batch_count = map(int, counts)
+    async with app.connected(), asyncio.TaskGroup() as parts:
+        parts.create_task(customers(engine, orders, customer_count))
+        parts.create_task(asked(orders, asked_count))
+        parts.create_task(batch(orders, batch_count))
+    await engine.dispose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
