@@ -190,8 +190,8 @@ FAULTS = [
         "numbers that the broker knows further are used",
         Relay,
         "_send_all",
-        "if highest == producer.number and",
-        "if",
+        "if highest == producer.number:",
+        "if True:",
         test_once.test_a_database_that_has_lost_commits_uses_none_of_their_numbers,
     ),
 ]

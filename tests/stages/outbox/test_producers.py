@@ -214,12 +214,29 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
     on(database, work)
 
 
-def test_a_producer_that_was_not_used_for_six_days_is_stale(database: str) -> None:
+def test_a_producer_that_was_not_used_for_six_days_goes_if_it_has_nothing_to_send(database: str) -> None:
     async def work(both: Processes) -> None:
-        producer = await made(both.first)
-        assert not await both.first.is_stale(producer)
+        idle, waiting = await made(both.first), await made(both.first)
+        await both.commit(Number(waiting, 1))
+        assert not await both.first.unused()
         await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {FORGOTTEN_MS}")
-        assert await both.first.is_stale(producer)
+        used = await made(both.first)
+        others = await made(both.second)
+        unused = await both.first.unused()
+        assert sorted(unused) == sorted([idle.name, waiting.name])
+        await both.first.drop([*unused, others.name])
+        assert sorted(await both.first.owned()) == sorted([waiting.name, used.name])
+        assert await both.second.owned() == [others.name]
+
+    on(database, work)
+
+
+def test_a_process_that_ends_leaves_the_producers_that_have_something_to_send(database: str) -> None:
+    async def work(both: Processes) -> None:
+        free, doubtful, waiting = [await made(both.first) for _ in range(3)]
+        await both.commit(Number(waiting, 1))
+        await both.first.leave([free.name, waiting.name])
+        assert sorted(await both.second.ownerless(10)) == sorted([doubtful.name, waiting.name])
 
     on(database, work)
 

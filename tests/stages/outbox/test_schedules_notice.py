@@ -108,7 +108,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     RESTORED: (
-        [Change(Relay, "_send_all", "if highest == producer.number and", "if")],
+        [Change(Relay, "_send_all", "if highest == producer.number:", "if True:")],
         nothing,
     ),
     "what has a number already goes with what gets one": (

@@ -64,7 +64,7 @@ class ExactlyOnce:
         await self._relay.stop()
         await self._confirming.stop()
         with suppress(DatabaseAway):
-            await self._outbox.leave()
+            await self._outbox.leave(self._relay.free)
 
     def wake(self) -> None:
         """A user's transaction has begun flows. In the thread of the event loop."""

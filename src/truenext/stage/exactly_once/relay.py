@@ -111,6 +111,11 @@ class Relay:
     async def stop(self) -> None:
         await self._steps.stop()
 
+    @property
+    def free(self) -> list[str]:
+        """Names of the producers of which nothing is under way."""
+        return [each.name for each in self._free]
+
     # ---- Looking ----
 
     async def _step(self) -> float:
@@ -170,8 +175,16 @@ class Relay:
             return
         # One that is another's by now may stand for one that is not known: then their number says nothing.
         await self._find_unknown()
+        await self._drop_unused()
         cleaned = await self._outbox.clean()
         self._clean_at = now + (LOOK_S if cleaned else CLEAN_S)
+
+    async def _drop_unused(self) -> None:
+        """The broker soon forgets whoever sends nothing for a week. Raises: DatabaseAway"""
+        unused = set(await self._outbox.unused())
+        gone = [each.name for each in self._free if each.name in unused]
+        self._free = [each for each in self._free if each.name not in unused]
+        await self._outbox.drop(gone)
 
     # ---- What users' transactions have begun ----
 
@@ -257,7 +270,11 @@ class Relay:
         # Until all of it is known it is as before: not to be used.
         self._in_doubt[name] = None
         if await self._send_all(taken):
-            self.give_back(taken)
+            if of_the_dead:
+                # Each process makes its own: with those of all that were killed they would become ever more.
+                await self._outbox.retire(taken)
+            else:
+                self.give_back(taken)
         self._in_doubt.pop(name, None)
 
     async def _send_all(self, producer: Producer) -> bool:
@@ -271,7 +288,7 @@ class Relay:
                 return await self._move(producer, [each for each in units if each.number >= number])
             highest = max(highest, number)
             await outbox.confirm([each.id for each in unit], [])
-        if highest == producer.number and not await outbox.is_stale(producer):
+        if highest == producer.number:
             return True
         if highest > producer.number:
             _logger.error(

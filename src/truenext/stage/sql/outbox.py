@@ -139,9 +139,13 @@ class Outbox:
                 {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
             )
 
-    async def leave(self) -> None:
-        """Others may have what it has at once. Raises: DatabaseAway"""
+    async def leave(self, free: Collection[str]) -> None:
+        """Others may have what it has at once, but for these producers: of those nothing is under way.
+
+        Raises: DatabaseAway
+        """
         async with self._connection() as connection:
+            await self._drop(connection, free)
             await self._say(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
     async def look(self) -> Look:
@@ -246,15 +250,24 @@ class Outbox:
         units = await self._units(f"o.id = {self._as_uuid.format('id')} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
-    async def is_stale(self, producer: Producer) -> bool:
-        """It was not used for so long that the broker may have forgotten it. Raises: DatabaseAway"""
+    async def unused(self) -> list[str]:
+        """Producers of this process that were not used for so long that the broker may soon forget them.
+
+        Raises: DatabaseAway
+        """
         async with self._connection() as connection:
             found = await self._say(
                 connection,
-                f"SELECT 1 FROM truenext_producers WHERE name = :name AND used_ms > {self._clock} - :forgotten_ms",
-                {"name": producer.name, "forgotten_ms": FORGOTTEN_MS},
+                "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
+                f"AND used_ms <= {self._clock} - :forgotten_ms",
+                {"owner": self.owner, "service": self._service, "forgotten_ms": FORGOTTEN_MS},
             )
-            return found.first() is None
+            return list(found.scalars())
+
+    async def drop(self, free: Collection[str]) -> None:
+        """None of these is used again; one that has something to send stays. Raises: DatabaseAway"""
+        async with self._connection() as connection:
+            await self._drop(connection, free)
 
     async def retire(self, producer: Producer) -> None:
         """It is never used again. What it had to send must be gone, or another's. Raises: DatabaseAway"""
@@ -433,6 +446,15 @@ class Outbox:
                 Waiting(str(id).replace("-", ""), producer, number, unit, age_ms)
                 for id, producer, number, unit, age_ms in map(tuple, found.all())
             ]
+
+    async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
+        for name in free:
+            await self._say(
+                connection,
+                "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner "
+                "AND NOT EXISTS (SELECT 1 FROM truenext_outbox AS o WHERE o.producer = :name)",
+                {"name": name, "owner": self.owner},
+            )
 
     async def _make(self, connection: AsyncConnection, producer: Producer) -> None:
         await self._say(

@@ -196,13 +196,15 @@ class Relays(Workers):
             yield f"{process} does not delete {producer}:{first}", True, tuple(after)
 
     def _end(self, state: State, process: int, producer: int, number: int, highest: int) -> Steps:
-        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.retire."""
+        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.retire.
+
+        Nor is that of a process that is gone. Here any may go, or be used again.
+        """
         at = self.at
         if highest == number:
             after = self._goes_on(state, process)
             after[at.memory[process] + producer] = FREE + number
             yield f"{process} may use producer {producer}", False, tuple(after)
-            return
         if self.is_locked(state, producer):
             return
         after = self._goes_on(state, process)
