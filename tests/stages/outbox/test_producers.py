@@ -16,6 +16,7 @@ from sqlalchemy import text
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Number, Producer
 from truenext.stage.core.unit import Finished, Unit, inbox_id
+from truenext.stage.exactly_once.confirming import GATHER_S, Confirming
 from truenext.stage.exactly_once.counts import Counts
 from truenext.stage.exactly_once.once import Borrowed
 from truenext.stage.exactly_once.relay import Relay
@@ -343,3 +344,30 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         assert await both.second._units("1 = 1", {}) == []
 
     on(database, work)
+
+
+def test_rows_that_come_while_others_go_are_gathered() -> None:
+    """Fixed: where the outbox need not wait for its turn, each message had a transaction of its own for that."""
+
+    class Quick:
+        """Each time that rows go, another one has come."""
+
+        def __init__(self) -> None:
+            self.times = 0
+
+        async def confirm(self, sent: Sequence[str], done: Sequence[str]) -> None:
+            self.times += 1
+            confirming.add(str(self.times), was_sent=True, is_done=True)
+            await asyncio.sleep(0)
+
+    quick = Quick()
+    confirming = Confirming(cast("Outbox", quick))
+
+    async def work() -> None:
+        confirming.add("first", was_sent=True, is_done=True)
+        confirming.start()
+        await asyncio.sleep(3.5 * GATHER_S)
+        await confirming._steps.stop()
+
+    asyncio.run(work())
+    assert 2 <= quick.times <= 4

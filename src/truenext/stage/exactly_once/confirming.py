@@ -8,6 +8,7 @@ nothing, and the rows of the inbox are kept.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.stage.exactly_once.steps import Steps
@@ -55,16 +56,19 @@ class Confirming:
             _logger.info("rows of the outbox cannot go now", extra={"error": str(error), "next_s": pause_s})
             return pause_s
         self._pause_s = PAUSE_S
-        return GATHER_S
+        # What has come meanwhile is gathered: each time is a transaction, for which SQLite has messages wait.
+        return 0.0 if max(len(self._sent), len(self._done)) >= ROWS_MAX else GATHER_S
 
     async def _say(self) -> None:
         """Raises: DatabaseAway"""
-        while self._sent or self._done:
-            sent, done = self._sent[:ROWS_MAX], self._done[:ROWS_MAX]
+        sent, done = self._sent[:ROWS_MAX], self._done[:ROWS_MAX]
+        if sent or done:
             await self._outbox.confirm(sent, done)
             del self._sent[: len(sent)], self._done[: len(done)]
 
     async def stop(self) -> None:
         """What is left is said, if the database is there."""
         await self._steps.stop()
-        await self._step()
+        with suppress(DatabaseAway):
+            while self._sent or self._done:
+                await self._say()
