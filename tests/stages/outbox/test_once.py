@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -494,7 +494,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
-    is_sent, confirm = Relay._is_sent, Outbox.confirm
+    is_sent, goes = Relay._is_sent, Outbox.sent
 
     async def work(t: Stages) -> None:
         lost: list[str] = []
@@ -505,14 +505,14 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
                 t.broker.lose_commit("after" if whose == "of the broker" else "before")
             return await is_sent(relay, unit)
 
-        async def forgetful(outbox: Outbox, gone: Collection[str], done: Collection[str]) -> None:
-            if gone and len(lost) < 2 and whose == "of the database":
+        async def forgetful(outbox: Outbox, producer: str, number: int) -> None:
+            if len(lost) < 2 and whose == "of the database":
                 lost.append(whose)
                 raise DatabaseAway("no answer")
-            await confirm(outbox, gone, done)
+            await goes(outbox, producer, number)
 
         monkeypatch.setattr(Relay, "_is_sent", lossy)
-        monkeypatch.setattr(Outbox, "confirm", forgetful)
+        monkeypatch.setattr(Outbox, "sent", forgetful)
         await make_table(t)
         for n in range(5):
             async with t.sql() as sql, shop.app.initiate(sql) as begin:

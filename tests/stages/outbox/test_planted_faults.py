@@ -172,10 +172,10 @@ FAULTS = [
     ),
     Fault(
         "what has a number already goes with what gets one",
-        Outbox,
-        "number",
-        "o.producer = :name AND o.number = :number ORDER BY",
-        "o.producer = :name AND :number > 0 ORDER BY",
+        Relay,
+        "_numbered",
+        "unit = await self._outbox.number(producer)",
+        "unit = await self._outbox.number(producer) and await self._outbox.units_of(producer)",
         unguarded,
     ),
     Fault(

@@ -71,7 +71,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
                 Relay,
                 "_send_numbered",
                 "if await self._is_sent(unit):",
-                "await self._outbox.confirm([each.id for each in unit], [])\n    if await self._is_sent(unit):",
+                "await self._outbox.sent(producer.name, unit[0].number)\n    if await self._is_sent(unit):",
             )
         ],
         nothing,
@@ -114,10 +114,10 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "what has a number already goes with what gets one": (
         [
             Change(
-                Outbox,
-                "number",
-                "o.producer = :name AND o.number = :number ORDER BY",
-                "o.producer = :name AND :number > 0 ORDER BY",
+                Relay,
+                "_numbered",
+                "unit = await self._outbox.number(producer)",
+                "unit = await self._outbox.number(producer) and await self._outbox.units_of(producer)",
             )
         ],
         unguarded,

@@ -238,7 +238,7 @@ class Relay:
     async def _send_numbered(self, producer: Producer, unit: Sequence[Waiting]) -> None:
         """Raises: as `_number`"""
         if await self._is_sent(unit):
-            await self._outbox.confirm([each.id for each in unit], [])
+            await self._outbox.sent(producer.name, unit[0].number)
             producer.number += 1
             self._is_known(producer)
 
@@ -287,7 +287,7 @@ class Relay:
             if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):
                 return await self._move(producer, [each for each in units if each.number >= number])
             highest = max(highest, number)
-            await outbox.confirm([each.id for each in unit], [])
+            await outbox.sent(producer.name, number)
         if highest == producer.number:
             return True
         if highest > producer.number:

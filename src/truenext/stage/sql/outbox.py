@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import CursorResult
+from sqlalchemy import CursorResult, Row
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -329,7 +329,7 @@ class Outbox:
                 messages += count
                 if ids and (size > NUMBERED_BYTES_MAX or messages > NUMBERED_MESSAGES_MAX):
                     break
-                ids.append(str(id).replace("-", ""))
+                ids.append(_id(id))
             if not ids:
                 return []
             numbered = await self._say(
@@ -340,19 +340,26 @@ class Outbox:
             )
             if numbered.rowcount != 1:
                 raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
-            await self._say(
+            # They are locked already. What it has sent before may be there still, and is none of them.
+            units = await self._say(
                 connection,
-                # They are locked already.
-                f"UPDATE truenext_outbox SET producer = :name, number = :number WHERE {self._these}",
+                f"UPDATE truenext_outbox SET producer = :name, number = :number WHERE {self._these} "
+                f"RETURNING id, producer, number, unit, {self._clock} - written_ms",
                 {"name": producer.name, "number": producer.number + 1, "ids": self._ids(ids)},
             )
-        # Not what it has sent before: that may be there still, until somebody has it go.
-        return await self._units(
-            "o.producer = :name AND o.number = :number ORDER BY o.written_ms, o.id",
-            {"name": producer.name, "number": producer.number + 1},
-        )
+            by_id = {each.id: each for each in map(_waiting, units.all())}
+            return [by_id[id] for id in ids]
 
     # ---- What was sent ----
+
+    async def sent(self, producer: str, number: int) -> None:
+        """The unit that has this number was sent, for good. It may have been said before. Raises: DatabaseAway"""
+        async with self._connection() as connection:
+            await self._say(
+                connection,
+                "DELETE FROM truenext_outbox WHERE producer = :name AND number = :number",
+                {"name": producer, "number": number},
+            )
 
     async def confirm(self, sent: Collection[str], done: Collection[str]) -> None:
         """The units with these ids were sent, for good; of the messages with those ids in the inbox the acknowledgement
@@ -441,11 +448,7 @@ class Outbox:
                 f"FROM truenext_outbox AS o WHERE {where}",
                 parameters,
             )
-            # A driver may have a type of its own for an id.
-            return [
-                Waiting(str(id).replace("-", ""), producer, number, unit, age_ms)
-                for id, producer, number, unit, age_ms in map(tuple, found.all())
-            ]
+            return list(map(_waiting, found.all()))
 
     async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
         for name in free:
@@ -479,3 +482,13 @@ class Outbox:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
             raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
+
+
+def _id(id: object) -> str:
+    """A driver may have a type of its own for it."""
+    return str(id).replace("-", "")
+
+
+def _waiting(row: Row[Any]) -> Waiting:
+    id, producer, number, unit, age_ms = tuple(row)
+    return Waiting(_id(id), producer, number, unit, age_ms)
