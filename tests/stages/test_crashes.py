@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 import truenext
 from tests.integration.broker_process import BrokerProcess
@@ -33,6 +35,8 @@ PATIENCE_S = 60
 
 MESSAGING = ("received", "run", "committed")
 SQL = ("received", "run", "checked", "sent", "SQL committed", "committed")
+RELAY = ("relay numbered", "relay sent", "relay deleted")
+"""Of what programs have begun in transactions of their own."""
 RUNS = {
     # So often SQL of the message is committed at which somebody dies there; everywhere else once.
     ("stage", "SQL committed"): 2,
@@ -73,11 +77,23 @@ class _Table:
 
 class _Trial:
     def __init__(
-        self, broker: BrokerProcess, folder: Path, case: Case, database: str | None, victim: int, *, once: bool
+        self,
+        broker: BrokerProcess,
+        folder: Path,
+        case: Case,
+        database: str | None,
+        victim: int,
+        *,
+        once: bool,
+        processes: int = 1,
     ) -> None:
+        """What is sent at a point of the relay is begun in transactions of a program. Of `processes` each may be the
+        one that dies."""
         self._broker = broker
         self._folder = folder
         self._case = case
+        self._database = database
+        self._processes = processes
         self._happened = folder / "happened"
         self._environment = {"CRASH_AT": case.point, "CRASH_FILE": str(self._happened), "CRASH_PID": str(victim)}
         if database is not None:
@@ -91,12 +107,8 @@ class _Trial:
 
     async def _run(self, revive: Callable[[], None]) -> Counter[object]:
         async with truenext.connect(self._url) as connection:
-            sender = Service("sender", broker=self._url)
-            to = sender.remote("crashing.work", Job)
-            async with sender.connected(), sender.initiate() as begin:
-                for number in range(MESSAGES):
-                    begin.send(to, Job(number), trace=f"job {number}")
-            process = self._start()
+            await self._begin()
+            processes = [self._start() for _ in range(self._processes)]
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     while not self._happened.exists():
@@ -104,15 +116,45 @@ class _Trial:
                     # In this thread: what it starts dies with the one that started it.
                     revive()
                     if self._case.victim == "stage":
-                        await asyncio.to_thread(process.wait)
-                        process = self._start()
+                        await self._until_one_has_died(processes)
+                        processes.append(self._start())
                     while not await self._is_done(connection):
                         await asyncio.sleep(0.05)
-                assert process.stop() == 0, process.log
+                for process in processes:
+                    if not process.has_ended:
+                        # Before that it ends as any program does.
+                        await asyncio.to_thread(process.await_lines, "crashing runs")
+                        assert process.stop() == 0, process.log
             finally:
-                process.kill()
+                for process in processes:
+                    process.kill()
             done = [each async for each in connection.browse("/queue/crashing.done")]
         return Counter(json.loads(each.body)["message"]["number"] for each in done)
+
+    async def _begin(self) -> None:
+        if self._case.point in RELAY:
+            await asyncio.to_thread(self._begin_in_transactions)
+            return
+        sender = Service("sender", broker=self._url)
+        to = sender.remote("crashing.work", Job)
+        async with sender.connected(), sender.initiate() as begin:
+            for number in range(MESSAGES):
+                begin.send(to, Job(number), trace=f"job {number}")
+
+    def _begin_in_transactions(self) -> None:
+        assert self._database is not None, "it has the outbox"
+        app = Service("crashing", exactly_once=True)
+        to = app.remote("crashing.work", Job)
+        engine = create_engine(self._database)
+        for number in range(MESSAGES):
+            with Session(engine) as session, session.begin(), app.initiate(session) as begin:
+                begin.send(to, Job(number), trace=f"job {number}")
+        engine.dispose()
+
+    @staticmethod
+    async def _until_one_has_died(processes: Sequence[ServiceProcess]) -> None:
+        while not any(process.has_ended for process in processes):
+            await asyncio.sleep(0.01)
 
     @property
     def _url(self) -> str:
@@ -141,6 +183,7 @@ def _try(
     postgres: PostgresServer | None = None,
     *,
     once: bool = False,
+    processes: int = 1,
 ) -> None:
     victim = os.getpid()
     revive: Callable[[], None] = lambda: None  # noqa: E731
@@ -153,7 +196,9 @@ def _try(
         victim, revive = postgres.pid, postgres.start_again
     if once and table is not None:
         applied_schema(table.url)
-    done = _Trial(broker, folder, case, None if table is None else table.url, victim, once=once).run(revive)
+    done = _Trial(
+        broker, folder, case, None if table is None else table.url, victim, once=once, processes=processes
+    ).run(revive)
     assert done == Counter(range(MESSAGES)), "each message is handled, and what it says is there once"
     if table is not None:
         runs = table.runs()
@@ -208,6 +253,32 @@ def test_on_postgresql_effects_that_happen_once_do_whoever_dies_wherever(
     with own_postgres.database() as name:
         table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
         _try(broker, tmp_path, case, table, own_postgres, once=True)
+
+
+ONE_OR_TWO = pytest.mark.parametrize("processes", [1, 2] if IS_WHOLE else [2])
+
+
+@ONE_OR_TWO
+@pytest.mark.parametrize("case", _cases(("stage", "broker"), RELAY, (("stage", "relay sent"),)), ids="-".join)
+def test_on_sqlite_what_programs_begin_is_sent_once_whoever_dies_at_the_relay(
+    broker: BrokerProcess, tmp_path: Path, case: Case, processes: int
+) -> None:
+    file = tmp_path / "shop.db"
+    table = _Table(f"sqlite:///{file}", lambda: sqlite3.connect(file))
+    _try(broker, tmp_path, case, table, once=True, processes=processes)
+
+
+FEW_OF_RELAY = (("stage", "relay numbered"), ("database", "relay sent"))
+
+
+@ONE_OR_TWO
+@pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), RELAY, FEW_OF_RELAY), ids="-".join)
+def test_on_postgresql_what_programs_begin_is_sent_once_whoever_dies_at_the_relay(
+    broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case, processes: int
+) -> None:
+    with own_postgres.database() as name:
+        table = _Table(own_postgres.url(name), lambda: own_postgres.connect(name))
+        _try(broker, tmp_path, case, table, own_postgres, once=True, processes=processes)
 
 
 def test_a_message_that_is_done_is_no_dead_letter_though_its_attempts_are_used_up(

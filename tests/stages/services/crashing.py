@@ -1,6 +1,6 @@
 """A service of which one part dies at a named point of one message's way, once.
 
-CRASH_AT        the point
+CRASH_AT        the point; those of the relay are named in RELAY
 CRASH_FILE      made when it has happened
 CRASH_PID       the process to be killed; none is this one
 CRASH_DATABASE  the URL; without it the stage uses no SQL
@@ -10,10 +10,13 @@ CRASH_STANDS    the process does not die, but stands still until it is continued
 """
 
 import contextlib
+import functools
 import os
 import signal
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,6 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service, world
 from truenext.stage.core.definitions import Stage
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.sql.outbox import Outbox
 
 database = os.environ.get("CRASH_DATABASE")
 app = Service(
@@ -46,7 +51,15 @@ else:
         flow.send(done, job)
 
 
-def _reach(point: str, stage: Stage) -> None:
+RELAY: dict[str, tuple[Any, str]] = {
+    "numbered": (Outbox, "number"),
+    "sent": (Relay, "_is_sent"),
+    "deleted": (Outbox, "sent"),
+}
+"""Points behind which nothing of that step is lost: what programs have begun has a number, was sent, and is gone."""
+
+
+def _reach(point: str, stage: Stage | None = None) -> None:
     happened = Path(os.environ["CRASH_FILE"])
     if point != os.environ["CRASH_AT"] or happened.exists():
         return
@@ -68,4 +81,18 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _reaching(point: str, step: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(step)
+    async def reaching(*arguments: Any) -> Any:
+        found = await step(*arguments)
+        # What finds nothing to do has come to no point.
+        if found != []:
+            _reach(point)
+        return found
+
+    return reaching
+
+
 world._pass = _reach
+for point, (owner, name) in RELAY.items():
+    setattr(owner, name, _reaching(f"relay {point}", getattr(owner, name)))
