@@ -26,6 +26,7 @@ from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FORMAT, forget_old, stage_file, stage_files
 from truenext.stage import Flow, Refuse, Service
 from truenext.stage.core.codec import EMPTY
+from truenext.stage.core.definitions import Settings
 from truenext.stage.core.envelope import Envelope, Facts
 from truenext.stage.events import TRACE_MAX, StageEvents
 from truenext.stage.interceptors.interceptor import Ending
@@ -49,6 +50,7 @@ class Place:
     """What is told of a stage."""
 
     queue = "order.place"
+    settings = Settings("order.place", None, None, None)
 
 
 STAGE: Any = Place()
