@@ -243,7 +243,12 @@ class Handling:
             await self._message.give_back()
             self._end("given back", error)
             await self._world.rest(PAUSE_S)
-        except (InDoubt, RolledBack) as error:
+        except RolledBack as error:
+            if refused_with(error) is not None:
+                # It would come again at once, and be refused again.
+                await self._world.rest(PAUSE_S)
+            await self._has_not_committed(error)
+        except InDoubt as error:
             await self._has_not_committed(error)
         else:
             once.ended(self._id, was_sent=False, is_acknowledged=True)

@@ -673,6 +673,58 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
     run(shop.app, work, database=database)
 
 
+async def left_by_one_that_died(t: Stages, unit: bytes, number: int) -> None:
+    """A producer whose unit has this number, of a process that is gone."""
+    async with t.sql() as sql:
+        await sql.execute(
+            text("INSERT INTO truenext_producers VALUES ('left', 'shop', 'one that died', :number, 0)"),
+            {"number": number},
+        )
+        await sql.execute(
+            text(
+                "INSERT INTO truenext_outbox (id, service, producer, number, interactive, messages, written_ms, unit) "
+                "VALUES (:id, 'shop', 'left', :number, false, 1, 0, :unit)"
+            ),
+            {"id": "0" * 32, "number": number, "unit": unit},
+        )
+
+
+def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None:
+    """Fixed: the relay began each look with it, and came to nothing behind it."""
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await left_by_one_that_died(t, b"of a later version", 1)
+        await asyncio.sleep(1.5)
+        for n in range(3):
+            async with t.sql() as sql, shop.app.initiate(sql) as begin:
+                begin.send(shop.take, Number(n), trace=f"order {n}")
+        async with asyncio.timeout(PATIENCE_S):
+            while await sent(t) != [0, 1, 2]:
+                await asyncio.sleep(0.05)
+        assert await numbers(t, "SELECT number FROM truenext_outbox WHERE producer = 'left'") == [1]
+
+    run(shop.app, work, database=database)
+
+
+def test_what_is_refused_behind_a_gap_goes_apart_too(database: str) -> None:
+    """Fixed: the gap showed only when what is sent in its place was refused, and nobody looked for it there."""
+    shop = Shop(is_async=True)
+    good = Finished("/queue/take", b"good", "a", 4, True)
+    bad = Finished(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
+
+    async def work(t: Stages) -> None:
+        # The broker does not know the numbers before it.
+        await left_by_one_that_died(t, Unit([good, bad], False).encode(), 3)
+        async with asyncio.timeout(PATIENCE_S):
+            while await numbers(t, LEFT):
+                await asyncio.sleep(0.02)
+        assert [each.body for each in (await t.broker.queue("take")).messages] == [b"good"]
+        assert [each.body for each in (await t.broker.queue("shop.refused")).messages] == [b"bad"]
+
+    run(shop.app, work, database=database)
+
+
 def test_a_postgresql_that_forgets_what_it_has_confirmed_is_warned_of(
     postgres: PostgresServer, postgres_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

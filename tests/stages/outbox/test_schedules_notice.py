@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a producer in doubt is free": (
-        [Change(Relay, "in_doubt", "self._in_doubt[producer.name] = None", "self._free.append(producer)")],
+        [Change(Relay, "_doubt", "self._in_doubt[producer.name] = False", "self._free.append(producer)")],
         nothing,
     ),
     "a unit goes under another number at the second try": (

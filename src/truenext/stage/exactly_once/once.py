@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("truenext.stage")
 
+LEAVE_S = 5.0
+"""For what is still to be said to the database at the end."""
 ASK_S = 2.0
 """For how long the database is waited for before figures are said without it."""
 
@@ -62,9 +64,10 @@ class ExactlyOnce:
     async def stop(self) -> None:
         """Its producers are others' at once, or a while later if the database is not there."""
         await self._relay.stop()
-        await self._confirming.stop()
-        with suppress(DatabaseAway):
-            await self._outbox.leave(self._relay.free)
+        with suppress(DatabaseAway, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._confirming.stop()
+                await self._outbox.leave(self._relay.free)
 
     def wake(self) -> None:
         """A user's transaction has begun flows. In the thread of the event loop."""

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from truenext.client.core.questions import OfProducer
-from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
-from truenext.stage.committing import BrokerAway
+from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
+from truenext.stage.committing import BrokerAway, refused_with
 from truenext.stage.core.failure import said_of
 from truenext.stage.core.numbers import Producer
 from truenext.stage.core.unit import UnreadableUnit
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 LOOK_S = 1.0
-PAUSE_MAX_S = 30.0
+PAUSE_MAX_S = 5.0
+ALIVE_S = 5.0
+"""At least so often it is said that this process is alive, also while the relay waits for the broker."""
 ASK_S = 30.0
 TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
@@ -58,21 +61,29 @@ class Relay:
         self._counts = counts
         self._lane = lane
         self._service = service
-        self._in_doubt: dict[str, None] = {}
+        self._in_doubt: dict[str, bool] = {}
+        """By name, whether it was that of a process that is gone."""
         self._free: list[Producer] = []
         self._borrowed: set[str] = set()
         self._steps = Steps("truenext relay", self._step)
+        self._alive = Steps("truenext alive", self._say_alive)
+        self._looked_at = 0.0
         self._pause_s = LOOK_S
         self._clean_at = 0.0
 
     def start(self) -> None:
+        self._looked_at = asyncio.get_running_loop().time()
         self._steps.start()
+        self._alive.start()
 
     def in_doubt(self, producer: Producer) -> None:
         """Something was not answered: it is not to be used before it was taken anew."""
-        self._borrowed.discard(producer.name)
-        self._in_doubt[producer.name] = None
+        self._doubt(producer)
         self._steps.wake()
+
+    def _doubt(self, producer: Producer) -> None:
+        self._borrowed.discard(producer.name)
+        self._in_doubt[producer.name] = False
 
     def doubt_all(self) -> None:
         """Whether those that are free are still this process's own is to be found out."""
@@ -110,6 +121,7 @@ class Relay:
 
     async def stop(self) -> None:
         await self._steps.stop()
+        await self._alive.stop()
 
     @property
     def free(self) -> list[str]:
@@ -128,29 +140,54 @@ class Relay:
                 extra={"error": said_of(error), "next_s": pause_s},
             )
             return pause_s
-        except Exception:
-            # Whatever it is, it is not to be the end of the relay.
-            _logger.exception("the relay has failed, and goes on")
-            return PAUSE_MAX_S
         self._pause_s = LOOK_S
         return 0.0 if is_more else LOOK_S
+
+    async def _say_alive(self) -> float:
+        """A step may wait for the broker for longer than others take a process for alive that says nothing."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= ALIVE_S:
+            with suppress(DatabaseAway):
+                await self._outbox.join()
+                self._looked_at = now
+        return ALIVE_S
 
     async def _once(self) -> bool:
         """Whether there is more to do at once. Raises: DatabaseAway; one of AWAY"""
         outbox = self._outbox
         look = await outbox.look()
+        self._looked_at = asyncio.get_running_loop().time()
         if not look.is_known:
             await outbox.join()
         if look.owned > self._known:
             await self._find_unknown()
-        for name in list(self._in_doubt):
-            await self._take(name, of_the_dead=False)
+        failed = [await self._taken(name, of_the_dead=False) for name in list(self._in_doubt)]
         if look.ownerless:
-            for name in await outbox.ownerless(TAKEN_MAX):
-                await self._take(name, of_the_dead=True)
+            failed += [await self._taken(name, of_the_dead=True) for name in await outbox.ownerless(TAKEN_MAX)]
         is_more = bool(look.unnumbered) and await self._number()
         await self._clean()
+        for error in failed:
+            if error is not None:
+                raise error
         return is_more
+
+    async def _taken(self, name: str, *, of_the_dead: bool) -> BrokerAway | RolledBack | None:
+        """Why it could not be sent, if that is a fault of the unit alone: others are not to wait for it.
+
+        Raises: as `_take`
+        """
+        try:
+            await self._take(name, of_the_dead=of_the_dead)
+        except BrokerAway as error:
+            if isinstance(error.__cause__, UnreadableUnit):
+                return error
+            raise
+        except RolledBack as error:
+            refused = refused_with(error)
+            if refused is not None and refused.code != Code.LIMIT:
+                return error
+            raise
+        return None
 
     @property
     def _known(self) -> int:
@@ -167,7 +204,7 @@ class Relay:
         known = {each.name for each in self._free} | self._borrowed | self._in_doubt.keys()
         for name in owned:
             if name not in known:
-                self._in_doubt[name] = None
+                self._in_doubt[name] = False
 
     async def _clean(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -224,7 +261,7 @@ class Relay:
         while True:
             producer = await self.borrow()
             # Whatever is not answered from now on, it is not used before that is known.
-            self.in_doubt(producer)
+            self._doubt(producer)
             try:
                 unit = await self._outbox.number(producer)
             except ProducerLost:
@@ -259,20 +296,20 @@ class Relay:
         if taken == "busy":
             # It ends when the database has noticed that its process is gone, or has given up.
             return
-        self._in_doubt.pop(name, None)
+        was_of_the_dead = self._in_doubt.pop(name, of_the_dead)
         if taken == "another's":
             return
         if of_the_dead:
             self._counts.taken_over += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
-        else:
+        elif not was_of_the_dead:
             self._counts.in_doubt += 1
         # Until all of it is known it is as before: not to be used.
-        self._in_doubt[name] = None
+        self._in_doubt[name] = was_of_the_dead
         if await self._send_all(taken):
-            if of_the_dead:
+            if was_of_the_dead:
                 # Each process makes its own: with those of all that were killed they would become ever more.
-                await self._outbox.retire(taken)
+                await self._outbox.drop([name])
             else:
                 self.give_back(taken)
         self._in_doubt.pop(name, None)
@@ -295,7 +332,7 @@ class Relay:
                 "the broker knows a number that the database does not: the database has lost commits",
                 extra={"producer": producer.name, "number": producer.number, "broker": highest},
             )
-        await outbox.retire(producer)
+        await outbox.drop([producer.name])
         return False
 
     async def _is_sent(self, unit: Sequence[Waiting]) -> bool:
@@ -322,13 +359,10 @@ class Relay:
             "the broker does not know some numbers of a producer: it has lost something. They are used no more",
             extra={"producer": name, "number": number, "broker": highest},
         )
-        try:
-            for missing in range(highest + 1, number):
-                question = {"producer": name, "commit": missing, "settle": True}
-                await self._lane.connection.ask("producer", question, timeout=ASK_S)
-        except Refused:
-            # It remembers too many producers to settle anything.
-            return False
+        for missing in range(highest + 1, number):
+            question = {"producer": name, "commit": missing, "settle": True}
+            await self._lane.connection.ask("producer", question, timeout=ASK_S)
+        # If it remembers too many settled numbers to settle these, it refuses the unit once more.
         return await self._is_sent(unit)
 
     async def _move(self, producer: Producer, units: Sequence[Waiting]) -> bool:

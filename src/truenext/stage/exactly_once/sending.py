@@ -53,11 +53,8 @@ async def send_unit(lane: Lane, rows: Sequence[Waiting], service: str, counts: C
         try:
             return await _send(session, messages, rows[0])
         except RolledBack as error:
-            refused = refused_with(error)
-            if refused is None:
+            if refused_with(error) is None:
                 raise
-            if refused.code == Code.GAP:
-                return Answer.UNKNOWN_NUMBER
         await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.
         instead = [await _accepted(session, each, service) for each in messages]
@@ -68,8 +65,14 @@ async def send_unit(lane: Lane, rows: Sequence[Waiting], service: str, counts: C
 
 async def _send(session: Session, messages: Sequence[Finished], row: Waiting) -> Answer:
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    await _flushed(session, messages, deadline)
-    await session.commit(timeout=left_s(deadline), producer=row.producer, number=row.number)
+    try:
+        await _flushed(session, messages, deadline)
+        await session.commit(timeout=left_s(deadline), producer=row.producer, number=row.number)
+    except RolledBack as error:
+        refused = refused_with(error)
+        if refused is not None and refused.code == Code.GAP:
+            return Answer.UNKNOWN_NUMBER
+        raise
     return Answer.SENT
 
 

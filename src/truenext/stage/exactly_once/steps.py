@@ -4,18 +4,23 @@ is not to be interrupted, for its connection would keep its locks for a while.""
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+_logger = logging.getLogger("truenext.stage")
+
+FAILED_S = 5.0
+"""After what nobody has foreseen."""
 LEAVE_S = 5.0
 """For the step that is under way when the service stops."""
 
 
 class Steps:
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
-        """`step` does what there is to do, and says after how many seconds to do it again. It raises nothing."""
+        """`step` does what there is to do, and says after how many seconds to do it again."""
         self._name = name
         self._step = step
         self._woken = asyncio.Event()
@@ -33,7 +38,12 @@ class Steps:
     async def _run(self) -> None:
         while not self.is_stopping:
             self._woken.clear()
-            wait_s = await self._step()
+            try:
+                wait_s = await self._step()
+            except Exception:
+                # Whatever it is, it is not to be the end of it.
+                _logger.exception("work in the background has failed, and goes on", extra={"what": self._name})
+                wait_s = FAILED_S
             try:
                 async with asyncio.timeout(wait_s):
                     await self._woken.wait()

@@ -32,6 +32,8 @@ PROBE_S = 10.0
 """A database that has not answered by then is away."""
 
 
+OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
+"""A process that stands still in the middle of a transaction is not to have all others wait for its locks."""
 _OF_THE_OUTBOX: dict[bool, dict[str, Any]] = {
     # What two of its statements see is relied on, whatever the database's own level is. Each second the same connection
     # is taken, and need not be asked whether it lives.
@@ -114,7 +116,13 @@ class Database:
         """What is said to the outbox beside all works; as `Outbox`."""
         if self._own is None:
             # Few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
-            self._own = _Pools(self._address, True, OUTBOX_CONNECTIONS, **_OF_THE_OUTBOX[self._address.file is None])
+            self._own = _Pools(
+                self._address,
+                True,
+                OUTBOX_CONNECTIONS,
+                limits=OUTBOX_LIMITS,
+                **_OF_THE_OUTBOX[self._address.file is None],
+            )
         return Outbox(self._own.for_tasks, service, owner, instance)
 
     async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -134,7 +142,9 @@ class Database:
 class _Pools:
     """The connections of the interactive workers, or of the others."""
 
-    def __init__(self, address: Address, is_interactive: bool, workers: int, **others: Any) -> None:
+    def __init__(
+        self, address: Address, is_interactive: bool, workers: int, *, limits: str = "", **others: Any
+    ) -> None:
         options: dict[str, Any] = {
             **others,
             # A pool of size 0 would have no limit.
@@ -147,7 +157,7 @@ class _Pools:
         for engine in (self.for_tasks.sync_engine, self.for_threads):
             watch(engine)
             if address.file is None:
-                postgresql.set_up(engine)
+                postgresql.set_up(engine, limits=limits)
             else:
                 sqlite.set_up(engine, line_of(address.file), is_interactive=is_interactive)
 

@@ -269,15 +269,6 @@ class Outbox:
         async with self._connection() as connection:
             await self._drop(connection, free)
 
-    async def retire(self, producer: Producer) -> None:
-        """It is never used again. What it had to send must be gone, or another's. Raises: DatabaseAway"""
-        async with self._connection() as connection:
-            await self._say(
-                connection,
-                "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner",
-                {"name": producer.name, "owner": self.owner},
-            )
-
     async def move(self, units: Sequence[Waiting], old: Producer) -> Producer | None:
         """The broker does not know the numbers that these units have: they get those of a new producer, from 1 on, and
         the old one is gone. None if that is another's by now.
@@ -399,7 +390,7 @@ class Outbox:
                 WHERE marked_ms < {self._clock} - :kept_ms ORDER BY marked_ms LIMIT :count{self._skip_locked})""",
                 {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
             )
-            await self._say(
+            keys = await self._say(
                 connection,
                 f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
                 WHERE begun_ms < {self._clock} - :kept_ms ORDER BY begun_ms LIMIT :count{self._skip_locked})""",
@@ -411,7 +402,7 @@ class Outbox:
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._clock} - :gone_ms",
                 {"service": self._service, "gone_ms": GONE_MS},
             )
-            return gone.rowcount
+            return max(gone.rowcount, keys.rowcount)
 
     # ---- How it is said ----
 

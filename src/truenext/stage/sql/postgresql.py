@@ -23,8 +23,9 @@ IDLE_S = 2.0
 _SINCE = "truenext: idle since"
 
 
-def set_up(engine: Engine) -> None:
-    """Of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+def set_up(engine: Engine, *, limits: str = "") -> None:
+    """Of all connections of `engine`, which may be the inner one of an AsyncEngine. `limits` is said once to each that
+    leads to its own process of the server: to set something of a session behind a pooler would be for others, too."""
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")
@@ -36,9 +37,11 @@ def set_up(engine: Engine) -> None:
             # A pooler has named a process of its own making when it was connected.
             if cursor.fetchone()[0] != driver.info.backend_pid:
                 driver.prepare_threshold = None
+            elif limits:
+                cursor.execute(limits)
         finally:
             cursor.close()
-        connection.rollback()
+        connection.commit()
 
     @event.listens_for(engine, "checkin")
     def rest(_: object, entry: ConnectionPoolEntry) -> None:

@@ -196,7 +196,7 @@ class Relays(Workers):
             yield f"{process} does not delete {producer}:{first}", True, tuple(after)
 
     def _end(self, state: State, process: int, producer: int, number: int, highest: int) -> Steps:
-        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.retire.
+        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.drop.
 
         Nor is that of a process that is gone. Here any may go, or be used again.
         """
