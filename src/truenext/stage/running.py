@@ -18,6 +18,7 @@ from truenext.stage.exactly_once.once import ExactlyOnce
 from truenext.stage.gate import Gate
 from truenext.stage.initiator import Initiator
 from truenext.stage.lane import Lane
+from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.world import World
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Running:
             self._state = "waiting for the database"
             await self._open_database()
         if self._definition.has_outbox:
-            await self._open_outbox()
+            await self._until_outbox_is_open()
         if plans.lifespan is not None:
             self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         if self._events is not None:
@@ -183,6 +184,18 @@ class Running:
         gate = Gate(Database(self._database, interactive=workers, others=workers))
         await gate.open(waits=self._waits)
         self.world.gate = gate
+
+    async def _until_outbox_is_open(self) -> None:
+        """The database is there, and may be busy, or go once more. Raises: as `start`"""
+        while True:
+            try:
+                await self._open_outbox()
+                return
+            except DatabaseAway as error:
+                if not self._waits:
+                    raise
+                _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_S})
+            await asyncio.sleep(OPEN_S)
 
     async def _open_outbox(self) -> None:
         world, gate = self.world, self.world.gate

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import threading
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number, Text, run
 from tests.stages.outbox.test_once import INSERT, Shop, all_is_over, expect, make_table, numbers
 from tests.stages.postgres import PostgresServer
+from tests.stages.service_process import ServiceProcess
 from truenext.stage import Flow, Service
+from truenext.stage.sql import applied_schema
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -72,6 +78,29 @@ def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: in
         assert await numbers(t, "SELECT n FROM orders") == [0, 1, 2]
 
     run(app, work, database=database)
+
+
+def test_a_process_that_begins_while_others_write_to_its_file_waits_for_them(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Fixed: it ended, since the outbox could not be reached."""
+    file = tmp_path / "chaos.db"
+    file.touch()
+    applied_schema(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode=WAL")
+        other.execute("BEGIN IMMEDIATE")
+        environment = {"CHAOS_DATABASE": f"sqlite:///{file}"}
+        at = f"stomp://127.0.0.1:{broker.port}"
+        process = ServiceProcess(tmp_path, "tests.stages.services.chaos:app", at, environment=environment)
+        try:
+            # Longer than SQLite waits.
+            process.await_lines("the outbox cannot be reached yet")
+            other.execute("ROLLBACK")
+            process.await_lines("chaos runs")
+            assert process.stop() == 0
+        finally:
+            process.kill()
 
 
 def test_what_is_too_much_for_one_transaction_of_the_broker_is_a_failure_and_leaves_nothing(database: str) -> None:
