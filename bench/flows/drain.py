@@ -8,7 +8,6 @@ interactive flows of three stages begin in the same way, and end.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import statistics
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.sql.tables import outbox
+from truenext.stage.world import World
 
 TARGET = 0.5
 LATENCY_S = 1.0
@@ -102,7 +102,7 @@ def _sent(order: Order) -> Iterator[tuple[str, list[Finished]]]:
     app = service(order)
     later: Endpoint[Asked, None] = app.remote(_later(order), Asked)
     for number in range(order.flows):
-        id = secrets.token_hex(16)
+        id = World.new_id()
         said = Said(id, app.name)
         Initiation(said, time.time_ns() // 1_000_000, {}).send(later, Asked(number), trace=f"order {number}")
         yield id, [each.finished({}) for each in said.outgoing]

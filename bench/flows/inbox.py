@@ -1,7 +1,7 @@
 """Does a long inbox make flows slower whose effects happen once? Beside an empty one, while clean-up is at work.
 
 Half of its rows were marked more than seven days ago, so that clean-up has something to do all the time. The ids are as
-those of messages: 128 bits that look random.
+those of messages: the time at which their flow was begun, and 80 bits that look random.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _HOUR_MS = 3600 * 1000
 _FILL = {
     "postgresql": """
         INSERT INTO truenext_inbox (id, marked_ms)
-        SELECT CAST(md5(CAST(n AS text)) AS uuid), CASE WHEN n <= :old THEN :before ELSE :lately END + n
-        FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) AS n""",
+        SELECT CAST(lpad(to_hex(ms), 12, '0') || left(md5(CAST(n AS text)), 20) AS uuid), ms
+        FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) AS n,
+            LATERAL (SELECT CASE WHEN n <= :old THEN CAST(:before AS bigint) ELSE :lately END + n AS ms) AS at""",
     "sqlite": """
         WITH RECURSIVE numbers(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM numbers WHERE n < :last)
         INSERT INTO truenext_inbox (id, marked_ms)
-        SELECT lower(hex(randomblob(16))) AS id, CASE WHEN n <= :old THEN :before ELSE :lately END + n
-        FROM numbers ORDER BY id""",
+        SELECT printf('%012x', ms) || lower(hex(randomblob(10))), ms
+        FROM (SELECT CASE WHEN n <= :old THEN :before ELSE :lately END + n AS ms FROM numbers)""",
 }
 
 

@@ -4,7 +4,6 @@ transaction of its own database, with `app.initiate(session)`, or in one of the 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,10 @@ from truenext.errors import LocalProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.stage.committing import finished, size_of
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
-from truenext.stage.core.unit import Unit, inbox_id
+from truenext.stage.core.unit import Key, Unit
 from truenext.stage.initiator import checked_timeout
 from truenext.stage.world import World
 
@@ -112,15 +112,17 @@ class InitiatingInTransaction:
         self._chain = chain
         self._transaction = transaction
         self._when_committed = when_committed
-        self._has_key = key is not None
-        # Of a repeated call the flows have the ids of before.
-        self._id = secrets.token_hex(16) if key is None else inbox_id(definition.name, " key", key)
+        self._key = None if key is None else inbox_id(definition.name, " key", key)
+        self._seed = ""
+        """Of the ids, and that of the unit. Under a key it is that of the first call: the flows of a repeated one have
+        their ids."""
         self._said: Said | None = None
 
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:
             raise LocalProtocolError("a Session is used with `with`; `async with` is for an AsyncSession")
-        return self._begin()
+        self._check_ended()
+        return self._begin(None if self._key is None else await self._transaction.seed_async(self._key, World.new_id()))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,13 +130,14 @@ class InitiatingInTransaction:
         said = self._end()
         if error is None and said:
             unit = self._unit(said)
-            await self._transaction.write_async(self._definition.name, self._id, self._content(said), unit)
+            await self._transaction.write_async(self._definition.name, self._seed, self._key_of(said), unit)
             self._transaction.when_committed(self._when_committed)
 
     def __enter__(self) -> Initiation:
         if self._transaction.is_async:
             raise LocalProtocolError("an AsyncSession is used with `async with`; `with` is for a Session")
-        return self._begin()
+        self._check_ended()
+        return self._begin(None if self._key is None else self._transaction.seed(self._key, World.new_id()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -142,13 +145,16 @@ class InitiatingInTransaction:
         said = self._end()
         if error is None and said:
             unit = self._unit(said)
-            self._transaction.write(self._definition.name, self._id, self._content(said), unit)
+            self._transaction.write(self._definition.name, self._seed, self._key_of(said), unit)
             self._transaction.when_committed(self._when_committed)
 
-    def _begin(self) -> Initiation:
+    def _check_ended(self) -> None:
         if self._said is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
-        self._said = Said(self._id, self._definition.name)
+
+    def _begin(self, seed: str | None) -> Initiation:
+        self._seed = seed or World.new_id()
+        self._said = Said(self._seed, self._definition.name)
         return Initiation(self._said, World.now_ms(), self._definition.stages)
 
     def _end(self) -> Sequence[Outgoing]:
@@ -174,16 +180,16 @@ class InitiatingInTransaction:
             )
         return Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
-    def _content(self, said: Sequence[Outgoing]) -> str | None:
-        """The same for the same, whenever it is said."""
-        if not self._has_key:
+    def _key_of(self, said: Sequence[Outgoing]) -> Key | None:
+        """Its content is the same for the same, whenever it is said."""
+        if self._key is None:
             return None
         digest = blake2b(digest_size=16)
         for each in said:
             flow = msgspec.structs.replace(each.envelope.flow, begun_ms=0)
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
-        return digest.hexdigest()
+        return Key(self._key, digest.hexdigest())
 
 
 def _is_text(key: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import secrets
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ class Initiator:
         return self._world.loop
 
     def initiation(self) -> tuple[Said, Initiation]:
-        said = Said(secrets.token_hex(16), self._world.service)
+        said = Said(self._world.new_id(), self._world.service)
         return said, Initiation(said, self._world.now_ms(), self._world.stages)
 
     async def initiate(self, said: Said, deadline: float) -> None:
@@ -109,7 +108,7 @@ class Initiator:
             async with asyncio.timeout_at(deadline):
                 await self._asking.subscribe()
         except TimeoutError:
-            raise TimeoutError(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
+            raise RolledBack(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
         reply_to, number, reply = self._asking.question(to)
         try:
             said, initiation = self.initiation()

@@ -142,7 +142,8 @@ class Service(Definition):
 
         With the `session` of a transaction of the program's own, in the service's database, the flows begin when that
         is committed, and never if it is rolled back; the broker need not be there, nor this process be connected
-        (docs/stages-outbox.md). For 7 days all calls with the same `key` begin them once.
+        (docs/stages-outbox.md). For 7 days all calls with the same `key` begin them once; the key is asked for when the
+        block begins.
 
         Raises: LocalProtocolError if the service is not connected; ValueError if `timeout` is not more than 0. At the
         end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds. With a

@@ -41,12 +41,13 @@ from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import FlowError, Refuse
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
+from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
-from truenext.stage.core.unit import Unit, inbox_id
+from truenext.stage.core.unit import Unit
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost, Trouble, UnderWay
+from truenext.stage.sql.errors import DatabaseAway, DoneBefore, OutboxAway, OutboxBusy, ProducerLost, Trouble, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,12 +167,11 @@ class Handling:
             said = await self._run_until_committed(envelope)
         except DoneBefore:
             await self._was_done_before()
-        except UnderWay as error:
+        except (UnderWay, OutboxBusy) as error:
             await self._message.give_back()
             self._end("given back", error)
         except DatabaseAway as error:
-            self._trouble = Trouble.AWAY
-            await self._failed(error)
+            await self._has_no_database(error)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 self._end("in doubt" if self._is_committing else "given back", error)
@@ -192,6 +192,10 @@ class Handling:
             self._end("given back" if self._is_repeat else "ended", None)
             if said.after_commit:
                 await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
+
+    async def _has_no_database(self, error: DatabaseAway) -> None:
+        self._trouble = Trouble.TABLES if isinstance(error, OutboxAway) else Trouble.AWAY
+        await self._failed(error)
 
     async def _has_not_committed_its_own(self, error: InDoubt | RolledBack) -> None:
         """It is not of this transaction, but of one that the stage has begun by itself. What the broker refuses of
@@ -235,14 +239,12 @@ class Handling:
         try:
             await once.sent_before(self._id, self._lane)
             await self._session.commit(timeout=TIMEOUT_S)
-        except (BrokerAway, DatabaseAway) as error:
-            if isinstance(error, DatabaseAway):
-                self._trouble = Trouble.AWAY
-                await self._failed(error)
-                return
+        except (BrokerAway, OutboxBusy) as error:
             await self._message.give_back()
             self._end("given back", error)
             await self._world.rest(PAUSE_S)
+        except DatabaseAway as error:
+            await self._has_no_database(error)
         except RolledBack as error:
             if refused_with(error) is not None:
                 # It would come again at once, and be refused again.
@@ -287,7 +289,7 @@ class Handling:
             said = Said(self._seed(envelope), f"{self._world.service} {self._stage.queue}")
             self._ran_at, self._trouble = 0.0, Trouble.OWN
             try:
-                await self._once(envelope, said, work)
+                await self._run_to_its_end(envelope, said, work)
             except Exception as error:
                 # What the stage has swallowed counts, and is forgotten with the rollback.
                 self._trouble = Trouble.OWN if work is None else work.trouble_of(error)
@@ -325,7 +327,7 @@ class Handling:
             return envelope.id
         return f"{envelope.id} {self._stage.queue} {self._world.run_id}"
 
-    async def _once(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
+    async def _run_to_its_end(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
         point, once = self._world.point, self._exactly_once
         point("received", self._stage)
         if once is None:

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from truenext.stage.core.ids import CHANCE_BYTES, first_id
 from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
 from truenext.stage.precedence import Precedence
@@ -71,6 +72,11 @@ class World:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stopping.wait()
+
+    @classmethod
+    def new_id(cls) -> str:
+        """Of what is sent in no stage."""
+        return first_id(cls.now_ms(), secrets.token_bytes(CHANCE_BYTES))
 
     @staticmethod
     def now_ms() -> int:

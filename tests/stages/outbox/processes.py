@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -159,7 +159,7 @@ class Process:
         relay = once._relay
         is_sent = relay._is_sent
 
-        async def watched(unit: Sequence[Waiting]) -> bool:
+        async def watched(unit: Waiting) -> bool:
             self._reached(self, "relay sends", "outbox")
             answer = await is_sent(unit)
             self._reached(self, "relay sent", "outbox")
@@ -209,8 +209,7 @@ class Process:
         """It looks at once for what is to be forgotten, not within a minute."""
         once = None if self._running is None else self._running.once
         if once is not None:
-            once._relay._clean_at = 0.0
-            once.wake()
+            once._cleaning.wake()
 
     def kill_from_any_thread(self) -> None:
         """From here on nobody hears of it. What is left of it is swept up later."""

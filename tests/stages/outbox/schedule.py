@@ -557,8 +557,7 @@ class _Machine:
         # Who sends the same again after that, has it handled again.
         if step.after_retention and not self._oracle.sent_often:
             self._virtual.database_ahead_s += RETENTION_S
-            # By now the keys are forgotten, so others are used.
-            self._generation += 1
+            # By now the keys are forgotten: something else is begun under them.
             self._keys.clear()
             for each in self._processes:
                 each.cleans_now()

@@ -24,7 +24,7 @@ from tests.stages.outbox.test_once import INSERT, Shop, all_is_over, expect, mak
 from tests.stages.postgres import PostgresServer
 from tests.stages.service_process import ServiceProcess
 from truenext.stage import Flow, Service
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import applied_schema, sqlite
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -45,7 +45,7 @@ def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_o
                 begin.send(shop.place, Number(n % 80), trace=f"order {n % 80}")
         # The relay looks, and finds nobody.
         await asyncio.sleep(2)
-        assert await numbers(t, "SELECT count(*) FROM truenext_outbox") == [80]
+        assert await numbers(t, "SELECT sum(messages) FROM truenext_outbox") == [80]
         await t.broker._start_again()
         await expect(t, *range(80))
 
@@ -194,3 +194,88 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
         assert await numbers(t, "SELECT sum(n) FROM rows") == [THREADS * TIMES * 3]
 
     run(shop.app, work, database=url)
+
+
+@pytest.mark.parametrize("table", ["truenext_inbox", "truenext_outbox", "truenext_producers"])
+def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(database: str, table: str) -> None:
+    """Fixed: a right that was taken away made dead letters of all that came."""
+    shop = Shop(is_async=True, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        async with t.sql() as sql:
+            await sql.execute(text(f"ALTER TABLE {table} RENAME TO elsewhere"))
+        for n in range(10):
+            await t.send(shop.place, Number(n))
+        await asyncio.sleep(1)
+        assert not await t.dead_letters()
+        async with t.sql() as sql:
+            await sql.execute(text(f"ALTER TABLE elsewhere RENAME TO {table}"))
+        await expect(t, *range(10))
+
+    run(shop.app, work, database=database)
+
+
+def test_a_database_that_is_locked_for_long_is_no_failure_of_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: what was said to the outbox, and was not answered in time, counted as an attempt after some times."""
+    file = tmp_path / "stages.db"
+    file.touch()
+    monkeypatch.setitem(sqlite.CONNECT_ARGS, "timeout", 0.01)
+    shop = Shop(is_async=True, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        # The first of a process waits for a producer, before it says anything itself.
+        with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+            await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+            for n in range(3):
+                await t.send(shop.place, Number(n))
+            await asyncio.sleep(2)
+            other.execute("ROLLBACK")
+        assert not await t.dead_letters()
+        await expect(t, *range(3))
+
+    run(shop.app, work, database=f"sqlite:///{file}")
+
+
+def test_who_only_asks_the_outbox_does_not_wait_for_who_writes(tmp_path: Path) -> None:
+    file = tmp_path / "stages.db"
+    file.touch()
+    shop = Shop(is_async=True)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        once = t._running.once
+        assert once is not None
+        async with asyncio.timeout(4):
+            async with t.sql() as sql:
+                await sql.execute(text("INSERT INTO orders VALUES (1)"))
+                assert (await once._outbox.unsent()).numbered == 0
+                assert not await once.was_done("0" * 32)
+                assert "truenext_outbox_oldest_seconds 0" in await once.as_text()
+
+    run(shop.app, work, database=f"sqlite:///{file}")
+
+
+def test_the_inbox_is_cleaned_as_fast_as_it_grows(database: str) -> None:
+    """Fixed: a thousand rows a second went, however many came."""
+    shop = Shop(is_async=True)
+    rows = 20_000
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        async with t.sql() as sql:
+            for first in range(0, rows, 1000):
+                values = ", ".join(f"('{n:032x}', 1)" for n in range(first, first + 1000))
+                await sql.execute(text(f"INSERT INTO truenext_inbox VALUES {values}"))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        once._cleaning.wake()
+        while await numbers(t, "SELECT 1 FROM truenext_inbox LIMIT 1"):
+            await asyncio.sleep(0.05)
+            assert loop.time() - began < rows / 2000
+
+    run(shop.app, work, database=database)

@@ -4,7 +4,9 @@ docs/stages-outbox.md, "In a transaction of your own" """
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -17,6 +19,7 @@ from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
 from truenext.stage import DefinitionError, Flow, FlowError, Service
 from truenext.stage.sql import applied_schema
+from truenext.stage.sql.beginning import InTransaction
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -150,6 +153,127 @@ def test_a_repeated_call_begins_nothing_after_the_first_was_sent_either(session:
         assert shop.came == [1]
 
     run(shop.app, work, database=database)
+
+
+def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database: str) -> None:
+    """Fixed: its ids were made of the key alone, so the inbox, which had not forgotten yet, had it swallowed."""
+    shop = Shop()
+    weeks = 8 * 86_400_000
+    ids: list[str] = []
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        for n in (1, 1, 2):
+            if n == 2:
+                async with t.sql() as sql:
+                    await sql.execute(text(f"UPDATE truenext_keys SET begun_ms = begun_ms - {weeks}"))
+                await once._outbox.clean()
+            ids.append(await asyncio.to_thread(place, shop, session, n, "order"))
+            await asyncio.to_thread(session.commit)
+        await until_came(shop, t, 2)
+        assert shop.came == [1, 2]
+        assert ids[0] == ids[1] != ids[2]
+
+    run(shop.app, work, database=database)
+
+
+def test_a_block_under_a_key_that_raises_leaves_the_key_free(session: Session, database: str) -> None:
+    shop = Shop()
+    with pytest.raises(KeyError), shop.app.initiate(session, key="order") as begin:
+        begin.send(shop.take, Number(1), trace="order 1")
+        raise KeyError
+    session.commit()
+    first = place(shop, session, 2, "order")
+    with pytest.raises(FlowError, match="something else"):
+        place(shop, session, 3, "order")
+    assert place(shop, session, 2, "order") == first
+    session.commit()
+
+    async def work(t: Stages) -> None:
+        await until_came(shop, t, 1)
+        assert shop.came == [2]
+
+    run(shop.app, work, database=database)
+
+
+def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> None:
+    """Fixed: each of them left a listener, which all later ones called."""
+    woken: list[int] = []
+    transaction = InTransaction(session)
+    for _ in range(3):
+        for _ in range(2):
+            session.execute(text("SELECT 1"))
+            transaction.when_committed(wake := partial(woken.append, 1))
+            transaction.when_committed(wake)
+        session.commit()
+    assert len(woken) == 6
+    session.execute(text("SELECT 1"))
+    session.commit()
+    assert len(woken) == 6
+
+
+def test_the_relay_is_woken_by_the_commit_and_not_by_a_savepoint_before_it(session: Session) -> None:
+    woken: list[int] = []
+    with session.begin_nested():
+        InTransaction(session).when_committed(partial(woken.append, 1))
+    assert not woken
+    session.commit()
+    assert woken == [1]
+
+
+def test_a_time_to_live_counts_from_when_each_was_begun_though_they_are_sent_together(
+    session: Session, database: str
+) -> None:
+    app = Service("shop", exactly_once=True)
+    take = app.remote("nobody", Number)
+    for n, ttl in enumerate((100.0, 10_000.0, None)):
+        with app.initiate(session) as begin:
+            if ttl is None:
+                begin.send(take, Number(n), trace="order")
+            else:
+                begin.send(take, Number(n), trace="order", ttl=ttl)
+        session.commit()
+    # The first was begun long ago.
+    session.execute(
+        text(
+            "UPDATE truenext_outbox SET written_ms = written_ms - 90000 "
+            "WHERE written_ms = (SELECT min(written_ms) FROM truenext_outbox)"
+        )
+    )
+    session.commit()
+
+    async def work(t: Stages) -> None:
+        now_ms = time.time_ns() / 1e6
+        async with asyncio.timeout(PATIENCE_S):
+            while len(messages := (await t.broker.queue("nobody")).messages) < 3:
+                await asyncio.sleep(0.01)
+        left = [int(each.headers.get("expires", 0)) - now_ms for each in messages]
+        assert 0 < left[0] < 11_000 and 9_990_000 < left[1] < 10_001_000 and left[2] < 0
+
+    run(app, work, database=database)
+
+
+def test_what_this_process_cannot_read_is_left_to_others_and_holds_up_nothing(
+    session: Session, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    for n in range(4):
+        place(shop, session, n)
+        session.commit()
+    some = "WHERE id IN (SELECT id FROM truenext_outbox ORDER BY written_ms, id LIMIT 2)"
+    session.execute(text(f"UPDATE truenext_outbox SET unit = :unit {some}"), {"unit": b"\x92\x7f\x90"})
+    session.commit()
+
+    async def work(t: Stages) -> None:
+        await until_came(shop, t, 2)
+        await asyncio.sleep(1.5)
+        assert sorted(shop.came) == [2, 3]
+        said = [each for each in caplog.records if "left to newer ones" in each.message]
+        assert [each.__dict__["units"] for each in said] == [2]
+
+    run(shop.app, work, database=database)
+    assert session.execute(text(LEFT)).scalar() == 2
 
 
 def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -235,7 +235,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
 ) -> None:
     """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
     shop = Shop(is_async=True)
-    once_, is_sent = Relay._once, Relay._is_sent
+    look, is_sent = Relay._look, Relay._is_sent
 
     async def nothing(relay: Relay) -> None:
         pass
@@ -257,9 +257,9 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         async def stale() -> None:
             for each in read:
                 with suppress(RolledBack):
-                    await send_unit(relay._lane, [each], "shop", relay._counts)
+                    await send_unit(relay._lane, each, "shop", relay._counts)
 
-        async def interrupted(relay: Relay, unit: Sequence[Waiting]) -> bool:
+        async def interrupted(relay: Relay, unit: Waiting) -> bool:
             was_sent = await is_sent(relay, unit)
             if was_sent == (when == "afterwards"):
                 await stale()
@@ -270,10 +270,10 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         await outbox.confirm([read[0].id], [])
         relay.in_doubt(relay._free.pop())
         while await numbers(t, LEFT):
-            await once_(relay)
+            await look(relay)
         assert await sent(t) == ([1] if when == "afterwards" else [0, 1])
 
-    monkeypatch.setattr(Relay, "_once", nothing)
+    monkeypatch.setattr(Relay, "_look", nothing)
     run(shop.app, work, database=database)
 
 
@@ -364,7 +364,7 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
         await expect(t, 1, 2)
         assert once.counts.handled_before == before + 2
         assert f"truenext_inbox_handled_before_total {before + 2}\n" in await once.as_text()
-        assert 'truenext_outbox_units{numbered="yes"} 0\n' in await once.as_text()
+        assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.as_text()
 
     run(shop.app, work, database=database)
     told = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
@@ -404,6 +404,8 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
             await connection.send("/queue/kept", b"no message of stages")
             done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
             assert done.exit_code == 1 and "no message of stages" in done.output
+            waiting = (await t.broker.queue("kept")).messages
+            assert waiting[0].headers["message-id"] in done.output
             assert len((await t.broker.queue("kept")).messages) == 1
 
     run(shop.app, work, database=database)
@@ -433,9 +435,9 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
         unsent = await once._outbox.unsent()
         assert (unsent.numbered, unsent.unnumbered) == (3, 0)
         assert unsent.oldest_s > 1e9
-        assert 'truenext_outbox_units{numbered="yes"} 3\n' in await once.as_text()
+        assert 'truenext_outbox_messages{numbered="yes"} 3\n' in await once.as_text()
         once._outbox.unsent = away  # type: ignore[method-assign]
-        assert "truenext_outbox_units" not in await once.as_text()
+        assert "truenext_outbox_messages" not in await once.as_text()
         assert "truenext_inbox_handled_before_total 0\n" in await once.as_text()
 
     async def away() -> Unsent:
@@ -476,7 +478,7 @@ def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatc
     async def nothing(relay: Relay) -> None:
         pass
 
-    monkeypatch.setattr(Relay, "_once", nothing)
+    monkeypatch.setattr(Relay, "_look", nothing)
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -499,7 +501,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     async def work(t: Stages) -> None:
         lost: list[str] = []
 
-        async def lossy(relay: Relay, unit: Sequence[Waiting]) -> bool:
+        async def lossy(relay: Relay, unit: Waiting) -> bool:
             if len(lost) < 2 and whose != "of the database":
                 lost.append(whose)
                 t.broker.lose_commit("after" if whose == "of the broker" else "before")
@@ -564,11 +566,11 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         producer = await relay.borrow()
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
-        await relay._once()
+        await relay._look()
         assert not relay._free and not relay._in_doubt
         relay.in_doubt(producer)
-        await relay._once()
-        await relay._once()
+        await relay._look()
+        await relay._look()
         assert not relay._free and not relay._in_doubt
         assert await numbers(t, "SELECT count(*) FROM truenext_producers") == [0]
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import relay, sending
+from truenext.stage.exactly_once import sending
 from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.sql import once
+from truenext.stage.sql import once, outbox
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -55,21 +55,22 @@ def marked_too_early(url: str) -> None:
         test_once.test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(url, patch)
 
 
-def unguarded(url: str) -> None:
-    """Whoever sends looks whether all of it has one number: without that."""
-    guard = "assert len({(row.producer, row.number) for row in rows}) == 1"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay, "send_unit", mutated(sending.send_unit, guard, "assert True"))
-        test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
-            url, "stage's"
-        )
-
-
 def a_gap(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
             url, "before they are settled", patch
         )
+
+
+def begun_at_once(url: str) -> None:
+    test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(url, "stage's")
+
+
+_TAKEN = """DELETE FROM truenext_outbox
+        WHERE id IN (SELECT id FROM counted WHERE place = 1 OR (size <= :bytes AND messages <= :messages))
+        RETURNING written_ms, id, unit"""
+STAYS = _TAKEN, "SELECT written_ms, id, unit" + _TAKEN.removeprefix("DELETE").partition("RETURNING")[0]
+"""What has become part of a unit is there still."""
 
 
 class Fault(NamedTuple):
@@ -94,15 +95,15 @@ FAULTS = [
         "a unit goes under another number at the second try",
         sending,
         "_send",
-        "number=row.number)",
-        "number=row.number + 1)",
+        "number=unit.number)",
+        "number=unit.number + 1)",
         a_lost_answer("before"),
     ),
     Fault(
         "a unit goes under no number at the second try",
         sending,
         "_send",
-        ", producer=row.producer, number=row.number)",
+        ", producer=unit.producer, number=unit.number)",
         ")",
         lost_twice,
     ),
@@ -118,7 +119,7 @@ FAULTS = [
         "a hit acknowledges and has the unit go, unsent",
         ExactlyOnce,
         "sent_before",
-        "answer = await send_unit(lane, [unit], self._service, self.counts)",
+        "answer = await send_unit(lane, unit, self._service, self.counts)",
         "answer = Answer.SENT",
         waits_for_no_relay,
     ),
@@ -149,7 +150,7 @@ FAULTS = [
     Fault(
         "a row of the inbox is marked when its message is not acknowledged",
         Handling,
-        "_once",
+        "_run_to_its_end",
         "is_acknowledged=not self._is_repeat",
         "is_acknowledged=True",
         marked_too_early,
@@ -158,8 +159,8 @@ FAULTS = [
         "rows of the inbox go before they are marked",
         Outbox,
         "clean",
-        "WHERE marked_ms < {self._clock} - :kept_ms",
-        "WHERE coalesce(marked_ms, 0) < {self._clock} - :kept_ms",
+        "WHERE marked_ms < {self._now_ms} - :kept_ms",
+        "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
     ),
     Fault(
@@ -171,12 +172,11 @@ FAULTS = [
         one_is_not_known,
     ),
     Fault(
-        "what has a number already goes with what gets one",
-        Relay,
-        "_numbered",
-        "unit = await self._outbox.number(producer)",
-        "unit = await self._outbox.number(producer) and await self._outbox.units_of(producer)",
-        unguarded,
+        "what has become part of a unit is there still",
+        outbox,
+        "take_out",
+        *STAYS,
+        begun_at_once,
     ),
     Fault(
         "a unit behind a gap is moved",

@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import text
 
 from truenext.errors import ConfigurationError
+from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.numbers import Number, Producer
-from truenext.stage.core.unit import Finished, Unit, inbox_id
+from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.exactly_once.confirming import GATHER_S, Confirming
 from truenext.stage.exactly_once.counts import Counts
 from truenext.stage.exactly_once.once import Borrowed
@@ -252,9 +253,10 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
         days = 7 * 24 * 3600 * 1000
         await both.say(f"UPDATE truenext_inbox SET marked_ms = marked_ms - {days}")
         await both.first.confirm([], [new])
-        assert await both.first.clean() == 1
+        assert not await both.first.clean()
         assert [await both.first.is_done(each) for each in (old, new, unmarked)] == [False, True, True]
-        assert await both.first.clean() == 0
+        assert not await both.first.clean()
+        assert [await both.first.is_done(each) for each in (old, new, unmarked)] == [False, True, True]
 
     on(database, work)
 
@@ -314,10 +316,10 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         async def highest(_: Relay, name: str) -> int:
             return 0
 
-        async def is_sent(_: Relay, unit: Sequence[Waiting]) -> bool:
-            if which == "move" and unit[0].producer == old.name:
+        async def is_sent(_: Relay, unit: Waiting) -> bool:
+            if which == "move" and unit.producer == old.name:
                 return False
-            sent.append(unit[0].producer)
+            sent.append(unit.producer)
             return True
 
         monkeypatch.setattr(Relay, "_highest", highest)
@@ -335,9 +337,9 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         monkeypatch.setattr(both.second, which, unanswered)
         for _ in range(4):
             # As if a minute went by between two looks.
-            relay._clean_at = 0.0
+            relay._closer_at = 0.0
             with suppress(DatabaseAway):
-                await relay._once()
+                await relay._look()
         assert lost and len(sent) == 1
         assert sent[0] in [each.name for each in relay._free]
         assert not relay._in_doubt

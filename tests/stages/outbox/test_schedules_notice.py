@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.stages.outbox.schedule import Contradiction
+from tests.stages.outbox.test_planted_faults import STAYS
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import relay, sending
+from truenext.stage.exactly_once import sending
 from truenext.stage.exactly_once.once import ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.initiating import InitiatingInTransaction
-from truenext.stage.sql import once
+from truenext.stage.sql import once, outbox
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -49,12 +50,6 @@ class Change(NamedTuple):
     name: str
     old: str
     new: str
-
-
-def unguarded(patch: pytest.MonkeyPatch) -> None:
-    """Whoever sends looks whether all of it has one number: without that."""
-    guard = "assert len({(row.producer, row.number) for row in rows}) == 1"
-    patch.setattr(relay, "send_unit", mutated(sending.send_unit, guard, "assert True"))
 
 
 def nothing(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +76,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
                 Relay,
                 "_send_numbered",
                 "if await self._is_sent(unit):",
-                "await self._outbox.sent(producer.name, unit[0].number)\n    if await self._is_sent(unit):",
+                "await self._outbox.sent(producer.name, unit.number)\n    if await self._is_sent(unit):",
             )
         ],
         nothing,
@@ -91,19 +86,15 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a unit goes under another number at the second try": (
-        [Change(sending, "_send", "number=row.number)", "number=row.number + 1)")],
+        [Change(sending, "_send", "number=unit.number)", "number=unit.number + 1)")],
         nothing,
     ),
     "a unit goes under no number at the second try": (
-        [Change(sending, "_send", ", producer=row.producer, number=row.number)", ")")],
+        [Change(sending, "_send", ", producer=unit.producer, number=unit.number)", ")")],
         nothing,
     ),
     "independent initiations have the same ids": (
-        [
-            Change(
-                InitiatingInTransaction, "__init__", "secrets.token_hex(16) if key is None", '"0" * 32 if key is None'
-            )
-        ],
+        [Change(InitiatingInTransaction, "_begin", "seed or World.new_id()", 'seed or "0" * 32')],
         nothing,
     ),
     "rows of the inbox go before they are marked": (
@@ -111,22 +102,21 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 Outbox,
                 "clean",
-                "WHERE marked_ms < {self._clock} - :kept_ms",
-                "WHERE coalesce(marked_ms, 0) < {self._clock} - :kept_ms",
+                "WHERE marked_ms < {self._now_ms} - :kept_ms",
+                "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
             )
         ],
         nothing,
     ),
-    "what has a number already goes with what gets one": (
+    "what has become part of a unit is there still": (
         [
             Change(
-                Relay,
-                "_numbered",
-                "unit = await self._outbox.number(producer)",
-                "unit = await self._outbox.number(producer) and await self._outbox.units_of(producer)",
+                outbox,
+                "take_out",
+                *STAYS,
             )
         ],
-        unguarded,
+        nothing,
     ),
     "a COMMIT has no number": ([Change(Handling, "_commit", "if number is None:", "if True:")], nothing),
     "a unit is taken for sent without an answer": (
@@ -145,7 +135,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 ExactlyOnce,
                 "sent_before",
-                "answer = await send_unit(lane, [unit], self._service, self.counts)",
+                "answer = await send_unit(lane, unit, self._service, self.counts)",
                 "answer = Answer.SENT",
             )
         ],

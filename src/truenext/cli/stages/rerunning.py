@@ -78,8 +78,8 @@ def _rerun(connection: Connection, queue: str, to: str, selector: str | None, li
                     session.commit()
                 except (NotDecoded, RolledBack) as error:
                     session.rollback(failed=False)
-                    left = f"{counted(count, 'message')} sent, and the rest is still in its queue"
-                    raise Failure(TruenextError(f"{error} ({left})")) from error
+                    left = f"{counted(count, 'message')} sent, and the rest is still in {queue}"
+                    raise Failure(TruenextError(f"{error}; {left}")) from error
                 count += len(batch)
                 so_far.say(count)
     return count
@@ -91,7 +91,14 @@ def _next(consumer: Consumer, count: int) -> list[Message]:
 
 def _send_anew(session: Session, message: Message, to: str) -> None:
     """Raises: NotDecoded if it is none of stages"""
-    anew = msgspec.structs.replace(decode(message.body), id=secrets.token_hex(16))
+    try:
+        envelope = decode(message.body)
+    except NotDecoded as error:
+        raise NotDecoded(
+            f"message {message.key} is none of stages ({error}): `truenext browse` shows it; pass it over with "
+            "--selector, or move it away"
+        ) from error
+    anew = msgspec.structs.replace(envelope, id=secrets.token_hex(16))
     session.send(
         to,
         encode(anew),

@@ -6,7 +6,6 @@ and, for each endpoint that waits for a reply, where to and its state.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -18,8 +17,6 @@ from truenext.stage.core.errors import NotDecoded
 
 VERSION = 1
 """Higher ones say something that this code does not know, and must not pass over."""
-ID_LENGTH = 32
-"""Characters of the id of a message."""
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -103,8 +100,3 @@ def _is_one(address: str) -> bool:
         return parse(address, "").kind in (Kind.QUEUE, Kind.TOPIC)
     except RemoteProtocolError:
         return False
-
-
-def child_id(parent: str, ordinal: int) -> str:
-    """The id of what a stage sends as number `ordinal` of all that it sends: the same however often it runs."""
-    return blake2b(f"{parent} {ordinal}".encode(), digest_size=ID_LENGTH // 2).hexdigest()

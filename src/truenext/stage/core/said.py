@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from truenext.limits import BODY_BYTES_MAX
-from truenext.stage.core.envelope import Envelope, child_id, encode
+from truenext.stage.core.envelope import Envelope, encode
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.ids import child_id
 from truenext.stage.core.unit import Finished
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ way round. Source: docs/stages-outbox.md
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,6 +46,15 @@ class Unit(NamedTuple):
         return _ENCODER.encode(_Encoded(VERSION, list(self.messages)))
 
 
+class Key(NamedTuple):
+    """Under which a program begins flows once, however often it says so."""
+
+    id: str
+    """Of the service and what the caller calls it: 32 hexadecimal digits."""
+    content: str
+    """Of what is begun under it: 32 hexadecimal digits."""
+
+
 class UnreadableUnit(TruenextError):
     """What the outbox has is no unit, or one of a newer version."""
 
@@ -69,9 +77,3 @@ def decode_unit(data: bytes) -> list[Finished]:
     if unit.version != VERSION:
         raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
     return unit.messages
-
-
-def inbox_id(service: str, queue: str, message_id: str) -> str:
-    """By which the inbox knows a message: 32 hexadecimal digits, whatever others call theirs. One message may come to
-    several queues, and several services may share a database."""
-    return blake2b(f"{service}\n{queue}\n{message_id}".encode(), digest_size=16).hexdigest()

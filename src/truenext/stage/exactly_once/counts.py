@@ -39,9 +39,9 @@ def as_text(counts: Counts, unsent: Unsent | None) -> str:
     }
     parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in gone.items()]
     if unsent is not None:
-        units = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
+        messages = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
         parts += (
-            exposition("truenext_outbox_units", "gauge", "Units that are not known to be sent.", units),
+            exposition("truenext_outbox_messages", "gauge", "Messages that are not known to be sent.", messages),
             exposition("truenext_outbox_oldest_seconds", "gauge", "Age of the oldest.", [Sample({}, unsent.oldest_s)]),
         )
     return "".join(parts)

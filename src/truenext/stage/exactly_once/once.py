@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from truenext.stage.committing import BrokerAway
 from truenext.stage.core.unit import UnreadableUnit
+from truenext.stage.exactly_once.cleaning import Cleaning
 from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.counts import Counts, as_text
 from truenext.stage.exactly_once.relay import Relay
@@ -39,6 +40,7 @@ class ExactlyOnce:
         self.counts = Counts()
         self._relay = Relay(outbox, lane, service, self.counts)
         self._confirming = Confirming(outbox)
+        self._cleaning = Cleaning(outbox)
 
     async def as_text(self) -> str:
         """How it is, for Prometheus; without what only the database knows if that does not say it in time."""
@@ -60,10 +62,12 @@ class ExactlyOnce:
         await self._outbox.join()
         self._relay.start()
         self._confirming.start()
+        self._cleaning.start()
 
     async def stop(self) -> None:
         """Its producers are others' at once, or a while later if the database is not there."""
         await self._relay.stop()
+        await self._cleaning.stop()
         with suppress(DatabaseAway, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._confirming.stop()
@@ -89,7 +93,7 @@ class ExactlyOnce:
         if unit is None:
             return
         try:
-            answer = await send_unit(lane, [unit], self._service, self.counts)
+            answer = await send_unit(lane, unit, self._service, self.counts)
         except UnreadableUnit as error:
             raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
         if answer is not Answer.SENT:

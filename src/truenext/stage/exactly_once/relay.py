@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,8 +47,8 @@ UNDER_WAY_MAX = 2
 """Units of what had no number that are sent at once."""
 SETTLED_MAX = 100
 """Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
-CLEAN_S = 60.0
-"""Between two times that the inbox is cleaned, if nothing is left to be cleaned."""
+CLOSE_LOOK_S = 60.0
+"""Between two closer looks at the producers of this process."""
 
 AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
 """The broker is not there, or does not want it now: later."""
@@ -69,7 +68,9 @@ class Relay:
         self._alive = Steps("truenext alive", self._say_alive)
         self._looked_at = 0.0
         self._pause_s = LOOK_S
-        self._clean_at = 0.0
+        self._closer_at = 0.0
+        self._unreadable = 0
+        """Units that this process cannot read, and that it has been said of."""
 
     def start(self) -> None:
         self._looked_at = asyncio.get_running_loop().time()
@@ -88,7 +89,8 @@ class Relay:
     def doubt_all(self) -> None:
         """Whether those that are free are still this process's own is to be found out."""
         while self._free:
-            self.in_doubt(self._free.pop())
+            self._doubt(self._free.pop())
+        self._steps.wake()
 
     async def borrow(self) -> Producer:
         """One that this process may use, and nobody else in it does until it is given back, or in doubt.
@@ -132,7 +134,7 @@ class Relay:
 
     async def _step(self) -> float:
         try:
-            is_more = await self._once()
+            is_more = await self._look()
         except (DatabaseAway, *AWAY) as error:
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
             _logger.warning(
@@ -152,7 +154,7 @@ class Relay:
                 self._looked_at = now
         return ALIVE_S
 
-    async def _once(self) -> bool:
+    async def _look(self) -> bool:
         """Whether there is more to do at once. Raises: DatabaseAway; one of AWAY"""
         outbox = self._outbox
         look = await outbox.look()
@@ -165,7 +167,7 @@ class Relay:
         if look.ownerless:
             failed += [await self._taken(name, of_the_dead=True) for name in await outbox.ownerless(TAKEN_MAX)]
         is_more = bool(look.unnumbered) and await self._number()
-        await self._clean()
+        await self._look_closer()
         for error in failed:
             if error is not None:
                 raise error
@@ -206,15 +208,15 @@ class Relay:
             if name not in known:
                 self._in_doubt[name] = False
 
-    async def _clean(self) -> None:
+    async def _look_closer(self) -> None:
+        """Raises: DatabaseAway"""
         now = asyncio.get_running_loop().time()
-        if now < self._clean_at:
+        if now < self._closer_at:
             return
         # One that is another's by now may stand for one that is not known: then their number says nothing.
         await self._find_unknown()
         await self._drop_unused()
-        cleaned = await self._outbox.clean()
-        self._clean_at = now + (LOOK_S if cleaned else CLEAN_S)
+        self._closer_at = now + CLOSE_LOOK_S
 
     async def _drop_unused(self) -> None:
         """The broker soon forgets whoever sends nothing for a week. Raises: DatabaseAway"""
@@ -256,7 +258,7 @@ class Relay:
                 raise error
         return is_more
 
-    async def _numbered(self) -> tuple[Producer, list[Waiting]] | None:
+    async def _numbered(self) -> tuple[Producer, Waiting] | None:
         """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseAway"""
         while True:
             producer = await self.borrow()
@@ -267,15 +269,25 @@ class Relay:
             except ProducerLost:
                 self._in_doubt.pop(producer.name)
                 continue
-            if unit:
+            self._say_unreadable()
+            if unit is not None:
                 return producer, unit
             self._is_known(producer)
             return None
 
-    async def _send_numbered(self, producer: Producer, unit: Sequence[Waiting]) -> None:
+    def _say_unreadable(self) -> None:
+        count = len(self._outbox.unreadable)
+        if count > self._unreadable:
+            self._unreadable = count
+            _logger.error(
+                "units that programs have begun cannot be read by this process, and are left to newer ones",
+                extra={"units": count},
+            )
+
+    async def _send_numbered(self, producer: Producer, unit: Waiting) -> None:
         """Raises: as `_number`"""
         if await self._is_sent(unit):
-            await self._outbox.sent(producer.name, unit[0].number)
+            await self._outbox.sent(producer.name, unit.number)
             producer.number += 1
             self._is_known(producer)
 
@@ -302,8 +314,6 @@ class Relay:
         if of_the_dead:
             self._counts.taken_over += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
-        elif not was_of_the_dead:
-            self._counts.in_doubt += 1
         # Until all of it is known it is as before: not to be used.
         self._in_doubt[name] = was_of_the_dead
         if await self._send_all(taken):
@@ -313,16 +323,18 @@ class Relay:
             else:
                 self.give_back(taken)
         self._in_doubt.pop(name, None)
+        if not was_of_the_dead:
+            self._counts.in_doubt += 1
 
     async def _send_all(self, producer: Producer) -> bool:
         """Whether it may be used again. Raises: DatabaseAway; one of AWAY"""
         outbox = self._outbox
         units = await outbox.units_of(producer)
         highest = await self._highest(producer.name)
-        for number, rows in groupby(units, key=lambda each: each.number):
-            unit = list(rows)
+        for at, unit in enumerate(units):
+            number = unit.number
             if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):
-                return await self._move(producer, [each for each in units if each.number >= number])
+                return await self._move(producer, units[at:])
             highest = max(highest, number)
             await outbox.sent(producer.name, number)
         if highest == producer.number:
@@ -335,14 +347,14 @@ class Relay:
         await outbox.drop([producer.name])
         return False
 
-    async def _is_sent(self, unit: Sequence[Waiting]) -> bool:
+    async def _is_sent(self, unit: Waiting) -> bool:
         """False: the broker does not know the number before. Raises: one of AWAY"""
         try:
             return await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
-            raise BrokerAway(f"unit {unit[0].id} of the outbox cannot be sent by this process: {error}") from error
+            raise BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
 
-    async def _is_sent_behind_a_gap(self, unit: Sequence[Waiting]) -> bool:
+    async def _is_sent_behind_a_gap(self, unit: Waiting) -> bool:
         """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
         takes this unit under its own number.
 
@@ -351,7 +363,7 @@ class Relay:
 
         Raises: as `_send_all`
         """
-        name, number = unit[0].producer, unit[0].number
+        name, number = unit.producer, unit.number
         highest = await self._highest(name)
         if number - highest > SETTLED_MAX:
             return False
@@ -375,7 +387,8 @@ class Relay:
         new = await self._outbox.move(units, producer)
         if new is not None:
             self._counts.moved += len(units)
-            self.in_doubt(new)
+            self._doubt(new)
+            self._steps.wake()
         return False
 
     async def _highest(self, name: str) -> int:

@@ -34,16 +34,15 @@ class Answer(Enum):
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(lane: Lane, rows: Sequence[Waiting], service: str, counts: Counts) -> Answer:
-    """Send all of one unit: these rows of the outbox, which have one number.
+async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> Answer:
+    """Send all of one unit of the outbox.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
     reason, in the same transaction: the number is used, and the next one can be.
 
     Raises: BrokerAway if nothing of it happened; InDoubt if that is not known; UnreadableUnit
     """
-    assert len({(row.producer, row.number) for row in rows}) == 1, "what goes under another number would be lost"
-    messages = [_in_its_time(each, row.age_ms) for row in rows for each in decode_unit(row.unit)]
+    messages = [_in_its_time(each, unit.age_ms) for each in decode_unit(unit.unit)]
     # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
     async with (
         lane.transactions.taken(1),
@@ -51,23 +50,23 @@ async def send_unit(lane: Lane, rows: Sequence[Waiting], service: str, counts: C
         lane.connection.session(transacted=True) as session,
     ):
         try:
-            return await _send(session, messages, rows[0])
+            return await _send(session, messages, unit)
         except RolledBack as error:
             if refused_with(error) is None:
                 raise
         await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.
         instead = [await _accepted(session, each, service) for each in messages]
-        answer = await _send(session, instead, rows[0])
+        answer = await _send(session, instead, unit)
         counts.refused += sum(each.refused != before.refused for each, before in zip(instead, messages, strict=True))
         return answer
 
 
-async def _send(session: Session, messages: Sequence[Finished], row: Waiting) -> Answer:
+async def _send(session: Session, messages: Sequence[Finished], unit: Waiting) -> Answer:
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         await _flushed(session, messages, deadline)
-        await session.commit(timeout=left_s(deadline), producer=row.producer, number=row.number)
+        await session.commit(timeout=left_s(deadline), producer=unit.producer, number=unit.number)
     except RolledBack as error:
         refused = refused_with(error)
         if refused is not None and refused.code == Code.GAP:

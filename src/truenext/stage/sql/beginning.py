@@ -6,9 +6,9 @@ Source: docs/stages-outbox.md, "In a transaction of your own"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, event, insert, literal_column, select
+from sqlalchemy import ColumnElement, Connection, event, insert, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,7 +22,12 @@ from truenext.stage.sql.tables import NO_TABLES, keys, outbox, says_no_table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.stage.core.unit import Unit
+    from truenext.stage.core.unit import Key, Unit
+
+T = TypeVar("T")
+
+_CALLS = "truenext: when committed"
+"""Of a session's `info`."""
 
 _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
@@ -37,27 +42,56 @@ class InTransaction:
         self.is_async = isinstance(session, AsyncSession)
         self._session = session
 
-    def write(self, service: str, id: str, content: str | None, unit: Unit) -> None:
-        """Write a unit, and have it sent when the transaction has been committed. `content` is what was begun under
-        this id as its key, if it has one: once more is nothing.
+    def seed(self, key: str, new: str) -> str:
+        """What the ids of all that is begun under this key are made of: 32 hexadecimal digits, `new` if nothing was.
+        Who asks while another transaction has the key for the first time waits for its end.
 
-        Raises: FlowError if something else was begun under the key; what SQLAlchemy raises
+        Raises: ConfigurationError; what SQLAlchemy raises
         """
         assert isinstance(self._session, Session)
-        _write(self._session, service, id, content, unit)
+        return _said(self._session, _seed, key, new)
 
-    async def write_async(self, service: str, id: str, content: str | None, unit: Unit) -> None:
+    async def seed_async(self, key: str, new: str) -> str:
         """The same in an AsyncSession."""
         assert isinstance(self._session, AsyncSession)
-        await self._session.run_sync(_write, service, id, content, unit)
+        return await self._session.run_sync(_said, _seed, key, new)
+
+    def write(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
+        """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
+
+        Raises: FlowError if something else was begun under the key; ConfigurationError; what SQLAlchemy raises
+        """
+        assert isinstance(self._session, Session)
+        _said(self._session, _write, service, id, key, unit)
+
+    async def write_async(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
+        """The same in an AsyncSession."""
+        assert isinstance(self._session, AsyncSession)
+        await self._session.run_sync(_said, _write, service, id, key, unit)
 
     def when_committed(self, call: Callable[[], object]) -> None:
-        """In whatever thread that happens."""
+        """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
         session = self._session if isinstance(self._session, Session) else self._session.sync_session
-        event.listen(session, "after_commit", lambda _: call(), once=True)
+        calls = session.info.get(_CALLS)
+        if calls is None:
+            # One listener for the life of the session: none goes while its event is told.
+            calls = session.info[_CALLS] = []
+            event.listen(session, "after_commit", _committed)
+        if call not in calls:
+            calls.append(call)
 
 
-def _write(session: Session, service: str, id: str, content: str | None, unit: Unit) -> None:
+def _committed(session: Session) -> None:
+    if session.in_nested_transaction():
+        # A savepoint was released.
+        return
+    calls: list[Callable[[], object]] = session.info[_CALLS]
+    for call in calls:
+        call()
+    calls.clear()
+
+
+def _said(session: Session, say: Callable[..., T], *arguments: object) -> T:
     connection = session.connection()
     if _commits_by_itself(connection):
         raise ConfigurationError(
@@ -65,7 +99,7 @@ def _write(session: Session, service: str, id: str, content: str | None, unit: U
             "a transaction, or with initiate() without a session"
         )
     try:
-        _write_in(connection, service, id, content, unit)
+        return say(connection, *arguments)
     except DBAPIError as error:
         if says_no_table(error):
             raise ConfigurationError(NO_TABLES) from error
@@ -77,34 +111,52 @@ def _commits_by_itself(connection: Connection) -> bool:
         return True
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        # Whoever begins transactions by hand has begun one.
-        return driver.isolation_level is None and not driver.in_transaction
+        # Whoever begins transactions by hand has begun one. Python 3.12 has a word of its own for it.
+        is_by_itself = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+        return is_by_itself and not driver.in_transaction
     return getattr(driver, "autocommit", False) is True
 
 
-def _write_in(connection: Connection, service: str, id: str, content: str | None, unit: Unit) -> None:
-    clock: ColumnElement[int] = literal_column(_clock(connection))
-    if content is not None:
-        new = _INSERTS[connection.dialect.name](keys).values(id=id, content=content, begun_ms=clock)
-        if connection.execute(new.on_conflict_do_nothing().returning(keys.c.id)).first() is None:
-            before = connection.execute(select(keys.c.content).where(keys.c.id == id)).scalar_one_or_none()
-            if before is None or before.replace("-", "") != content:
-                raise FlowError("something else was begun under this key before: begin other flows under other keys")
-            return
+def _seed(connection: Connection, key: str, new: str) -> str:
+    clock = _clock(connection)
+    first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, begun_ms=clock)
+    # Locked, so that it is not cleaned away before something was begun under it. If it just was, the next one is new.
+    before = select(keys.c.seed).where(keys.c.id == key).with_for_update()
+    for statement in (first.on_conflict_do_nothing().returning(keys.c.seed), before) * 2:
+        seed = connection.execute(statement).scalar_one_or_none()
+        if seed is not None:
+            return str(seed).replace("-", "")
+    raise FlowError("the key was removed twice while something was begun under it: try once more")
+
+
+def _is_new(connection: Connection, key: Key) -> bool:
+    """Raises: FlowError if something else was begun under it"""
+    first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
+    if connection.execute(first.values(content=key.content, begun_ms=_clock(connection))).rowcount == 1:
+        return True
+    before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one()
+    if str(before).replace("-", "") != key.content:
+        raise FlowError("something else was begun under this key before: begin other flows under other keys")
+    return False
+
+
+def _write(connection: Connection, service: str, id: str, key: Key | None, unit: Unit) -> None:
+    if key is not None and not _is_new(connection, key):
+        return
     connection.execute(
         insert(outbox).values(
             id=id,
             service=service,
             interactive=unit.is_interactive,
             messages=len(unit.messages),
-            written_ms=clock,
+            written_ms=_clock(connection),
             unit=unit.encode(),
         )
     )
 
 
-def _clock(connection: Connection) -> str:
+def _clock(connection: Connection) -> ColumnElement[int]:
     try:
-        return CLOCK[connection.dialect.name]
+        return literal_column(CLOCK[connection.dialect.name])
     except KeyError:
         raise ConfigurationError(f"the outbox is in PostgreSQL or SQLite, not {connection.dialect.name}") from None

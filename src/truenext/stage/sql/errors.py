@@ -4,6 +4,8 @@ It needs no SQLAlchemy, so that whoever only catches can do so without it.
 
 TruenextError
 ├── DatabaseAway     the database is not there, or cannot work; no message's fault
+│   ├── OutboxAway       it is there, perhaps, but not what has effects happen once
+│   └── OutboxBusy       others have kept that locked for too long
 ├── Swallowed        the transaction is no longer what the function believes; nothing was committed
 ├── NotCommitted     the database has refused the COMMIT; nothing was committed
 ├── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
@@ -27,6 +29,9 @@ class Trouble(Enum):
     same, it may be this work that looks for another, or may not write."""
     AGAIN = "again"
     """Another transaction was in the way: the same work may succeed if it is run again at once."""
+    TABLES = "tables"
+    """The tables of what happens once cannot be used, such as for a right that was taken away: no message's fault, and
+    it is waited for."""
     LOST = "lost"
     """The connection was lost in the middle of the work: if the database is there, it may be this work that ends
     connections."""
@@ -36,6 +41,14 @@ class Trouble(Enum):
 
 class DatabaseAway(TruenextError):
     """The database is not there, or cannot do what it could when it was opened; `__cause__` says more."""
+
+
+class OutboxAway(DatabaseAway):
+    """What has effects happen once cannot be asked now, or not be written; `__cause__` says more."""
+
+
+class OutboxBusy(DatabaseAway):
+    """Others have kept it locked for so long that it was not waited for."""
 
 
 class Swallowed(TruenextError):

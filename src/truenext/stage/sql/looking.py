@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, create_engine, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, create_engine, func, literal_column, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
@@ -82,7 +82,7 @@ def _look(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts
         )
         .select_from(outbox)
         .outerjoin(producers, producers.c.name == outbox.c.producer)
-        .outerjoin(owners, owners.c.name == producers.c.owner)
+        .outerjoin(owners, and_(owners.c.name == producers.c.owner, owners.c.alive_until_ms > now))
         .where(outbox.c.service == service)
         .group_by(outbox.c.producer, owners.c.instance)
         .order_by(func.min(outbox.c.written_ms))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.exc import DBAPIError
 
-from truenext.stage.sql.errors import DoneBefore, ProducerLost, UnderWay
+from truenext.stage.sql.errors import DoneBefore, OutboxAway, ProducerLost, UnderWay
+from truenext.stage.sql.tables import says_unusable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -90,7 +91,7 @@ class Once:
     def begin(self, connection: Connection) -> None:
         """The first statement of the transaction.
 
-        Raises: DoneBefore, UnderWay; what SQLAlchemy raises
+        Raises: DoneBefore, UnderWay, OutboxAway; what SQLAlchemy raises
         """
         try:
             answer = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
@@ -98,7 +99,7 @@ class Once:
             if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
                 self.verdict = UnderWay(f"the same message has been handled for {WAIT_S} seconds, and is still")
                 raise self.verdict from error
-            raise
+            raise _told(error) from error
         if answer.rowcount != 1:
             self.verdict = DoneBefore("the message was handled before: what is done now is taken back")
             raise self.verdict
@@ -106,7 +107,7 @@ class Once:
     def write(self, connection: Connection, service: str, number: Number, unit: Unit) -> None:
         """The last statement before COMMIT.
 
-        Raises: ProducerLost; what SQLAlchemy raises
+        Raises: ProducerLost, OutboxAway; what SQLAlchemy raises
         """
         kind = connection.dialect.name
         parameters: dict[str, Any] = {
@@ -120,5 +121,14 @@ class Once:
             "unit": unit.encode(),
         }
         for statement in _WRITE[kind]:
-            if connection.exec_driver_sql(statement, parameters).rowcount != 1:
+            try:
+                answer = connection.exec_driver_sql(statement, parameters)
+            except DBAPIError as error:
+                raise _told(error) from error
+            if answer.rowcount != 1:
                 raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")
+
+
+def _told(error: DBAPIError) -> Exception:
+    """What the message cannot help is not its failure."""
+    return OutboxAway(f"the outbox cannot be used: {error.orig}") if says_unusable(error) else error

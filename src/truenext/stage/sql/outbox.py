@@ -9,8 +9,6 @@ Source: docs/stages-outbox.md
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,9 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Producer
-from truenext.stage.sql.errors import DatabaseAway, ProducerLost
-from truenext.stage.sql.once import CLOCK
+from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
+from truenext.stage.sql.numbering import Unreadable, take_out, together
+from truenext.stage.sql.sqlite import READS
 from truenext.stage.sql.tables import NO_TABLES, VERSION, make_tables, metadata, says_no_table
+from truenext.stage.sql.trouble import trouble_of
+from truenext.stage.sql.wording import Wording, plain_id
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process is taken for alive since it last said so. Whom that misjudges has more to do, and
@@ -36,17 +37,8 @@ FORGOTTEN_MS = 6 * 24 * 3600 * 1000
 PRODUCER_MEMORY_MS"""
 KEPT_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox knows a message after its acknowledgement."""
-NUMBERED_MAX = 1000
-"""Rows that get one number."""
-NUMBERED_MESSAGES_MAX = 10_000
-"""Messages of them, unless it is a single one: a fifth of what the broker takes in one transaction."""
-NUMBERED_BYTES_MAX = 2 * 1024 * 1024
-"""Bytes of them, unless it is a single one."""
 CLEANED_MAX = 1000
 """Rows of the inbox that go at a time."""
-
-
-_NAME = re.compile(r"(?<!:):([a-z_]+)")
 
 
 class Waiting(NamedTuple):
@@ -77,9 +69,9 @@ class Unsent(NamedTuple):
     """What the outbox of a service has that is not known to be sent."""
 
     numbered: int
-    """Units."""
+    """Messages of units with a number."""
     unnumbered: int
-    """Units that programs' transactions have begun, and that have no number yet."""
+    """Messages that programs' transactions have begun, and that have no number yet."""
     oldest_s: float
 
 
@@ -90,16 +82,18 @@ class Outbox:
         self._service = service
         self._instance = instance[:255]
         self._engine = engine
-        self._is_sqlite = engine.dialect.name == "sqlite"
-        self._clock = CLOCK[engine.dialect.name]
-        self._as_uuid = ":{0}" if self._is_sqlite else "CAST(:{0} AS uuid)"
+        self._reading = engine.execution_options(**READS)
+        self._wording = Wording(engine.dialect.name)
+        self._now_ms = self._wording.now_ms
+        self.unreadable: set[str] = set()
+        """Units without a number that this process cannot read: a newer one has written them."""
 
     # ---- Coming up ----
 
     async def check(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
         try:
-            async with self._connection() as connection:
+            async with self._connection(reads=True) as connection:
                 found = (await self._say(connection, "SELECT max(version) FROM truenext_schema")).scalar()
                 for name in metadata.tables:
                     await self._say(connection, f"SELECT 1 FROM {name} WHERE 1 = 0")
@@ -116,10 +110,10 @@ class Outbox:
 
     async def is_durable(self) -> bool:
         """What the database confirms survives its crash. Raises: DatabaseAway"""
-        if self._is_sqlite:
+        if self._wording.is_sqlite:
             # Its connections are set up for that.
             return True
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(connection, "SELECT current_setting('synchronous_commit')")
             return bool(found.scalar() != "off")
 
@@ -134,7 +128,7 @@ class Outbox:
             await self._say(
                 connection,
                 f"""INSERT INTO truenext_owners (name, service, instance, alive_until_ms)
-                VALUES (:owner, :service, :instance, {self._clock} + :alive_ms)
+                VALUES (:owner, :service, :instance, {self._now_ms} + :alive_ms)
                 ON CONFLICT (name) DO UPDATE SET alive_until_ms = excluded.alive_until_ms""",
                 {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
             )
@@ -153,7 +147,7 @@ class Outbox:
         async with self._connection() as connection:
             found = await self._say(
                 connection,
-                f"""UPDATE truenext_owners SET alive_until_ms = {self._clock} + :alive_ms WHERE name = :owner
+                f"""UPDATE truenext_owners SET alive_until_ms = {self._now_ms} + :alive_ms WHERE name = :owner
                 RETURNING
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_producers AS p WHERE {self._ownerless} LIMIT 1) AS p),
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_outbox
@@ -170,15 +164,18 @@ class Outbox:
 
     async def unsent(self) -> Unsent:
         """What is not known to be sent, of all processes. Raises: DatabaseAway"""
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
-                f"""SELECT count(producer), count(*) - count(producer),
-                coalesce({self._clock} - min(written_ms), 0) FROM truenext_outbox WHERE service = :service""",
+                f"""SELECT
+                    coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
+                    coalesce(sum(CASE WHEN producer IS NULL THEN messages ELSE 0 END), 0),
+                    coalesce({self._now_ms} - min(written_ms), 0)
+                FROM truenext_outbox WHERE service = :service""",
                 {"service": self._service},
             )
             numbered, unnumbered, oldest_ms = tuple(found.one())
-        return Unsent(numbered, unnumbered, max(oldest_ms, 0) / 1000)
+        return Unsent(int(numbered), int(unnumbered), max(oldest_ms, 0) / 1000)
 
     # ---- Producers ----
 
@@ -193,7 +190,7 @@ class Outbox:
 
     async def owned(self) -> list[str]:
         """Producers of this process, as the database has it. Raises: DatabaseAway"""
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
                 "SELECT p.name FROM truenext_producers AS p WHERE p.service = :service AND p.owner = :owner",
@@ -202,11 +199,12 @@ class Outbox:
             return list(found.scalars())
 
     async def ownerless(self, count: int) -> list[str]:
-        """Producers of this service whose process is not alive any more. Raises: DatabaseAway"""
-        async with self._connection() as connection:
+        """Some producers of this service whose process is not alive any more: others each time, for of some nothing
+        can be had yet. Raises: DatabaseAway"""
+        async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
-                f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} LIMIT :count",
+                f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
                 {"service": self._service, "count": count},
             )
             return list(found.scalars())
@@ -219,7 +217,7 @@ class Outbox:
         Raises: DatabaseAway
         """
         whose = self._ownerless if of_the_dead else "p.owner = :owner AND p.service = :service"
-        lock = "" if self._is_sqlite else " FOR UPDATE OF p SKIP LOCKED"
+        lock = "" if self._wording.is_sqlite else " FOR UPDATE OF p SKIP LOCKED"
         async with self._connection() as connection:
             locked = await self._say(
                 connection,
@@ -242,12 +240,12 @@ class Outbox:
             return Producer(name, self.owner, taken.scalar_one())
 
     async def units_of(self, producer: Producer) -> list[Waiting]:
-        """What it has to send, in order. Raises: DatabaseAway"""
-        return await self._units("o.producer = :name ORDER BY o.number, o.id", {"name": producer.name})
+        """What it has to send, in order: each has a number of its own. Raises: DatabaseAway"""
+        return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
 
     async def unit(self, id: str) -> Waiting | None:
         """What the message with this id in the inbox has to send, if that is still there. Raises: DatabaseAway"""
-        units = await self._units(f"o.id = {self._as_uuid.format('id')} AND o.producer IS NOT NULL", {"id": id})
+        units = await self._units(f"o.id = {self._wording.id} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused(self) -> list[str]:
@@ -255,11 +253,11 @@ class Outbox:
 
         Raises: DatabaseAway
         """
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
                 "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
-                f"AND used_ms <= {self._clock} - :forgotten_ms",
+                f"AND used_ms <= {self._now_ms} - :forgotten_ms",
                 {"owner": self.owner, "service": self._service, "forgotten_ms": FORGOTTEN_MS},
             )
             return list(found.scalars())
@@ -284,62 +282,68 @@ class Outbox:
             )
             if gone.rowcount != 1:
                 return None
-            # Several rows may be one unit, under one number.
-            for before in sorted({each.number for each in units}):
+            for each in units:
                 new.number += 1
                 await self._say(
                     connection,
                     "UPDATE truenext_outbox SET producer = :new, number = :number "
                     "WHERE producer = :old AND number = :before",
-                    {"new": new.name, "number": new.number, "old": old.name, "before": before},
+                    {"new": new.name, "number": new.number, "old": old.name, "before": each.number},
                 )
             await self._make(connection, new)
         return new
 
-    async def number(self, producer: Producer) -> list[Waiting]:
-        """Give the next number to some of what has none, to what somebody waits for first, and apart: all of these rows
-        are one unit. Empty if there is nothing.
+    async def number(self, producer: Producer) -> Waiting | None:
+        """Make one unit of some of those that have no number, and give it the next one. None if there is none that this
+        process can read; what it cannot it leaves to others, and counts as `unreadable`.
 
-        Raises: ProducerLost if it is another's by now; DatabaseAway, and then it may have happened
+        Raises: ProducerLost if the producer is another's by now; DatabaseAway, and then it may have happened
         """
-        async with self._connection() as connection:
-            for interactive in (True, False):
-                found = await self._say(
-                    connection,
-                    "SELECT id, length(unit), messages FROM truenext_outbox "
-                    "WHERE producer IS NULL AND service = :service AND interactive = :interactive "
-                    f"ORDER BY written_ms, id LIMIT :rows{self._skip_locked}",
-                    {"service": self._service, "interactive": interactive, "rows": NUMBERED_MAX},
-                )
-                if rows := found.all():
-                    break
-            ids: list[str] = []
-            size = messages = 0
-            for id, length, count in map(tuple, rows):
-                size += length
-                messages += count
-                if ids and (size > NUMBERED_BYTES_MAX or messages > NUMBERED_MESSAGES_MAX):
-                    break
-                ids.append(_id(id))
-            if not ids:
-                return []
-            numbered = await self._say(
-                connection,
-                f"UPDATE truenext_producers SET number = :number, used_ms = {self._clock} "
-                "WHERE name = :name AND owner = :owner AND number = :number - 1",
-                {"name": producer.name, "owner": self.owner, "number": producer.number + 1},
+        while True:
+            try:
+                async with self._connection() as connection:
+                    return await self._number(connection, producer)
+            except Unreadable as error:
+                self.unreadable.update(error.ids)
+
+    async def _number(self, connection: AsyncConnection, producer: Producer) -> Waiting | None:
+        """Raises: Unreadable; ProducerLost"""
+        for is_interactive in (True, False):
+            begun = await take_out(
+                self._wording, connection, self._service, is_interactive=is_interactive, without=self.unreadable
             )
-            if numbered.rowcount != 1:
-                raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
-            # They are locked already. What it has sent before may be there still, and is none of them.
-            units = await self._say(
-                connection,
-                f"UPDATE truenext_outbox SET producer = :name, number = :number WHERE {self._these} "
-                f"RETURNING id, producer, number, unit, {self._clock} - written_ms",
-                {"name": producer.name, "number": producer.number + 1, "ids": self._ids(ids)},
-            )
-            by_id = {each.id: each for each in map(_waiting, units.all())}
-            return [by_id[id] for id in ids]
+            if begun:
+                break
+        else:
+            return None
+        number = producer.number + 1
+        next_one = await self._say(
+            connection,
+            f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
+            "WHERE name = :name AND owner = :owner AND number = :number - 1",
+            {"name": producer.name, "owner": self.owner, "number": number},
+        )
+        if next_one.rowcount != 1:
+            raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
+        written_ms, unit = together(begun, is_interactive=is_interactive)
+        id, encoded = secrets.token_hex(16), unit.encode()
+        inserted = await self._say(
+            connection,
+            f"""INSERT INTO truenext_outbox (id, service, producer, number, interactive, messages, written_ms, unit)
+            VALUES ({self._wording.id}, :service, :name, :number, :interactive, :messages, :written_ms, :unit)
+            RETURNING {self._now_ms} - written_ms""",
+            {
+                "id": id,
+                "service": self._service,
+                "name": producer.name,
+                "number": number,
+                "interactive": is_interactive,
+                "messages": len(unit.messages),
+                "written_ms": written_ms,
+                "unit": encoded,
+            },
+        )
+        return Waiting(id, producer.name, number, encoded, inserted.scalar_one())
 
     # ---- What was sent ----
 
@@ -362,80 +366,61 @@ class Outbox:
             if sent:
                 await self._say(
                     connection,
-                    f"DELETE FROM truenext_outbox WHERE {self._these_in_order('truenext_outbox')}",
-                    {"ids": self._ids(sent)},
+                    f"DELETE FROM truenext_outbox WHERE {self._wording.one_of_ids_in_order('truenext_outbox')}",
+                    {"ids": self._wording.ids(sent)},
                 )
             if done:
                 await self._say(
                     connection,
-                    f"""UPDATE truenext_inbox SET marked_ms = {self._clock} WHERE marked_ms IS NULL
-                    AND {self._these_in_order("truenext_inbox")}""",
-                    {"ids": self._ids(done)},
+                    f"""UPDATE truenext_inbox SET marked_ms = {self._now_ms} WHERE marked_ms IS NULL
+                    AND {self._wording.one_of_ids_in_order("truenext_inbox")}""",
+                    {"ids": self._wording.ids(done)},
                 )
 
     async def is_done(self, id: str) -> bool:
         """The inbox knows this id. Raises: DatabaseAway"""
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(
-                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._as_uuid.format('id')}", {"id": id}
+                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._wording.id}", {"id": id}
             )
             return found.first() is not None
 
-    async def clean(self) -> int:
-        """Have some rows go that the inbox has kept for long enough: how many. Raises: DatabaseAway"""
+    async def clean(self) -> bool:
+        """Have some rows go that were kept for long enough: whether there may be more. Raises: DatabaseAway"""
+        skip_locked = self._wording.skip_locked
         async with self._connection() as connection:
             gone = await self._say(
                 connection,
                 f"""DELETE FROM truenext_inbox WHERE id IN (SELECT id FROM truenext_inbox
-                WHERE marked_ms < {self._clock} - :kept_ms ORDER BY marked_ms LIMIT :count{self._skip_locked})""",
+                WHERE marked_ms < {self._now_ms} - :kept_ms ORDER BY marked_ms LIMIT :count{skip_locked})""",
                 {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
             )
             keys = await self._say(
                 connection,
                 f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
-                WHERE begun_ms < {self._clock} - :kept_ms ORDER BY begun_ms LIMIT :count{self._skip_locked})""",
+                WHERE begun_ms < {self._now_ms} - :kept_ms ORDER BY begun_ms LIMIT :count{skip_locked})""",
                 {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
             )
             # What those had is ownerless either way.
             await self._say(
                 connection,
-                f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._clock} - :gone_ms",
+                f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
                 {"service": self._service, "gone_ms": GONE_MS},
             )
-            return max(gone.rowcount, keys.rowcount)
+            return max(gone.rowcount, keys.rowcount) >= CLEANED_MAX
 
     # ---- How it is said ----
 
     @property
     def _ownerless(self) -> str:
         return f"""p.service = :service AND NOT EXISTS
-            (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._clock})"""
-
-    @property
-    def _skip_locked(self) -> str:
-        return "" if self._is_sqlite else " FOR UPDATE SKIP LOCKED"
-
-    @property
-    def _these(self) -> str:
-        """Rows with one of `ids`."""
-        if self._is_sqlite:
-            return "id IN (SELECT value FROM json_each(:ids))"
-        return "id = ANY(CAST(:ids AS uuid[]))"
-
-    def _these_in_order(self, table: str) -> str:
-        """The same, locked in the order of the key, so that no two who do this wait for one another."""
-        if self._is_sqlite:
-            return self._these
-        return f"id IN (SELECT id FROM {table} WHERE {self._these} ORDER BY id FOR UPDATE)"
-
-    def _ids(self, ids: Collection[str]) -> str | list[str]:
-        return json.dumps(list(ids)) if self._is_sqlite else list(ids)
+            (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
 
     async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[Waiting]:
-        async with self._connection() as connection:
+        async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
-                f"SELECT o.id, o.producer, o.number, o.unit, {self._clock} - o.written_ms "
+                f"SELECT o.id, o.producer, o.number, o.unit, {self._now_ms} - o.written_ms "
                 f"FROM truenext_outbox AS o WHERE {where}",
                 parameters,
             )
@@ -454,32 +439,33 @@ class Outbox:
         await self._say(
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
-            f"VALUES (:name, :service, :owner, :number, {self._clock})",
+            f"VALUES (:name, :service, :owner, :number, {self._now_ms})",
             {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.number},
         )
 
     async def _say(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> CursorResult[Any]:
-        if not self._is_sqlite:
-            statement = _NAME.sub(r"%(\1)s", statement)
-        return await connection.exec_driver_sql(statement, dict(parameters or {}))
+        return await self._wording.say(connection, statement, parameters)
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction. Raises: DatabaseAway, whatever has gone wrong"""
+    async def _connection(self, *, reads: bool = False) -> AsyncIterator[AsyncConnection]:
+        """One transaction, which writes unless it says that it `reads`.
+
+        Raises: DatabaseAway, OutboxBusy or OutboxAway, whatever has gone wrong
+        """
         try:
-            async with self._engine.begin() as connection:
+            async with (self._reading if reads else self._engine).begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
-            raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
-
-
-def _id(id: object) -> str:
-    """A driver may have a type of its own for it."""
-    return str(id).replace("-", "")
+            trouble = trouble_of(error)
+            if trouble is Trouble.AGAIN:
+                raise OutboxBusy(f"the outbox is busy: {error}") from error
+            if trouble in (Trouble.AWAY, Trouble.LOST):
+                raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
+            raise OutboxAway(f"the outbox cannot be used: {error}") from error
 
 
 def _waiting(row: Row[Any]) -> Waiting:
     id, producer, number, unit, age_ms = tuple(row)
-    return Waiting(_id(id), producer, number, unit, age_ms)
+    return Waiting(plain_id(id), producer, number, unit, age_ms)

@@ -23,6 +23,10 @@ BUSY_S = 5.0
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
 """With `isolation_level` None the driver begins and ends nothing by itself."""
 
+_READS = "truenext_reads"
+READS: dict[str, Any] = {_READS: True}
+"""Options of an engine whose transactions only read."""
+
 _TURN = "truenext: its turn to write"
 
 
@@ -61,6 +65,10 @@ def set_up(engine: Engine, line: Line, *, is_interactive: bool) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(_READS):
+            # Writers are not waited for, and it sees what was committed before.
+            connection.exec_driver_sql("BEGIN")
+            return
         pooled = connection.connection
         notes = pooled.record_info
         assert notes is not None

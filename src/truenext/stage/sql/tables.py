@@ -108,8 +108,10 @@ keys = Table(
     metadata,
     # Of the service and its key.
     Column("id", Uuid(as_uuid=False), primary_key=True),
-    # Of what was begun, without the time.
-    Column("content", Uuid(as_uuid=False), nullable=False),
+    # What the ids of all that is begun under it are made of.
+    Column("seed", Uuid(as_uuid=False), nullable=False),
+    # Of what was begun, without the time; null until it is.
+    Column("content", Uuid(as_uuid=False)),
     Column("begun_ms", BigInteger, nullable=False),
 )
 Index("truenext_keys_begun", keys.c.begun_ms)
@@ -124,6 +126,15 @@ NO_TABLES = (
 def says_no_table(error: DBAPIError) -> bool:
     """42P01: undefined_table."""
     return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
+
+
+def says_unusable(error: DBAPIError) -> bool:
+    """They are not there, or not as they were, or a right to them is missing. 42501: insufficient_privilege, 42P01:
+    undefined_table, 42703: undefined_column."""
+    if getattr(error.orig, "sqlstate", None) in ("42501", "42P01", "42703"):
+        return True
+    said = str(error.orig)
+    return any(each in said for each in ("no such table", "no such column", "has no column named"))
 
 
 def schema_sql(url: str) -> str:

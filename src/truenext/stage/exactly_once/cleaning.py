@@ -1,0 +1,47 @@
+"""How rows go that were kept for long enough: those of the inbox and the keys after 7 days, those of processes that are
+gone. In each process, behind the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from truenext.stage.exactly_once.steps import Steps
+from truenext.stage.sql.errors import DatabaseAway
+
+if TYPE_CHECKING:
+    from truenext.stage.sql.outbox import Outbox
+
+_logger = logging.getLogger("truenext.stage")
+
+LOOK_S = 60.0
+"""Until it is looked again, when nothing is left to go."""
+SHARE = 0.1
+"""Of the time, at most: as much as comes must be able to go, and messages wait for neither."""
+
+
+class Cleaning:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._steps = Steps("truenext cleaning", self._step)
+
+    def start(self) -> None:
+        self._steps.start()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._steps.wake()
+
+    async def _step(self) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            is_more = await self._outbox.clean()
+        except DatabaseAway as error:
+            _logger.info("rows that were kept for long enough cannot go now", extra={"error": str(error)})
+            return LOOK_S
+        return (loop.time() - began) * (1 / SHARE - 1) if is_more else LOOK_S
+
+    async def stop(self) -> None:
+        await self._steps.stop()
