@@ -66,13 +66,6 @@ def begun_at_once(url: str) -> None:
     test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(url, "stage's")
 
 
-_TAKEN = """DELETE FROM truenext_outbox
-        WHERE id IN (SELECT id FROM counted WHERE place = 1 OR (size <= :bytes AND messages <= :messages))
-        RETURNING written_ms, id, unit"""
-STAYS = _TAKEN, "SELECT written_ms, id, unit" + _TAKEN.removeprefix("DELETE").partition("RETURNING")[0]
-"""What has become part of a unit is there still."""
-
-
 class Fault(NamedTuple):
     rule: str
     owner: Any
@@ -174,8 +167,10 @@ FAULTS = [
     Fault(
         "what has become part of a unit is there still",
         outbox,
-        "take_out",
-        *STAYS,
+        "make_one",
+        "wording.say(connection, _TAKE_OUT, names)",
+        'wording.say(connection, _TAKE_OUT.replace("DELETE", "SELECT written_ms, messages, unit")'
+        '.partition("RETURNING")[0], names)',
         begun_at_once,
     ),
     Fault(

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.stages.outbox.schedule import Contradiction
-from tests.stages.outbox.test_planted_faults import STAYS
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import sending
@@ -112,8 +111,10 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         [
             Change(
                 outbox,
-                "take_out",
-                *STAYS,
+                "make_one",
+                "wording.say(connection, _TAKE_OUT, names)",
+                'wording.say(connection, _TAKE_OUT.replace("DELETE", "SELECT written_ms, messages, unit")'
+                '.partition("RETURNING")[0], names)',
             )
         ],
         nothing,

@@ -1,7 +1,8 @@
 """What is sent in one COMMIT of the broker, as it is kept in the outbox of a database until it has been sent.
 
-    unit      [version, [message, ...]] in MessagePack
-    message   destination, body, id, priority, persistent, when its flow ends, its time to live
+    unit       [1, [message, ...]] in MessagePack
+    together   [2, [[when it was written, unit], ...]]: units that were written apart, and have one number
+    message    destination, body, id, priority, persistent, when its flow ends, its time to live
 
 Nothing of it depends on the code that wrote it: an older process may send what a newer one has written, and the other
 way round. Source: docs/stages-outbox.md
@@ -9,7 +10,7 @@ way round. Source: docs/stages-outbox.md
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +18,14 @@ import msgspec
 from truenext.errors import TruenextError
 
 VERSION: Final = 1
-"""Of units. One that is higher says something that this code does not know."""
+"""Of units. What is neither this nor 2 says something that this code does not know."""
+HEAD: Final = b"\x92\x01"
+"""With which a unit begins: an array of two, and the version."""
+HEAD_OF_TOGETHER: Final = b"\x92\x02\xdd"
+"""The same; and an array, whose length follows in 4 bytes."""
+HEAD_OF_WRITTEN: Final = b"\x92\xcf"
+"""An array of two, and a number, which follows in 8 bytes."""
+TTL_MIN_S: Final = 0.001
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -64,16 +72,53 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     messages: list[Finished]
 
 
+class _Written(msgspec.Struct, frozen=True, array_like=True):
+    written_ms: int
+    unit: _Encoded
+
+
+class _Together(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    units: list[_Written]
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Encoded)
+_TOGETHER_DECODER = msgspec.msgpack.Decoder(_Together)
 
 
-def decode_unit(data: bytes) -> list[Finished]:
-    """Raises: UnreadableUnit"""
+def together(units: Iterable[tuple[int, bytes]]) -> bytes:
+    """Units that were written apart as one: milliseconds since the epoch of each, and its bytes, in order."""
+    parts = [b"".join((HEAD_OF_WRITTEN, written_ms.to_bytes(8), unit)) for written_ms, unit in units]
+    return b"".join((HEAD_OF_TOGETHER, len(parts).to_bytes(4), *parts))
+
+
+def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
+    """What is to be sent of a unit whose first part was written so long ago. Of a time to live that counts from then on
+    the rest; of what has nothing left as little as can be: the broker removes it, and counts it.
+
+    Raises: UnreadableUnit
+    """
     try:
-        unit = _DECODER.decode(data)
+        if not data.startswith(HEAD_OF_TOGETHER):
+            unit = _DECODER.decode(data)
+            if unit.version != VERSION:
+                raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
+            return _in_their_time(unit.messages, age_ms)
+        units = _TOGETHER_DECODER.decode(data).units
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
-    if unit.version != VERSION:
-        raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
-    return unit.messages
+    first_ms = min((each.written_ms for each in units), default=0)
+    return [
+        message
+        for each in units
+        for message in _in_their_time(each.unit.messages, age_ms - (each.written_ms - first_ms))
+    ]
+
+
+def _in_their_time(messages: list[Finished], age_ms: int) -> list[Finished]:
+    return [each if each.ttl_s is None else _in_its_time(each, each.ttl_s - age_ms / 1000) for each in messages]
+
+
+def _in_its_time(message: Finished, left_s: float) -> Finished:
+    return msgspec.structs.replace(message, ttl_s=max(left_s, TTL_MIN_S))

@@ -48,7 +48,7 @@ UNDER_WAY_MAX = 2
 SETTLED_MAX = 100
 """Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
 CLOSE_LOOK_S = 60.0
-"""Between two closer looks at the producers of this process."""
+"""Between two closer looks at what is rarely wrong."""
 
 AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
 """The broker is not there, or does not want it now: later."""
@@ -69,8 +69,6 @@ class Relay:
         self._looked_at = 0.0
         self._pause_s = LOOK_S
         self._closer_at = 0.0
-        self._unreadable = 0
-        """Units that this process cannot read, and that it has been said of."""
 
     def start(self) -> None:
         self._looked_at = asyncio.get_running_loop().time()
@@ -216,6 +214,11 @@ class Relay:
         # One that is another's by now may stand for one that is not known: then their number says nothing.
         await self._find_unknown()
         await self._drop_unused()
+        if unreadable := await self._outbox.unreadable():
+            _logger.error(
+                "what programs have begun cannot be read by this process, and is left to newer ones",
+                extra={"units": unreadable},
+            )
         self._closer_at = now + CLOSE_LOOK_S
 
     async def _drop_unused(self) -> None:
@@ -269,20 +272,10 @@ class Relay:
             except ProducerLost:
                 self._in_doubt.pop(producer.name)
                 continue
-            self._say_unreadable()
             if unit is not None:
                 return producer, unit
             self._is_known(producer)
             return None
-
-    def _say_unreadable(self) -> None:
-        count = len(self._outbox.unreadable)
-        if count > self._unreadable:
-            self._unreadable = count
-            _logger.error(
-                "units that programs have begun cannot be read by this process, and are left to newer ones",
-                extra={"units": count},
-            )
 
     async def _send_numbered(self, producer: Producer, unit: Waiting) -> None:
         """Raises: as `_number`"""

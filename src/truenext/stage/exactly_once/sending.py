@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 """For one unit."""
-TTL_MIN_S = 0.001
 
 
 class Answer(Enum):
@@ -42,7 +41,7 @@ async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> 
 
     Raises: BrokerAway if nothing of it happened; InDoubt if that is not known; UnreadableUnit
     """
-    messages = [_in_its_time(each, unit.age_ms) for each in decode_unit(unit.unit)]
+    messages = decode_unit(unit.unit, unit.age_ms)
     # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
     async with (
         lane.transactions.taken(1),
@@ -100,11 +99,3 @@ async def _accepted(session: Session, message: Finished, service: str) -> Finish
 
 def _why(message: Finished, refused: Refused) -> str:
     return f"{message.destination}: {said_of(refused)}"
-
-
-def _in_its_time(message: Finished, age_ms: int) -> Finished:
-    """What was to live for so long since it was written has less left. What has nothing left the broker removes, and
-    counts."""
-    if message.ttl_s is None:
-        return message
-    return msgspec.structs.replace(message, ttl_s=max(message.ttl_s - age_ms / 1000, TTL_MIN_S))

@@ -1,20 +1,20 @@
 """How what programs have begun in transactions of their own gets numbers: many units become one, in one row.
 
-So a number, a COMMIT of the broker and a row that goes are for a thousand of them.
+So a number, a COMMIT of the broker and a row that goes are for a thousand of them. PostgreSQL does that by itself, in
+one statement: what is to be sent comes back in one piece.
 
 Source: docs/stages-outbox.md; decision 67
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from truenext.stage.core.unit import Finished, Unit, UnreadableUnit, decode_unit
-from truenext.stage.sql.wording import Wording, plain_id
+from truenext.stage.core.numbers import Number
+from truenext.stage.core.unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, together
+from truenext.stage.sql.wording import Wording
 
 ROWS_MAX = 1000
 """That become one."""
@@ -23,70 +23,68 @@ MESSAGES_MAX = 10_000
 BYTES_MAX = 2 * 1024 * 1024
 """Of them, unless it is a single row."""
 
-
-class Begun(NamedTuple):
-    """What one transaction of a program's own has begun."""
-
-    written_ms: int
-    messages: list[Finished]
-
-
-class Unreadable(Exception):
-    """Some of it only a newer process can read."""
-
-    def __init__(self, ids: Collection[str]) -> None:
-        super().__init__("units that this process cannot read")
-        self.ids = ids
+IS_READABLE = {
+    "postgresql": f"substr(unit, 1, 2) = '\\x{HEAD.hex()}'",
+    "sqlite": f"substr(unit, 1, 2) = x'{HEAD.hex()}'",
+}
+"""This process can read it: what a newer one has written another way is left to those."""
 
 
-async def take_out(
-    wording: Wording, connection: AsyncConnection, service: str, *, is_interactive: bool, without: Collection[str]
-) -> list[Begun]:
-    """What was written first, in order; its rows are there no more. Raises: Unreadable"""
-    found = await wording.say(
-        connection,
-        f"""WITH first_rows AS (
+def _taken(kind: str, skip_locked: str) -> str:
+    """Those that were written first, whose rows go."""
+    return f"""
+        WITH first_rows AS (
             SELECT id, written_ms, length(unit) AS size, messages FROM truenext_outbox
-            WHERE producer IS NULL AND service = :service AND interactive = :interactive
-            {"" if not without else f"AND NOT {wording.one_of_ids}"}
-            ORDER BY written_ms, id LIMIT :rows{wording.skip_locked}),
+            WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE[kind]}
+            ORDER BY written_ms, id LIMIT {ROWS_MAX}{skip_locked}),
         counted AS (
             SELECT id, row_number() OVER in_order AS place, sum(size) OVER in_order AS size,
                 sum(messages) OVER in_order AS messages
-            FROM first_rows WINDOW in_order AS (ORDER BY written_ms, id))
-        DELETE FROM truenext_outbox
-        WHERE id IN (SELECT id FROM counted WHERE place = 1 OR (size <= :bytes AND messages <= :messages))
-        RETURNING written_ms, id, unit""",
-        {
-            "service": service,
-            "interactive": is_interactive,
-            "ids": wording.ids(without),
-            "rows": ROWS_MAX,
-            "bytes": BYTES_MAX,
-            "messages": MESSAGES_MAX,
-        },
-    )
-    begun: list[Begun] = []
-    unreadable: list[str] = []
-    for written_ms, id, unit in sorted(map(tuple, found.all())):
-        try:
-            begun.append(Begun(written_ms, decode_unit(unit)))
-        except UnreadableUnit:
-            unreadable.append(plain_id(id))
-    if unreadable:
-        raise Unreadable(unreadable)
-    return begun
+            FROM first_rows WINDOW in_order AS (ORDER BY written_ms, id)),
+        fitting AS (
+            SELECT id FROM counted WHERE place = 1 OR (size <= {BYTES_MAX} AND messages <= {MESSAGES_MAX}))"""
 
 
-def together(begun: Collection[Begun], *, is_interactive: bool) -> tuple[int, Unit]:
-    """All of it as one unit, and when the first of it was written."""
-    first_ms = min(each.written_ms for each in begun)
-    messages = [_since(first_ms, each, message) for each in begun for message in each.messages]
-    return first_ms, Unit(messages, is_interactive)
+_ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
+_IN_ONE = f"""{_taken("postgresql", " FOR UPDATE SKIP LOCKED")},
+    taken AS (
+        DELETE FROM truenext_outbox WHERE id IN (SELECT id FROM fitting) RETURNING id, written_ms, messages, unit)
+    INSERT INTO truenext_outbox ({_ROW})
+    SELECT CAST(:id AS uuid), :service, :producer, :number, :interactive, sum(messages), min(written_ms),
+        '\\x{HEAD_OF_TOGETHER.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
+            '\\x{HEAD_OF_WRITTEN.hex()}' || int8send(written_ms) || unit, CAST('' AS bytea) ORDER BY written_ms, id)
+    FROM taken HAVING count(*) > 0
+    RETURNING written_ms, unit"""
+
+_TAKE_OUT = f"""{_taken("sqlite", "")}
+    DELETE FROM truenext_outbox WHERE id IN (SELECT id FROM fitting) RETURNING written_ms, messages, unit"""
+_PUT_BACK = f"""
+    INSERT INTO truenext_outbox ({_ROW})
+    VALUES (:id, :service, :producer, :number, :interactive, :messages, :written_ms, :unit)"""
 
 
-def _since(first_ms: int, begun: Begun, message: Finished) -> Finished:
-    """Its time to live counts from then on."""
-    if message.ttl_s is None or begun.written_ms == first_ms:
-        return message
-    return msgspec.structs.replace(message, ttl_s=message.ttl_s + (begun.written_ms - first_ms) / 1000)
+async def make_one(
+    wording: Wording, connection: AsyncConnection, service: str, number: Number, id: str, *, is_interactive: bool
+) -> tuple[int, bytes] | None:
+    """Of what has no number what was written first becomes one unit, with this number and id: when its first part was
+    written, and its bytes. None if there is nothing."""
+    names: dict[str, Any] = {
+        "service": service,
+        "interactive": is_interactive,
+        "producer": number.producer.name,
+        "number": number.number,
+        "id": id,
+    }
+    if not wording.is_sqlite:
+        made = (await wording.say(connection, _IN_ONE, names)).first()
+        if made is None:
+            return None
+        written_ms, unit = tuple(made)
+        return written_ms, unit
+    rows = [tuple(row) for row in (await wording.say(connection, _TAKE_OUT, names)).all()]
+    if not rows:
+        return None
+    first_ms, unit = min(rows)[0], together(sorted((written_ms, unit) for written_ms, _, unit in rows))
+    messages = sum(count for _, count, _ in rows)
+    await wording.say(connection, _PUT_BACK, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
+    return first_ms, unit

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Producer
 from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
-from truenext.stage.sql.numbering import Unreadable, take_out, together
+from truenext.stage.sql.numbering import IS_READABLE, make_one
 from truenext.stage.sql.sqlite import READS
 from truenext.stage.sql.tables import NO_TABLES, VERSION, make_tables, metadata, says_no_table
 from truenext.stage.sql.trouble import trouble_of
@@ -60,7 +60,7 @@ class Look(NamedTuple):
     ownerless: bool
     """There are producers whose process is not alive any more."""
     unnumbered: bool
-    """There are units that have no number yet."""
+    """There are units that have no number yet, and that this process can read."""
     owned: int
     """Producers of this process, as the database has it."""
 
@@ -85,8 +85,7 @@ class Outbox:
         self._reading = engine.execution_options(**READS)
         self._wording = Wording(engine.dialect.name)
         self._now_ms = self._wording.now_ms
-        self.unreadable: set[str] = set()
-        """Units without a number that this process cannot read: a newer one has written them."""
+        self._is_readable = IS_READABLE[engine.dialect.name]
 
     # ---- Coming up ----
 
@@ -151,7 +150,7 @@ class Outbox:
                 RETURNING
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_producers AS p WHERE {self._ownerless} LIMIT 1) AS p),
                     (SELECT count(*) FROM (SELECT 1 FROM truenext_outbox
-                        WHERE producer IS NULL AND service = :service LIMIT 1) AS u),
+                        WHERE producer IS NULL AND service = :service AND {self._is_readable} LIMIT 1) AS u),
                     (SELECT count(*) FROM truenext_producers AS p
                         WHERE p.service = :service AND p.owner = :owner)""",
                 {"owner": self.owner, "service": self._service, "alive_ms": ALIVE_MS},
@@ -294,56 +293,43 @@ class Outbox:
         return new
 
     async def number(self, producer: Producer) -> Waiting | None:
-        """Make one unit of some of those that have no number, and give it the next one. None if there is none that this
-        process can read; what it cannot it leaves to others, and counts as `unreadable`.
+        """Make one unit of some of those that have no number, and give it the next one: of what somebody waits for
+        first, and apart. None if there is none that this process can read.
 
         Raises: ProducerLost if the producer is another's by now; DatabaseAway, and then it may have happened
         """
-        while True:
-            try:
-                async with self._connection() as connection:
-                    return await self._number(connection, producer)
-            except Unreadable as error:
-                self.unreadable.update(error.ids)
-
-    async def _number(self, connection: AsyncConnection, producer: Producer) -> Waiting | None:
-        """Raises: Unreadable; ProducerLost"""
-        for is_interactive in (True, False):
-            begun = await take_out(
-                self._wording, connection, self._service, is_interactive=is_interactive, without=self.unreadable
+        id, number = secrets.token_hex(16), producer.next
+        async with self._connection() as connection:
+            for is_interactive in (True, False):
+                made = await make_one(
+                    self._wording, connection, self._service, number, id, is_interactive=is_interactive
+                )
+                if made is not None:
+                    break
+            else:
+                return None
+            used = await self._say(
+                connection,
+                f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
+                f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
+                {"name": producer.name, "owner": self.owner, "number": number.number},
             )
-            if begun:
-                break
-        else:
-            return None
-        number = producer.number + 1
-        next_one = await self._say(
-            connection,
-            f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
-            "WHERE name = :name AND owner = :owner AND number = :number - 1",
-            {"name": producer.name, "owner": self.owner, "number": number},
-        )
-        if next_one.rowcount != 1:
-            raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
-        written_ms, unit = together(begun, is_interactive=is_interactive)
-        id, encoded = secrets.token_hex(16), unit.encode()
-        inserted = await self._say(
-            connection,
-            f"""INSERT INTO truenext_outbox (id, service, producer, number, interactive, messages, written_ms, unit)
-            VALUES ({self._wording.id}, :service, :name, :number, :interactive, :messages, :written_ms, :unit)
-            RETURNING {self._now_ms} - written_ms""",
-            {
-                "id": id,
-                "service": self._service,
-                "name": producer.name,
-                "number": number,
-                "interactive": is_interactive,
-                "messages": len(unit.messages),
-                "written_ms": written_ms,
-                "unit": encoded,
-            },
-        )
-        return Waiting(id, producer.name, number, encoded, inserted.scalar_one())
+            now_ms = used.scalar()
+            if now_ms is None:
+                raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
+            written_ms, unit = made
+            return Waiting(id, producer.name, number.number, unit, now_ms - written_ms)
+
+    async def unreadable(self) -> int:
+        """Units without a number that only a newer process can read. Raises: DatabaseAway"""
+        async with self._connection(reads=True) as connection:
+            found = await self._say(
+                connection,
+                "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
+                f"AND NOT {self._is_readable}",
+                {"service": self._service},
+            )
+            return int(found.scalar_one())
 
     # ---- What was sent ----
 

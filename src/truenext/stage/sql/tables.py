@@ -13,6 +13,7 @@ Times are milliseconds since the epoch, by the clock of the database. Source: do
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     Uuid,
     create_engine,
     create_mock_engine,
+    event,
     func,
     insert,
     inspect,
@@ -81,6 +83,15 @@ Index(
     outbox.c.written_ms,
     postgresql_where=outbox.c.producer.is_(None),
     sqlite_where=outbox.c.producer.is_(None),
+)
+
+# To compress it takes longer than to write it, and it is soon gone.
+event.listen(
+    outbox,
+    "after_create",
+    DDL("ALTER TABLE truenext_outbox ALTER COLUMN unit SET STORAGE EXTERNAL").execute_if(  # type: ignore[no-untyped-call]
+        dialect="postgresql"
+    ),
 )
 
 producers = Table(

@@ -1,0 +1,93 @@
+"""Is a unit of the outbox read as it was written, and are its ids what they are to be? Source: docs/stages-outbox.md"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from truenext.stage.core.ids import CHANCE_BYTES, child_id, first_id, inbox_id
+from truenext.stage.core.unit import (
+    HEAD,
+    HEAD_OF_TOGETHER,
+    TTL_MIN_S,
+    Finished,
+    Unit,
+    UnreadableUnit,
+    decode_unit,
+    together,
+)
+
+messages = st.lists(
+    st.builds(
+        Finished,
+        destination=st.just("/queue/take"),
+        body=st.binary(max_size=20),
+        id=st.text(max_size=5),
+        priority=st.integers(0, 9),
+        persistent=st.booleans(),
+        expires_ms=st.integers(0, 2**50),
+        ttl_s=st.none() | st.floats(TTL_MIN_S, 1e6),
+    ),
+    max_size=4,
+)
+DAY_MS = 86_400_000
+
+
+@given(messages, st.integers(0, DAY_MS))
+def test_a_unit_is_read_as_it_was_written(written: list[Finished], age_ms: int) -> None:
+    data = Unit(written, False).encode()
+    assert data.startswith(HEAD)
+    expect_read(decode_unit(data, age_ms), [(each, age_ms) for each in written])
+
+
+@given(st.lists(st.tuples(st.integers(0, DAY_MS), messages), min_size=1, max_size=5))
+def test_units_that_are_put_together_are_read_in_order_each_with_its_own_time(
+    units: list[tuple[int, list[Finished]]],
+) -> None:
+    now_ms = 1_800_000_000_000
+    ages = sorted((age for age, _ in units), reverse=True)
+    written = [(now_ms - age, Unit(some, False).encode()) for age, (_, some) in zip(ages, units, strict=True)]
+    data = together(written)
+    assert data.startswith(HEAD_OF_TOGETHER)
+    expected = [(each, age) for age, (_, some) in zip(ages, units, strict=True) for each in some]
+    expect_read(decode_unit(data, ages[0]), expected)
+
+
+def expect_read(read: list[Finished], written: list[tuple[Finished, int]]) -> None:
+    assert len(read) == len(written)
+    for is_now, (was, age_ms) in zip(read, written, strict=True):
+        for name in Finished.__struct_fields__:
+            if name == "ttl_s" and was.ttl_s is not None:
+                assert is_now.ttl_s == pytest.approx(max(was.ttl_s - age_ms / 1000, TTL_MIN_S))
+            else:
+                assert getattr(is_now, name) == getattr(was, name)
+
+
+@given(messages, st.integers(0, 200), st.binary(max_size=10))
+def test_what_is_damaged_is_refused_or_read(written: list[Finished], cut: int, rest: bytes) -> None:
+    for data in (Unit(written, False).encode(), together([(1, Unit(written, False).encode())])):
+        with contextlib.suppress(UnreadableUnit):
+            decode_unit(data[:cut] + rest, 0)
+
+
+def test_a_unit_of_another_version_is_refused() -> None:
+    with pytest.raises(UnreadableUnit):
+        decode_unit(b"\x92\x03\x90", 0)
+
+
+def test_an_id_begins_with_the_time_and_what_is_made_of_it_with_the_same() -> None:
+    first = first_id(1_800_000_000_000, bytes(CHANCE_BYTES))
+    made = [child_id(first, 1), child_id(first, 2), child_id(child_id(first, 1), 1), inbox_id("shop", "take", first)]
+    assert len({first, *made}) == 5
+    for each in (first, *made):
+        assert re.fullmatch("[0-9a-f]{32}", each) and int(each[:12], 16) == 1_800_000_000_000
+
+
+@pytest.mark.parametrize("id", ["", "order 1", "0123", "x" * 10_000, "\0", "ABCDEF0123456789"])
+def test_an_id_of_a_foreign_program_may_be_any_text(id: str) -> None:
+    made = {inbox_id("shop", "take", id), inbox_id("bank", "take", id), inbox_id("shop", "give", id), child_id(id, 1)}
+    assert len(made) == 4 and all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
