@@ -75,7 +75,13 @@ outbox = Table(
     Column("written_ms", BigInteger, nullable=False),
     Column("unit", LargeBinary, nullable=False),
 )
-Index("truenext_outbox_number", outbox.c.producer, outbox.c.number)
+Index(
+    "truenext_outbox_number",
+    outbox.c.producer,
+    outbox.c.number,
+    postgresql_where=outbox.c.producer.is_not(None),
+    sqlite_where=outbox.c.producer.is_not(None),
+)
 Index(
     "truenext_outbox_unnumbered",
     outbox.c.service,
