@@ -82,7 +82,7 @@ def test_a_request_has_who_waits_for_its_reply_and_all_else_of_its_flow() -> Non
         }
         assert body == {
             "version": 1,
-            "id": id[:12] + blake2b(f"{id} 1".encode(), digest_size=16).hexdigest()[12:],
+            "id": id[:12] + blake2b(f"{id} outer 1".encode(), digest_size=16).hexdigest()[12:],
             "kind": "request",
             "sender": "shop outer",
             "parent": id,

@@ -321,11 +321,10 @@ class Handling:
         raise AssertionError("the last time it was raised")
 
     def _seed(self, envelope: Envelope) -> str:
-        """Of the ids of what the stage sends: the same whenever it runs again. But what is published, many get, and
-        each sends something of its own."""
-        if self._stage.endpoint.topic is None:
-            return envelope.id
-        return f"{envelope.id} {self._stage.queue} {self._world.run_id}"
+        """Of the ids of what the stage sends: the same whenever it runs again. One message may come to several stages,
+        and what is published to several processes: each of them sends something of its own."""
+        seed = f"{envelope.id} {self._stage.queue}"
+        return seed if self._stage.endpoint.topic is None else f"{seed} {self._world.run_id}"
 
     async def _run_to_its_end(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
         point, once = self._world.point, self._exactly_once

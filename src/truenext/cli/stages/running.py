@@ -103,7 +103,8 @@ def run(
             service.database = database
         if events is not None:
             service.events = events
-        if database is not None and not any(map(service.plans().uses_database, service.stages.values())):
+        is_used = service.has_outbox or any(map(service.plans().uses_database, service.stages.values()))
+        if database is not None and not is_used:
             logger.warning(
                 "--database is of no use: no stage asks for a session, or happens once", extra={"service": service.name}
             )

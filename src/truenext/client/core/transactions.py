@@ -222,7 +222,7 @@ class Transactions:
 
     def _next_number(self, unit: Unit, link: Link) -> tuple[str, int]:
         producer = self._producer
-        if producer.store not in ("", link.store):
+        if producer.is_given_up or producer.store not in ("", link.store):
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             producer = self._producer = self._client.another_producer()
         producer.store = link.store

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.client.core.waiting import Signal
-from truenext.errors import ConnectionLost, Refused, RolledBack
+from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
 
 if TYPE_CHECKING:
     from truenext.client.core.holding import Received
@@ -52,7 +52,7 @@ ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Out
 class Producer:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
-    __slots__ = ("name", "number", "store")
+    __slots__ = ("is_given_up", "name", "number", "store")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,6 +60,8 @@ class Producer:
         """The highest that was used."""
         self.store = ""
         """Of the broker that knows it."""
+        self.is_given_up = False
+        """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
 
 
 class Numbered(NamedTuple):
@@ -189,10 +191,14 @@ class Commit:
 
     def refused(self, error: Refused) -> None:
         unit = self._unit
+        cause: TruenextError = error
         if unit.producer is not None:
             # It was not used.
             unit.producer.number = unit.number - 1
-        unit.settle(Outcome.ROLLED_BACK, unit.cause or error)
+            if error.code == Code.GAP:
+                unit.producer.is_given_up = True
+                cause = TruenextError(f"the broker has lost what it had confirmed, and the next one may go: {error}")
+        unit.settle(Outcome.ROLLED_BACK, unit.cause or cause)
 
     def lost(self) -> None:
         unit = self._unit

@@ -58,8 +58,8 @@ class Said:
     __slots__ = ("_ids", "_seed", "after_commit", "is_over", "outgoing", "sender")
 
     def __init__(self, seed: str, sender: str) -> None:
-        """From `seed` the ids of what is sent are made: the id of the message that is handled, so that they are the
-        same whenever it is handled again; or something new."""
+        """From `seed` the ids of what is sent are made: the id of the message that is handled, and the queue of its
+        stage, so that they are the same whenever that handles it again; or something new."""
         self._seed = seed
         self._ids = 0
         self.sender = sender

@@ -25,7 +25,11 @@ HEAD_OF_TOGETHER: Final = b"\x92\x02\xdd"
 """The same; and an array, whose length follows in 4 bytes."""
 HEAD_OF_WRITTEN: Final = b"\x92\xcf"
 """An array of two, and a number, which follows in 8 bytes."""
+TOGETHER_MAX: Final = 1000
+"""Units that become one, at most."""
 TTL_MIN_S: Final = 0.001
+LONG_AGO_MS: Final = 1
+"""What expires then nobody gets."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +89,7 @@ class _Together(msgspec.Struct, frozen=True, array_like=True):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Encoded)
 _TOGETHER_DECODER = msgspec.msgpack.Decoder(_Together)
+_PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]]])
 
 
 def together(units: Iterable[tuple[int, bytes]]) -> bytes:
@@ -93,9 +98,22 @@ def together(units: Iterable[tuple[int, bytes]]) -> bytes:
     return b"".join((HEAD_OF_TOGETHER, len(parts).to_bytes(4), *parts))
 
 
+def parts_of(data: bytes) -> list[tuple[int, bytes]]:
+    """The units that this one was put together of, and when each was written; nothing if it was written as one.
+
+    Raises: UnreadableUnit
+    """
+    if not data.startswith(HEAD_OF_TOGETHER):
+        return []
+    try:
+        return [(written_ms, bytes(unit)) for written_ms, unit in _PARTS_DECODER.decode(data)[1]]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
+
+
 def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
     """What is to be sent of a unit whose first part was written so long ago. Of a time to live that counts from then on
-    the rest; of what has nothing left as little as can be: the broker removes it, and counts it.
+    the rest; what has nothing left is sent as expired: the broker removes it, and counts it.
 
     Raises: UnreadableUnit
     """
@@ -121,4 +139,6 @@ def _in_their_time(messages: list[Finished], age_ms: int) -> list[Finished]:
 
 
 def _in_its_time(message: Finished, left_s: float) -> Finished:
-    return msgspec.structs.replace(message, ttl_s=max(left_s, TTL_MIN_S))
+    if left_s < TTL_MIN_S:
+        return msgspec.structs.replace(message, ttl_s=None, expires_ms=LONG_AGO_MS)
+    return msgspec.structs.replace(message, ttl_s=left_s)

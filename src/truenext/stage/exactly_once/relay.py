@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from truenext.client.core.questions import OfProducer
-from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
-from truenext.stage.committing import BrokerAway, refused_with
+from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
+from truenext.stage.committing import BrokerAway
 from truenext.stage.core.failure import said_of
 from truenext.stage.core.numbers import Producer
-from truenext.stage.core.unit import UnreadableUnit
+from truenext.stage.core.unit import TOGETHER_MAX, UnreadableUnit, parts_of
 from truenext.stage.exactly_once.sending import Answer, send_unit
 from truenext.stage.exactly_once.steps import Steps
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
@@ -45,6 +45,10 @@ TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
 UNDER_WAY_MAX = 2
 """Units of what had no number that are sent at once."""
+STUCK_MAX = 100
+"""Units that cannot be sent, and that others pass. With so many nothing gets a number any more."""
+STUCK_PAUSE_S, STUCK_PAUSE_MAX_S = 1.0, 30.0
+"""Until one of them is tried again; each pause is twice as long as the one before."""
 SETTLED_MAX = 100
 """Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
 CLOSE_LOOK_S = 60.0
@@ -52,6 +56,14 @@ CLOSE_LOOK_S = 60.0
 
 AWAY = (BrokerAway, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
 """The broker is not there, or does not want it now: later."""
+
+
+class Stuck(NamedTuple):
+    """A producer whose unit the broker does not take."""
+
+    until: float
+    """By the clock of the event loop."""
+    pause_s: float
 
 
 class Relay:
@@ -62,6 +74,10 @@ class Relay:
         self._service = service
         self._in_doubt: dict[str, bool] = {}
         """By name, whether it was that of a process that is gone."""
+        self._stuck: dict[str, Stuck] = {}
+        """Those of them whose unit the broker does not take."""
+        self._most = TOGETHER_MAX
+        """Of what has no number so much becomes one unit: less after the broker did not take so much."""
         self._free: list[Producer] = []
         self._borrowed: set[str] = set()
         self._steps = Steps("truenext relay", self._step)
@@ -161,33 +177,40 @@ class Relay:
             await outbox.join()
         if look.owned > self._known:
             await self._find_unknown()
-        failed = [await self._taken(name, of_the_dead=False) for name in list(self._in_doubt)]
+        for name in list(self._in_doubt):
+            if name not in self._stuck or self._stuck[name].until <= self._looked_at:
+                await self._take_or_pass(name, of_the_dead=False)
         if look.ownerless:
-            failed += [await self._taken(name, of_the_dead=True) for name in await outbox.ownerless(TAKEN_MAX)]
-        is_more = bool(look.unnumbered) and await self._number()
+            for name in await outbox.ownerless(TAKEN_MAX):
+                await self._take_or_pass(name, of_the_dead=True)
+        is_more = look.unnumbered and len(self._stuck) < STUCK_MAX and await self._number()
         await self._look_closer()
-        for error in failed:
-            if error is not None:
-                raise error
         return is_more
 
-    async def _taken(self, name: str, *, of_the_dead: bool) -> BrokerAway | RolledBack | None:
-        """Why it could not be sent, if that is a fault of the unit alone: others are not to wait for it.
-
-        Raises: as `_take`
-        """
+    async def _take_or_pass(self, name: str, *, of_the_dead: bool) -> None:
+        """Raises: as `_take`, unless it is the fault of the unit alone: others are not to wait for it"""
         try:
             await self._take(name, of_the_dead=of_the_dead)
-        except BrokerAway as error:
-            if isinstance(error.__cause__, UnreadableUnit):
-                return error
-            raise
-        except RolledBack as error:
-            refused = refused_with(error)
-            if refused is not None and refused.code != Code.LIMIT:
-                return error
-            raise
-        return None
+            self._stuck.pop(name, None)
+        except (BrokerAway, RolledBack) as error:
+            self._pass(name, error)
+
+    def _pass(self, name: str, error: BrokerAway | RolledBack) -> None:
+        """The unit of this producer could not be sent. Raises: the error, if nothing can be sent now"""
+        is_its_own = (
+            isinstance(error.__cause__, UnreadableUnit)
+            if isinstance(error, BrokerAway)
+            else isinstance(error.__cause__, Refused)
+        )
+        if not is_its_own:
+            raise error
+        before = self._stuck.get(name)
+        pause_s = STUCK_PAUSE_S if before is None else min(2 * before.pause_s, STUCK_PAUSE_MAX_S)
+        self._stuck[name] = Stuck(self._looked_at + pause_s, pause_s)
+        _logger.warning(
+            "a unit of the outbox cannot be sent now: others pass it",
+            extra={"producer": name, "error": said_of(error), "next_s": pause_s},
+        )
 
     @property
     def _known(self) -> int:
@@ -241,7 +264,7 @@ class Relay:
         sending: list[asyncio.Task[None]] = []
         is_more = True
         try:
-            while not self._steps.is_stopping and loop.time() < until:
+            while not self._steps.is_stopping and loop.time() < until and len(self._stuck) < STUCK_MAX:
                 numbered = await self._numbered()
                 if numbered is None:
                     is_more = False
@@ -268,7 +291,7 @@ class Relay:
             # Whatever is not answered from now on, it is not used before that is known.
             self._doubt(producer)
             try:
-                unit = await self._outbox.number(producer)
+                unit = await self._outbox.number(producer, self._most)
             except ProducerLost:
                 self._in_doubt.pop(producer.name)
                 continue
@@ -279,7 +302,12 @@ class Relay:
 
     async def _send_numbered(self, producer: Producer, unit: Waiting) -> None:
         """Raises: as `_number`"""
-        if await self._is_sent(unit):
+        try:
+            is_sent = await self._is_sent(unit)
+        except (BrokerAway, RolledBack) as error:
+            self._pass(producer.name, error)
+            return
+        if is_sent:
             await self._outbox.sent(producer.name, unit.number)
             producer.number += 1
             self._is_known(producer)
@@ -326,6 +354,8 @@ class Relay:
         highest = await self._highest(producer.name)
         for at, unit in enumerate(units):
             number = unit.number
+            if number <= highest and await self._settled(unit) == "rolled back":
+                await self._outbox.take_apart(unit)
             if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):
                 return await self._move(producer, units[at:])
             highest = max(highest, number)
@@ -341,11 +371,43 @@ class Relay:
         return False
 
     async def _is_sent(self, unit: Waiting) -> bool:
-        """False: the broker does not know the number before. Raises: one of AWAY"""
+        """False: the broker does not know the number before. True: under this number nothing is left to be sent.
+
+        Raises: DatabaseAway; one of AWAY
+        """
         try:
-            return await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
+            is_sent = await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
             raise BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
+        except RolledBack as error:
+            parts = len(parts_of(unit.unit))
+            if parts < 2 or not isinstance(error.__cause__, Refused) or not await self._is_taken_apart(unit):
+                raise
+            self._most = min(self._most, parts // 2)
+            _logger.info(
+                "the broker does not take so much at once: it is sent in smaller parts",
+                extra={"error": said_of(error), "parts": parts, "next": self._most},
+            )
+            return True
+        self._most = min(max(self._most + 1, self._most * 5 // 4), TOGETHER_MAX)
+        return is_sent
+
+    async def _is_taken_apart(self, unit: Waiting) -> bool:
+        """Its number is used up, so that nobody can send it any more; then what it was put together of gets others.
+
+        Raises: DatabaseAway; one of AWAY
+        """
+        outcome = await self._settled(unit)
+        if outcome == "rolled back":
+            await self._outbox.take_apart(unit)
+        # Or somebody else has sent it by now.
+        return outcome in ("rolled back", "committed")
+
+    async def _settled(self, unit: Waiting) -> str | None:
+        """What became of its COMMIT, for good, if it can be settled now. Raises: one of AWAY"""
+        question = {"producer": unit.producer, "commit": unit.number, "settle": True}
+        answer = await self._lane.connection.ask("producer", question, timeout=ASK_S)
+        return msgspec.json.decode(answer, type=OfProducer).outcome
 
     async def _is_sent_behind_a_gap(self, unit: Waiting) -> bool:
         """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
@@ -365,8 +427,7 @@ class Relay:
             extra={"producer": name, "number": number, "broker": highest},
         )
         for missing in range(highest + 1, number):
-            question = {"producer": name, "commit": missing, "settle": True}
-            await self._lane.connection.ask("producer", question, timeout=ASK_S)
+            await self._settled(unit._replace(number=missing))
         # If it remembers too many settled numbers to settle these, it refuses the unit once more.
         return await self._is_sent(unit)
 

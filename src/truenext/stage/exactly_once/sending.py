@@ -51,7 +51,9 @@ async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> 
         try:
             return await _send(session, messages, unit)
         except RolledBack as error:
-            if refused_with(error) is None:
+            refused = refused_with(error)
+            if refused is None or (refused.code == Code.LIMIT and len(messages) > 1):
+                # Each by itself the broker would take.
                 raise
         await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.

@@ -16,8 +16,6 @@ from truenext.stage.core.numbers import Number
 from truenext.stage.core.unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, together
 from truenext.stage.sql.wording import Wording
 
-ROWS_MAX = 1000
-"""That become one."""
 MESSAGES_MAX = 10_000
 """Of them, unless it is a single row: a fifth of what the broker takes in one transaction."""
 BYTES_MAX = 2 * 1024 * 1024
@@ -36,7 +34,7 @@ def _taken(kind: str, skip_locked: str) -> str:
         WITH first_rows AS (
             SELECT id, written_ms, length(unit) AS size, messages FROM truenext_outbox
             WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE[kind]}
-            ORDER BY written_ms, id LIMIT {ROWS_MAX}{skip_locked}),
+            ORDER BY written_ms, id LIMIT :most{skip_locked}),
         counted AS (
             SELECT id, row_number() OVER in_order AS place, sum(size) OVER in_order AS size,
                 sum(messages) OVER in_order AS messages
@@ -64,16 +62,24 @@ _PUT_BACK = f"""
 
 
 async def make_one(
-    wording: Wording, connection: AsyncConnection, service: str, number: Number, id: str, *, is_interactive: bool
+    wording: Wording,
+    connection: AsyncConnection,
+    service: str,
+    number: Number,
+    id: str,
+    most: int,
+    *,
+    is_interactive: bool,
 ) -> tuple[int, bytes] | None:
-    """Of what has no number what was written first becomes one unit, with this number and id: when its first part was
-    written, and its bytes. None if there is nothing."""
+    """Of what has no number `most` rows that were written first become one unit, with this number and id: when its
+    first part was written, and its bytes. None if there is nothing."""
     names: dict[str, Any] = {
         "service": service,
         "interactive": is_interactive,
         "producer": number.producer.name,
         "number": number.number,
         "id": id,
+        "most": most,
     }
     if not wording.is_sqlite:
         made = (await wording.say(connection, _IN_ONE, names)).first()

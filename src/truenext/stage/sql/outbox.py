@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import Producer
+from truenext.stage.core.unit import TOGETHER_MAX, decode_unit, parts_of
 from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
 from truenext.stage.sql.numbering import IS_READABLE, make_one
 from truenext.stage.sql.sqlite import READS
@@ -292,9 +293,9 @@ class Outbox:
             await self._make(connection, new)
         return new
 
-    async def number(self, producer: Producer) -> Waiting | None:
-        """Make one unit of some of those that have no number, and give it the next one: of what somebody waits for
-        first, and apart. None if there is none that this process can read.
+    async def number(self, producer: Producer, most: int = TOGETHER_MAX) -> Waiting | None:
+        """Make one unit of those that have no number, of so many at most, and give it the next one: of what somebody
+        waits for first, and apart. None if there is none that this process can read.
 
         Raises: ProducerLost if the producer is another's by now; DatabaseAway, and then it may have happened
         """
@@ -302,7 +303,7 @@ class Outbox:
         async with self._connection() as connection:
             for is_interactive in (True, False):
                 made = await make_one(
-                    self._wording, connection, self._service, number, id, is_interactive=is_interactive
+                    self._wording, connection, self._service, number, id, most, is_interactive=is_interactive
                 )
                 if made is not None:
                     break
@@ -319,6 +320,40 @@ class Outbox:
                 raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
             written_ms, unit = made
             return Waiting(id, producer.name, number.number, unit, now_ms - written_ms)
+
+    async def take_apart(self, unit: Waiting) -> bool:
+        """What this unit was put together of has no number again: under the unit's own nothing can be sent any more.
+        False if it is not there: somebody else has done so.
+
+        Raises: UnreadableUnit; DatabaseAway, and then it may have happened
+        """
+        parts = [(secrets.token_hex(16), *part) for part in parts_of(unit.unit)]
+        async with self._connection() as connection:
+            gone = await self._say(
+                connection,
+                "DELETE FROM truenext_outbox WHERE producer = :name AND number = :number "
+                "RETURNING interactive, written_ms",
+                {"name": unit.producer, "number": unit.number},
+            )
+            row = gone.first()
+            if row is None:
+                return False
+            interactive, first_ms = tuple(row)
+            for id, written_ms, part in parts or [(unit.id, first_ms, unit.unit)]:
+                await self._say(
+                    connection,
+                    f"""INSERT INTO truenext_outbox (id, service, interactive, messages, written_ms, unit)
+                    VALUES ({self._wording.id}, :service, :interactive, :messages, :written_ms, :unit)""",
+                    {
+                        "id": id,
+                        "service": self._service,
+                        "interactive": interactive,
+                        "messages": len(decode_unit(part, 0)),
+                        "written_ms": written_ms,
+                        "unit": part,
+                    },
+                )
+            return True
 
     async def unreadable(self) -> int:
         """Units without a number that only a newer process can read. Raises: DatabaseAway"""

@@ -1,0 +1,252 @@
+"""What becomes of what programs have begun, when the broker does not take it? Others pass it.
+
+Source: docs/stages-outbox.md, "For operators"
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.flows import Number, Text, run, until
+from truenext.destination import Destination
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.unused import no_room
+from truenext.stage import Service
+from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.sql import applied_schema
+from truenext.testing.stages import Stages
+
+PATIENCE_S = 60
+KIB = 1024
+LEFT = "SELECT coalesce(sum(messages), 0) FROM truenext_outbox"
+
+
+@pytest.fixture
+def session(database: str) -> Iterator[Session]:
+    applied_schema(database)
+    engine = create_engine(database)
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+class Shop:
+    def __init__(self) -> None:
+        self.app = app = Service("shop", exactly_once=True)
+        self.came: Counter[int] = Counter()
+
+        @app.terminator("take", Text)
+        async def take(text: Text) -> None:
+            self.came[len(text.text)] += 1
+
+        self.take = take
+
+    def begin(self, session: Session, *sizes: int) -> None:
+        """One unit."""
+        with self.app.initiate(session) as begin:
+            for size in sizes:
+                begin.send(self.take, Text("x" * size), trace="order")
+        session.commit()
+
+
+class SmallBroker:
+    """Its transactions are to be small."""
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self._file = folder / "small.toml"
+        self._set(bytes_max)
+        self.process = BrokerProcess(folder, ["--config", str(self._file)])
+        self.process.start()
+
+    def _set(self, bytes_max: int) -> None:
+        self._file.write_text(f"[broker]\ntransaction_bytes_max = {bytes_max}\n")
+
+    def start_again(self, bytes_max: int) -> None:
+        port = self.process.port
+        self.process.stop()
+        self._set(bytes_max)
+        self.process.start(port)
+
+    @asynccontextmanager
+    async def runs(self, app: Service, database: str) -> AsyncIterator[None]:
+        app.broker, app.database = (f"stomp://127.0.0.1:{self.process.port}",), database
+        async with asyncio.timeout(PATIENCE_S), app.running():
+            yield
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallBroker]:
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    broker = SmallBroker(folder, 64 * KIB)
+    yield broker
+    broker.process.stop()
+    broker.process.clean_up()
+
+
+def test_what_together_is_too_much_for_the_broker_is_sent_in_smaller_parts(
+    session: Session, database: str, small: SmallBroker
+) -> None:
+    """Fixed: a thousand units have one number, and the broker took no more than three at once: nothing was sent."""
+    shop = Shop()
+    sizes = range(20 * KIB, 20 * KIB + 50)
+    for size in sizes:
+        shop.begin(session, size)
+
+    async def work() -> None:
+        async with small.runs(shop.app, database):
+            await until(lambda: len(shop.came) == len(sizes))
+
+    asyncio.run(work())
+    assert shop.came == Counter(sizes)
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+def test_a_unit_that_the_broker_does_not_take_waits_and_others_pass_it(
+    session: Session, database: str, small: SmallBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fixed: nothing that was begun later got a number."""
+    shop = Shop()
+    shop.begin(session, 40 * KIB, 40 * KIB + 1)
+    for size in range(20):
+        shop.begin(session, size)
+
+    def begin_more(sizes: range) -> None:
+        for size in sizes:
+            shop.begin(session, size)
+
+    async def work() -> None:
+        async with small.runs(shop.app, database):
+            await until(lambda: len(shop.came) == 20)
+            await asyncio.to_thread(begin_more, range(20, 40))
+            await until(lambda: len(shop.came) == 40)
+            assert set(shop.came) == set(range(40))
+            assert "others pass it" in caplog.text
+            # The operator allows more.
+            await asyncio.to_thread(small.start_again, 256 * KIB)
+            await until(lambda: len(shop.came) == 42)
+
+    asyncio.run(work())
+    # While the broker stopped some may have begun that ran again.
+    assert set(shop.came) == {*range(40), 40 * KIB, 40 * KIB + 1}
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
+    session: Session, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: all that had a number together, and all that was begun later, waited for room for one queue."""
+    shop = Shop()
+    full = shop.app.remote("full", Number)
+    can_make = Queues._check_can_make
+    is_full = True
+
+    def unless_full(queues: Queues, destination: Destination) -> bool:
+        if is_full and destination.name == "full":
+            raise no_room(len(queues.by_name), queues._memory)
+        return can_make(queues, destination)
+
+    monkeypatch.setattr(Queues, "_check_can_make", unless_full)
+
+    def begin(sizes: range) -> None:
+        for size in sizes:
+            shop.begin(session, size)
+            if size % 10 == 5:
+                with shop.app.initiate(session) as begin:
+                    begin.send(full, Number(size), trace="order")
+                session.commit()
+
+    begin(range(50))
+
+    async def work(t: Stages) -> None:
+        nonlocal is_full
+        await until(lambda: len(shop.came) == 50)
+        await asyncio.to_thread(begin, range(50, 60))
+        await until(lambda: len(shop.came) == 60)
+        is_full = False
+        async with asyncio.timeout(PATIENCE_S):
+            while len((await t.broker.queue("full")).messages) < 6:
+                await asyncio.sleep(0.05)
+        assert set(shop.came.values()) == {1}
+
+    run(shop.app, work, database=database)
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay], Awaitable[bool]]:
+    """What a relay does when it looks. From here on it does so when a test says it."""
+    look = Relay._look
+
+    async def nothing(relay: Relay) -> None:
+        pass
+
+    monkeypatch.setattr(Relay, "_look", nothing)
+    return look
+
+
+def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
+    session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+) -> None:
+    """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
+    shop = Shop()
+    for size in range(10):
+        shop.begin(session, size)
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        relay, outbox = once._relay, once._outbox
+        producer = await relay.borrow()
+        unit = await outbox.number(producer)
+        assert unit is not None
+        stale: Any = unit
+        assert await relay._is_taken_apart(unit)
+        # The answer of the database was lost, and it is said again.
+        assert not await outbox.take_apart(unit)
+        assert await relay._is_sent(stale)
+        assert not shop.came
+        relay._doubt(producer)
+        while await asyncio.to_thread(session.scalar, text(LEFT)):
+            await asyncio.to_thread(session.rollback)
+            await look(relay)
+        await until(lambda: len(shop.came) == 10)
+
+    run(shop.app, work, database=database)
+    assert shop.came == Counter(range(10))
+
+
+def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
+    session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+) -> None:
+    """To the broker the number counts as used: whoever takes it for sent has lost it."""
+    shop = Shop()
+    for size in range(10):
+        shop.begin(session, size)
+
+    async def work(t: Stages) -> None:
+        once = t._running.once
+        assert once is not None
+        relay = once._relay
+        producer = await relay.borrow()
+        unit = await once._outbox.number(producer)
+        assert unit is not None
+        assert await relay._settled(unit) == "rolled back"
+        relay._doubt(producer)
+        while await asyncio.to_thread(session.scalar, text(LEFT)):
+            await asyncio.to_thread(session.rollback)
+            await look(relay)
+        await until(lambda: len(shop.came) == 10)
+
+    run(shop.app, work, database=database)
+    assert shop.came == Counter(range(10))

@@ -1,0 +1,120 @@
+"""What becomes of programs and services that run on while their broker is restored from an older copy?
+
+Source: docs/stages-outbox.md, "For operators"; docs/client.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from tests.integration.broker_process import BrokerProcess
+from tests.stages.flows import Number, until
+from truenext import blocking
+from truenext.errors import RolledBack
+from truenext.stage import Service
+from truenext.stage.sql import applied_schema
+
+PATIENCE_S = 60
+
+
+class Copied:
+    """A broker of which there is a copy."""
+
+    def __init__(self, broker: BrokerProcess, folder: Path) -> None:
+        self._broker = broker
+        self._copy = folder / "copy"
+
+    def copy(self) -> None:
+        port = self._broker.port
+        self._broker.stop()
+        shutil.copytree(self._broker.data, self._copy)
+        self._broker.start(port)
+
+    def restore(self) -> None:
+        port = self._broker.port
+        self._broker.stop()
+        shutil.rmtree(self._broker.data)
+        shutil.copytree(self._copy, self._broker.data)
+        self._broker.start(port)
+
+
+def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Fixed: all its transactions were rolled back from then on."""
+    copied = Copied(broker, tmp_path)
+    lost = 0
+    with (
+        blocking.connect(f"stomp://127.0.0.1:{broker.port}") as connection,
+        connection.session(transacted=True) as session,
+    ):
+
+        def sends(n: int) -> None:
+            with session.transaction():
+                session.send("/queue/take", str(n))
+
+        for n in range(3):
+            sends(n)
+        copied.copy()
+        for n in range(3, 6):
+            sends(n)
+        copied.restore()
+        for n in range(6, 12):
+            try:
+                sends(n)
+            except RolledBack:
+                lost += 1
+        assert lost <= 1
+        came = [int(each.body) for each in connection.browse("/queue/take")]
+        assert came[:3] == [0, 1, 2] and came[3:] == list(range(6 + lost, 12))
+
+
+@pytest.mark.parametrize("happens_once", [True, False])
+def test_a_service_goes_on_after_its_broker_has_lost_numbers(
+    broker: BrokerProcess, tmp_path: Path, database: str, happens_once: bool
+) -> None:
+    """Fixed: each worker gave its message back for ever, and without `exactly_once` had its effects again each time."""
+    copied = Copied(broker, tmp_path)
+    applied_schema(database)
+    engine = create_engine(database)
+    app = Service("shop", broker=f"stomp://127.0.0.1:{broker.port}", database=database, exactly_once=happens_once)
+    came: Counter[int] = Counter()
+
+    @app.terminator("take", Number)
+    async def take(number: Number, sql: AsyncSession) -> None:
+        await sql.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number.n})
+        came[number.n] += 1
+
+    async def work() -> None:
+        async with asyncio.timeout(PATIENCE_S), app.running():
+
+            async def sends(numbers: range) -> None:
+                for n in numbers:
+                    await app.send(take, Number(n), trace="order")
+                await until(lambda: all(came[n] for n in numbers))
+
+            await sends(range(20))
+            await asyncio.to_thread(copied.copy)
+            await sends(range(20, 60))
+            await asyncio.to_thread(copied.restore)
+            await sends(range(60, 160))
+
+    with Session(engine) as session:
+        session.execute(text("CREATE TABLE orders (n INTEGER)"))
+        session.commit()
+    asyncio.run(work())
+    with Session(engine) as session:
+        rows = Counter(session.execute(text("SELECT n FROM orders")).scalars())
+    engine.dispose()
+    assert rows.keys() == set(range(160))
+    if happens_once:
+        assert set(rows.values()) == {1}
+    else:
+        # What each worker had when the broker had lost its number.
+        assert sum(rows.values()) < 200
