@@ -2,6 +2,7 @@
 SQLite shows it, and Spark judges it. `python -m examples.orders.demo` runs it alone.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -88,5 +89,6 @@ def _seconds(value: float | None) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m examples.orders.demo", description=__doc__).parse_args()
     console = Console(width=None if sys.stdout.isatty() else 110)
     sys.exit(0 if show(console, Path("demo-report") / "orders") else 1)

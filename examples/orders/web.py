@@ -10,8 +10,8 @@ Three kinds of orders come side by side:
 The flows of the first two are interactive. `python -m examples.orders.web BROKER DATABASE LIST CUSTOMERS ASKED BATCH`
 """
 
+import argparse
 import asyncio
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -164,4 +164,16 @@ async def main(broker: str, database: str, path: str, *counts: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.orders.web", description="The web application of the demo."
+    )
+    for name, about in (
+        ("broker", "its URL"),
+        ("database", "its URL, as SQLAlchemy writes it"),
+        ("list", "the file of what it has committed"),
+        ("customers", "so many orders in users' transactions"),
+        ("asked", "so many whose reply is waited for"),
+        ("batch", "so many of a file"),
+    ):
+        parser.add_argument(name, help=about)
+    asyncio.run(main(*vars(parser.parse_args()).values()))

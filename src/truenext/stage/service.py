@@ -134,7 +134,7 @@ class Service(Definition):
     def initiate(self, session: Session | AsyncSession, *, key: str | None = None) -> InitiatingInTransaction: ...
 
     def initiate(
-        self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
+        self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float | None = None
     ) -> Initiating | InitiatingInTransaction:
         """`async with app.initiate() as begin:` begins flows, all or none of them, in one transaction that commits at
         the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
@@ -154,7 +154,9 @@ class Service(Definition):
         if session is None:
             if key is not None:
                 raise FlowError("a key is remembered by the database: initiate(session, key=...)")
-            return Initiating(self._here, timeout)
+            return Initiating(self._here, TIMEOUT_S if timeout is None else timeout)
+        if timeout is not None:
+            raise FlowError("with a session nothing is waited for but its database: there is no timeout")
         if not self.has_outbox:
             raise ConfigurationError(
                 f"nobody would send what {self.name} begins in a transaction of its own: say "

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.stages.flows import Number, Text, run
+from tests.stages.flows import Number, Text, run, until
 from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
@@ -412,6 +412,57 @@ def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(ses
                 await asyncio.to_thread(session.commit)
                 while not (await broker.queue("take")).messages:
                     await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_what_was_begun_last_is_sent_before_a_program_ends(session: Session, database: str) -> None:
+    """Fixed: it waited until the next one was connected."""
+
+    async def main() -> None:
+        async with testing.broker() as broker, asyncio.timeout(PATIENCE_S):
+            app = Service("web", broker=broker.url, database=database, exactly_once=True)
+            take = app.remote("take", Number)
+            for n in range(8):
+                async with app.connected():
+                    with app.initiate(session) as begin:
+                        begin.send(take, Number(n), trace="t")
+                    await asyncio.to_thread(session.commit)
+                assert len((await broker.queue("take")).messages) == n + 1
+
+    asyncio.run(main())
+
+
+def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
+    session: Session, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fixed: a program without stages stumbled over it for ever; a stage that waited for it got it."""
+    came: list[int] = []
+
+    async def main() -> None:
+        async with testing.broker() as broker, asyncio.timeout(PATIENCE_S):
+            app = Service("web", broker=broker.url, database=database, exactly_once=True)
+            shop = Service("shop", broker=broker.url)
+            take = app.remote("take", Number)
+
+            @shop.terminator("take", Number)
+            async def taking(number: Number) -> None:
+                came.append(number.n)
+
+            def begin(*numbers: int, **options: float) -> None:
+                for n in numbers:
+                    with app.initiate(session) as begin:
+                        begin.send(take, Number(n), trace="t", **options)  # type: ignore[arg-type]
+                session.commit()
+
+            begin(1, 2, ttl=0.5)
+            begin(3)
+            await asyncio.sleep(0.6)
+            async with shop.running(), app.connected():
+                await until(lambda: came == [3])
+                await asyncio.to_thread(begin, 4)
+                await until(lambda: came == [3, 4])
+                assert "the relay waits" not in caplog.text
 
     asyncio.run(main())
 

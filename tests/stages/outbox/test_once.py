@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from tests.stages.flows import Number, run
+from tests.stages.flows import Number, Text, run, until
 from tests.stages.postgres import PostgresServer
 from truenext.cli.main import main
 from truenext.client.tasks.connection import Session as ClientSession
@@ -406,9 +406,37 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
             assert done.exit_code == 1 and "no message of stages" in done.output
             waiting = (await t.broker.queue("kept")).messages
             assert waiting[0].headers["message-id"] in done.output
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "kept", "--force")
+            assert done.exit_code == 2 and "already" in done.output
             assert len((await t.broker.queue("kept")).messages) == 1
 
     run(shop.app, work, database=database)
+
+
+def test_large_messages_run_again_too(database: str) -> None:
+    """Fixed: together they were more than the broker takes in one transaction, and none behind them was sent."""
+    app = Service("shop", exactly_once=True)
+    came: list[int] = []
+
+    @app.terminator("take", Text)
+    async def take(text: Text) -> None:
+        came.append(len(text.text))
+
+    sizes = [10, 11, 12, 15 * 1024 * 1024, 13, 6_000_000, 6_000_001, 6_000_002, 14]
+
+    async def work(t: Stages) -> None:
+        async with connect(t.broker.url) as connection:
+            for n, size in enumerate(sizes):
+                said = Said(f"{n:032}", "elsewhere")
+                Initiation(said, 0, {}).send(take, Text("x" * size), trace="large")
+                await connection.send("/queue/kept", said.outgoing[0].finished({}).body)
+        words = ["stages", "rerun", "kept", "--to", "take", "--force", "--url", t.broker.url]
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert done.exit_code == 0 and "9 messages sent" in done.output, done.output
+        await until(lambda: len(came) == len(sizes))
+        assert sorted(came) == sorted(sizes)
+
+    run(app, work, database=database)
 
 
 async def expect_sent(t: Stages, *placed: int) -> None:
@@ -545,6 +573,42 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
         await all_is_over(t)
         assert not await t.dead_letters()
         assert await numbers(t, "SELECT n FROM orders") == [1]
+
+    run(app, work, database=database)
+
+
+@pytest.mark.parametrize("how", ["one message to two queues", "two messages with one id"])
+def test_a_message_that_comes_to_two_stages_has_both_send_something(database: str, how: str) -> None:
+    """Fixed: what they sent had the same ids, so that the inbox of the third took the second for the first."""
+    app = Service("shop", exactly_once=True)
+    came: list[str] = []
+
+    @app.terminator("note", Text)
+    async def note(text: Text) -> None:
+        came.append(text.text)
+
+    @app.terminator("billing", Number)
+    async def billing(number: Number, flow: Flow) -> None:
+        flow.send(note, Text(f"billing {number.n}"))
+
+    @app.terminator("mail", Number)
+    async def mail(number: Number, flow: Flow) -> None:
+        flow.send(note, Text(f"mail {number.n}"))
+
+    async def work(t: Stages) -> None:
+        async with connect(t.broker.url) as connection:
+            for n in range(5):
+                said = Said(f"{n:032}", "elsewhere")
+                Initiation(said, 0, {}).send(mail, Number(n), trace="order")
+                body = said.outgoing[0].finished({}).body
+                if how == "one message to two queues":
+                    await connection.send("/queue/billing,/queue/mail", body)
+                else:
+                    await connection.send("/queue/billing", body)
+                    await connection.send("/queue/mail", body)
+        await until(lambda: len(came) == 10)
+        await t.ended()
+        assert sorted(came) == [f"{by} {n}" for by in ("billing", "mail") for n in range(5)]
 
     run(app, work, database=database)
 

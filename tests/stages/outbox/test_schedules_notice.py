@@ -74,8 +74,8 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 Relay,
                 "_send_numbered",
-                "if await self._is_sent(unit):",
-                "await self._outbox.sent(producer.name, unit.number)\n    if await self._is_sent(unit):",
+                "is_sent = await self._is_sent(unit)",
+                "await self._outbox.sent(producer.name, unit.number); is_sent = await self._is_sent(unit)",
             )
         ],
         nothing,

@@ -60,11 +60,14 @@ def test_units_that_are_put_together_are_read_in_order_each_with_its_own_time(
 def expect_read(read: list[Finished], written: list[tuple[Finished, int]]) -> None:
     assert len(read) == len(written)
     for is_now, (was, age_ms) in zip(read, written, strict=True):
-        for name in Finished.__struct_fields__:
-            if name == "ttl_s" and was.ttl_s is not None:
-                assert is_now.ttl_s == pytest.approx(max(was.ttl_s - age_ms / 1000, TTL_MIN_S))
-            else:
-                assert getattr(is_now, name) == getattr(was, name)
+        times = ("ttl_s", "expires_ms")
+        for name in set(Finished.__struct_fields__) - (set() if was.ttl_s is None else {*times}):
+            assert getattr(is_now, name) == getattr(was, name)
+        if was.ttl_s is not None and was.ttl_s - age_ms / 1000 >= TTL_MIN_S:
+            assert is_now.ttl_s == pytest.approx(was.ttl_s - age_ms / 1000) and is_now.expires_ms == was.expires_ms
+        elif was.ttl_s is not None:
+            # The broker removes it.
+            assert is_now.ttl_s is None and is_now.expires_ms == 1
 
 
 @given(messages, st.integers(0, 200), st.binary(max_size=10))

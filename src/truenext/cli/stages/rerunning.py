@@ -17,7 +17,7 @@ from truenext.cli.terminal import counted
 from truenext.cli.values import COUNT, SELECTOR, QueueName
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
-from truenext.errors import RolledBack, TruenextError
+from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.stage.committing import CONTENT_TYPE
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.errors import NotDecoded
@@ -49,40 +49,64 @@ def rerun(queue: str, to: str | None, selector: str | None, limit: int | None, f
     also if it is re-driven, or moved back. Under a new id it runs, and what it sends has new ids, too. So what was done
     is done a second time, which `truenext redrive` never brings about.
     """
+    if to == queue:
+        raise click.UsageError(f"the messages are in {queue} already: --to names another queue")
     to = to or queue.removeprefix(DEAD_LETTER_PREFIX)
     if to == queue:
         raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
     with connected(url) as connection:
         if force:
-            count = _rerun(connection, f"/queue/{queue}", f"/queue/{to}", selector, limit)
-            terminal.say(f"{counted(count, 'message')} sent to {to} under new ids")
+            rerunning = Rerunning(connection, f"/queue/{queue}", f"/queue/{to}")
+            try:
+                rerunning.run(selector, limit)
+            except KeyboardInterrupt:
+                terminal.say(rerunning.left, err=True)
+                raise
+            terminal.say(f"{counted(rerunning.count, 'message')} sent to {to} under new ids")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
     count = waiting if limit is None else min(waiting, limit)
     terminal.say(f"{counted(count, 'message')} would be sent to {to} under new ids: say --force")
 
 
-def _rerun(connection: Connection, queue: str, to: str, selector: str | None, limit: int | None) -> int:
-    """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
-    so_far = SoFar("sent")
-    count = 0
-    with connection.session(transacted=True) as session:
+class Rerunning:
+    def __init__(self, connection: Connection, queue: str, to: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._to = to
+        self.count = 0
+        """Messages that were sent."""
+
+    @property
+    def left(self) -> str:
+        return f"{counted(self.count, 'message')} sent, and the rest is still in {self._queue}"
+
+    def run(self, selector: str | None, limit: int | None) -> None:
+        """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
+        so_far = SoFar("sent")
+        most = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
         if selector is not None:
             options["selector"] = selector
-        with session.consumer(queue, **options) as consumer:
-            while batch := _next(consumer, BATCH_MAX if limit is None else min(BATCH_MAX, limit - count)):
+        with (
+            self._connection.session(transacted=True) as session,
+            session.consumer(self._queue, **options) as consumer,
+        ):
+            while batch := _next(consumer, most if limit is None else min(most, limit - self.count)):
                 try:
                     for message in batch:
-                        _send_anew(session, message, to)
+                        _send_anew(session, message, self._to)
                     session.commit()
                 except (NotDecoded, RolledBack) as error:
                     session.rollback(failed=False)
-                    left = f"{counted(count, 'message')} sent, and the rest is still in {queue}"
-                    raise Failure(TruenextError(f"{error}; {left}")) from error
-                count += len(batch)
-                so_far.say(count)
-    return count
+                    if len(batch) == 1 or not isinstance(error.__cause__, Refused):
+                        raise Failure(TruenextError(f"{error}; {self.left}")) from error
+                    # Large ones are too much together.
+                    most = len(batch) // 2
+                else:
+                    self.count += len(batch)
+                    most = min(2 * most, BATCH_MAX)
+                    so_far.say(self.count)
 
 
 def _next(consumer: Consumer, count: int) -> list[Message]:

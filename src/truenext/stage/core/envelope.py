@@ -85,6 +85,9 @@ def decode(body: bytes) -> Envelope:
         raise NotDecoded(f"it is no message of stages: {error}") from error
     if envelope.version != VERSION:
         raise NotDecoded(f"it is of version {envelope.version} of messages of stages, and this knows {VERSION}: update")
+    if not envelope.id:
+        # Who remembers it would take all that have none for one.
+        raise NotDecoded("it is no message of stages: its id is empty")
     for each in envelope.waiting:
         if not _is_one(each.to):
             # A sender says where one reply goes. It is not to have this service send to several, or wherever it may.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Steps:
         self._name = name
         self._step = step
         self._woken = asyncio.Event()
+        self._idle = asyncio.Event()
+        """A step has ended, and nothing has come meanwhile."""
         self.is_stopping = False
         """No step begins any more; one that is long may look."""
         self._task: asyncio.Task[None] | None = None
@@ -34,16 +37,20 @@ class Steps:
     def wake(self) -> None:
         """There is something to do now."""
         self._woken.set()
+        self._idle.clear()
 
     async def _run(self) -> None:
         while not self.is_stopping:
             self._woken.clear()
+            self._idle.clear()
             try:
                 wait_s = await self._step()
             except Exception:
                 # Whatever it is, it is not to be the end of it.
                 _logger.exception("work in the background has failed, and goes on", extra={"what": self._name})
                 wait_s = FAILED_S
+            if not self._woken.is_set():
+                self._idle.set()
             try:
                 async with asyncio.timeout(wait_s):
                     await self._woken.wait()
@@ -51,8 +58,14 @@ class Steps:
                 pass
 
     async def stop(self) -> None:
+        """What it was woken for is done before, if that does not take long."""
         if self._task is None:
             return
+        # Another thread may just have said so.
+        await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._idle.wait()
         self.is_stopping = True
         self.wake()
         _, late = await asyncio.wait({self._task}, timeout=LEAVE_S)

@@ -11,7 +11,17 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.once import CLOCK
-from truenext.stage.sql.tables import NO_TABLES, inbox, outbox, owners, producers, says_no_table
+from truenext.stage.sql.tables import (
+    NO_TABLES,
+    check_version,
+    inbox,
+    outbox,
+    owners,
+    producers,
+    says_no_table,
+    says_unusable,
+    schema,
+)
 from truenext.stage.sql.url import address_of
 
 
@@ -61,10 +71,13 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
     engine = create_engine(address.for_threads)
     try:
         with engine.connect() as connection:
+            check_version(connection.execute(select(func.max(schema.c.version))).scalar())
             return _look(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, DBAPIError) and says_no_table(error):
             raise ConfigurationError(f"{address}: {NO_TABLES}") from error
+        if isinstance(error, DBAPIError) and says_unusable(error):
+            raise ConfigurationError(f"{address}: the outbox cannot be read: {error.orig}") from error
         raise DatabaseAway(f"{address} is not there: {error}") from error
     finally:
         engine.dispose()

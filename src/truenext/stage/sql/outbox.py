@@ -24,7 +24,7 @@ from truenext.stage.core.unit import TOGETHER_MAX, decode_unit, parts_of
 from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
 from truenext.stage.sql.numbering import IS_READABLE, make_one
 from truenext.stage.sql.sqlite import READS
-from truenext.stage.sql.tables import NO_TABLES, VERSION, make_tables, metadata, says_no_table
+from truenext.stage.sql.tables import NO_TABLES, check_version, make_tables, metadata, says_no_table, says_unusable
 from truenext.stage.sql.trouble import trouble_of
 from truenext.stage.sql.wording import Wording, plain_id
 
@@ -95,18 +95,17 @@ class Outbox:
         try:
             async with self._connection(reads=True) as connection:
                 found = (await self._say(connection, "SELECT max(version) FROM truenext_schema")).scalar()
-                for name in metadata.tables:
-                    await self._say(connection, f"SELECT 1 FROM {name} WHERE 1 = 0")
+                for table in metadata.tables.values():
+                    columns = ", ".join(column.name for column in table.columns)
+                    await self._say(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
         except DatabaseAway as error:
             cause = error.__cause__
             if isinstance(cause, DBAPIError) and says_no_table(cause):
                 raise ConfigurationError(NO_TABLES) from error
+            if isinstance(cause, DBAPIError) and says_unusable(cause):
+                raise ConfigurationError(f"the tables of what happens once cannot be used: {cause.orig}") from error
             raise
-        if found != VERSION:
-            raise ConfigurationError(
-                f"the tables in the database are of version {found}, and this truenext works with version {VERSION}: "
-                + ("update truenext" if (found or 0) > VERSION else "`truenext stages schema SERVICE --apply`")
-            )
+        check_version(found)
 
     async def is_durable(self) -> bool:
         """What the database confirms survives its crash. Raises: DatabaseAway"""

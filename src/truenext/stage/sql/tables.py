@@ -42,6 +42,9 @@ from truenext.stage.sql.url import address_of
 VERSION = 1
 """Of these tables. Code of one version works with them alone."""
 
+APPLY_MAX = 5
+"""So often it is tried to make them, while others do so, too."""
+
 metadata = MetaData()
 """For Alembic, too: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
 
@@ -154,6 +157,15 @@ def says_unusable(error: DBAPIError) -> bool:
     return any(each in said for each in ("no such table", "no such column", "has no column named"))
 
 
+def check_version(found: int | None) -> None:
+    """Raises: ConfigurationError if the tables in the database are of another version"""
+    if found != VERSION:
+        raise ConfigurationError(
+            f"the tables in the database are of version {found}, and this truenext works with version {VERSION}: "
+            + ("update truenext" if (found or 0) > VERSION else "`truenext stages schema SERVICE --apply`")
+        )
+
+
 def schema_sql(url: str) -> str:
     """The statements that make the tables, for the kind of database that `url` names.
 
@@ -168,6 +180,8 @@ def schema_sql(url: str) -> str:
 
     engine = create_mock_engine(address_of(url).for_threads, keep)
     metadata.create_all(engine, checkfirst=False)
+    # A table's indexes come in no order.
+    statements.sort(key=lambda each: each if each.startswith("CREATE INDEX") else "")
     return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
 
 
@@ -199,8 +213,15 @@ def applied_schema(url: str) -> tuple[str, list[str]]:
     address = address_of(url)
     engine = create_engine(address.for_threads)
     try:
-        with engine.begin() as connection:
-            return str(address), make_tables(connection)
+        for attempt in range(APPLY_MAX):
+            try:
+                with engine.begin() as connection:
+                    return str(address), make_tables(connection)
+            except DBAPIError as error:
+                # Somebody else makes them at the same time. 23505: unique_violation, 42P07: duplicate_table.
+                if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in ("23505", "42P07"):
+                    raise
+        raise AssertionError("the last time it was raised")
     except (SQLAlchemyError, OSError) as error:
         raise DatabaseAway(f"the tables cannot be made in {address}: {error}") from error
     finally:
