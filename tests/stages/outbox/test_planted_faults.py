@@ -13,7 +13,7 @@ from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import sending
 from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.sql import once, outbox
+from truenext.stage.sql import numbering, once
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -166,11 +166,10 @@ FAULTS = [
     ),
     Fault(
         "what has become part of a unit is there still",
-        outbox,
-        "make_one",
-        "wording.say(connection, _TAKE_OUT, names)",
-        'wording.say(connection, _TAKE_OUT.replace("DELETE", "SELECT written_ms, messages, unit")'
-        '.partition("RETURNING")[0], names)',
+        numbering,
+        "_make_one_in_steps",
+        'await wording.say(connection, f"DELETE {_THESE}", these)',
+        "pass",
         begun_at_once,
     ),
     Fault(

@@ -29,7 +29,7 @@ from truenext.stage.exactly_once import sending
 from truenext.stage.exactly_once.once import ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.initiating import InitiatingInTransaction
-from truenext.stage.sql import once, outbox
+from truenext.stage.sql import numbering, once
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -110,11 +110,10 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "what has become part of a unit is there still": (
         [
             Change(
-                outbox,
-                "make_one",
-                "wording.say(connection, _TAKE_OUT, names)",
-                'wording.say(connection, _TAKE_OUT.replace("DELETE", "SELECT written_ms, messages, unit")'
-                '.partition("RETURNING")[0], names)',
+                numbering,
+                "_make_one_in_steps",
+                'await wording.say(connection, f"DELETE {_THESE}", these)',
+                "pass",
             )
         ],
         nothing,

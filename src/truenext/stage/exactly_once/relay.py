@@ -43,7 +43,7 @@ ALIVE_S = 5.0
 ASK_S = 30.0
 TAKEN_MAX = 100
 """Producers of others that are taken over at a time."""
-UNDER_WAY_MAX = 2
+UNDER_WAY_MAX = 3
 """Units of what had no number that are sent at once."""
 STUCK_MAX = 100
 """Units that cannot be sent, and that others pass. With so many nothing gets a number any more."""

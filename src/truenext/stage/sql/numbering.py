@@ -1,13 +1,17 @@
 """How what programs have begun in transactions of their own gets numbers: many units become one, in one row.
 
 So a number, a COMMIT of the broker and a row that goes are for a thousand of them. PostgreSQL does that by itself, in
-one statement: what is to be sent comes back in one piece.
+one statement: what is to be sent comes back in one piece. To SQLite all is said in the same process, and what is simple
+is quick.
+
+Rows are named by where they are, which is quicker than their key: nobody else changes them now.
 
 Source: docs/stages-outbox.md; decision 67
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,9 +21,9 @@ from truenext.stage.core.unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, to
 from truenext.stage.sql.wording import Wording
 
 MESSAGES_MAX = 10_000
-"""Of them, unless it is a single row: a fifth of what the broker takes in one transaction."""
+"""Of one unit, unless it was written as one: a fifth of what the broker takes in one transaction."""
 BYTES_MAX = 2 * 1024 * 1024
-"""Of them, unless it is a single row."""
+"""The same."""
 
 IS_READABLE = {
     "postgresql": f"substr(unit, 1, 2) = '\\x{HEAD.hex()}'",
@@ -27,26 +31,21 @@ IS_READABLE = {
 }
 """This process can read it: what a newer one has written another way is left to those."""
 
-
-def _taken(kind: str, skip_locked: str) -> str:
-    """Those that were written first, whose rows go."""
-    return f"""
-        WITH first_rows AS (
-            SELECT id, written_ms, length(unit) AS size, messages FROM truenext_outbox
-            WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE[kind]}
-            ORDER BY written_ms, id LIMIT :most{skip_locked}),
-        counted AS (
-            SELECT id, row_number() OVER in_order AS place, sum(size) OVER in_order AS size,
-                sum(messages) OVER in_order AS messages
-            FROM first_rows WINDOW in_order AS (ORDER BY written_ms, id)),
-        fitting AS (
-            SELECT id FROM counted WHERE place = 1 OR (size <= {BYTES_MAX} AND messages <= {MESSAGES_MAX}))"""
-
-
 _ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
-_IN_ONE = f"""{_taken("postgresql", " FOR UPDATE SKIP LOCKED")},
+
+_IN_ONE = f"""
+    WITH first_rows AS (
+        SELECT ctid AS place, id, written_ms, length(unit) AS size, messages FROM truenext_outbox
+        WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE["postgresql"]}
+        ORDER BY written_ms, id LIMIT :most FOR UPDATE SKIP LOCKED),
+    counted AS (
+        SELECT place, row_number() OVER in_order AS nth, sum(size) OVER in_order AS size,
+            sum(messages) OVER in_order AS messages
+        FROM first_rows WINDOW in_order AS (ORDER BY written_ms, id)),
     taken AS (
-        DELETE FROM truenext_outbox WHERE id IN (SELECT id FROM fitting) RETURNING id, written_ms, messages, unit)
+        DELETE FROM truenext_outbox WHERE ctid = ANY(ARRAY(
+            SELECT place FROM counted WHERE nth = 1 OR (size <= {BYTES_MAX} AND messages <= {MESSAGES_MAX})))
+        RETURNING id, written_ms, messages, unit)
     INSERT INTO truenext_outbox ({_ROW})
     SELECT CAST(:id AS uuid), :service, :producer, :number, :interactive, sum(messages), min(written_ms),
         '\\x{HEAD_OF_TOGETHER.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
@@ -54,9 +53,12 @@ _IN_ONE = f"""{_taken("postgresql", " FOR UPDATE SKIP LOCKED")},
     FROM taken HAVING count(*) > 0
     RETURNING written_ms, unit"""
 
-_TAKE_OUT = f"""{_taken("sqlite", "")}
-    DELETE FROM truenext_outbox WHERE id IN (SELECT id FROM fitting) RETURNING written_ms, messages, unit"""
-_PUT_BACK = f"""
+_FIRST = f"""
+    SELECT rowid, length(unit), messages FROM truenext_outbox
+    WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE["sqlite"]}
+    ORDER BY written_ms, rowid LIMIT :most"""
+_THESE = "FROM truenext_outbox WHERE rowid IN (SELECT value FROM json_each(:places))"
+_INSERT = f"""
     INSERT INTO truenext_outbox ({_ROW})
     VALUES (:id, :service, :producer, :number, :interactive, :messages, :written_ms, :unit)"""
 
@@ -81,16 +83,32 @@ async def make_one(
         "id": id,
         "most": most,
     }
-    if not wording.is_sqlite:
-        made = (await wording.say(connection, _IN_ONE, names)).first()
-        if made is None:
-            return None
-        written_ms, unit = tuple(made)
-        return written_ms, unit
-    rows = [tuple(row) for row in (await wording.say(connection, _TAKE_OUT, names)).all()]
-    if not rows:
+    if wording.is_sqlite:
+        return await _make_one_in_steps(wording, connection, names)
+    made = (await wording.say(connection, _IN_ONE, names)).first()
+    if made is None:
         return None
-    first_ms, unit = min(rows)[0], together(sorted((written_ms, unit) for written_ms, _, unit in rows))
-    messages = sum(count for _, count, _ in rows)
-    await wording.say(connection, _PUT_BACK, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
+    written_ms, unit = tuple(made)
+    return written_ms, unit
+
+
+async def _make_one_in_steps(
+    wording: Wording, connection: AsyncConnection, names: dict[str, Any]
+) -> tuple[int, bytes] | None:
+    places: list[int] = []
+    size = messages = 0
+    for place, length, count in map(tuple, (await wording.say(connection, _FIRST, names)).all()):
+        if places and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
+            break
+        places.append(place)
+        size += length
+        messages += count
+    if not places:
+        return None
+    these = {"places": json.dumps(places)}
+    rows = await wording.say(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
+    written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
+    await wording.say(connection, f"DELETE {_THESE}", these)
+    first_ms, unit = written[0][0], together(written)
+    await wording.say(connection, _INSERT, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
     return first_ms, unit
