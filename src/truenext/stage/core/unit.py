@@ -98,6 +98,12 @@ def together(units: Iterable[tuple[int, bytes]]) -> bytes:
     return b"".join((HEAD_OF_TOGETHER, len(parts).to_bytes(4), *parts))
 
 
+def parts_in(data: bytes) -> int:
+    """Units that this one was put together of; 1 if it was written as one."""
+    at = len(HEAD_OF_TOGETHER)
+    return int.from_bytes(data[at : at + 4]) if data.startswith(HEAD_OF_TOGETHER) else 1
+
+
 def parts_of(data: bytes) -> list[tuple[int, bytes]]:
     """The units that this one was put together of, and when each was written; nothing if it was written as one.
 

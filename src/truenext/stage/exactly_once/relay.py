@@ -22,13 +22,13 @@ from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, Rolle
 from truenext.stage.committing import BrokerAway
 from truenext.stage.core.failure import said_of
 from truenext.stage.core.numbers import Producer
-from truenext.stage.core.unit import TOGETHER_MAX, UnreadableUnit, parts_of
+from truenext.stage.core.unit import TOGETHER_MAX, UnreadableUnit, parts_in
 from truenext.stage.exactly_once.sending import Answer, send_unit
 from truenext.stage.exactly_once.steps import Steps
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from truenext.stage.exactly_once.counts import Counts
     from truenext.stage.lane import Lane
@@ -254,35 +254,56 @@ class Relay:
     # ---- What users' transactions have begun ----
 
     async def _number(self) -> bool:
-        """Give numbers to what has none, and send it. While units are sent, each of a producer of its own, the database
-        gives the next one its number. True: there may be more, and it is time to say that this process is alive.
+        """Give numbers to what has none, and send it. True: there may be more, and it is time to look again, and so to
+        say that this process is alive.
 
         Raises: DatabaseAway; one of AWAY
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + LOOK_S
-        sending: list[asyncio.Task[None]] = []
+        at_work: set[asyncio.Task[bool]] = set()
+
+        def join() -> None:
+            if len(at_work) < UNDER_WAY_MAX:
+                at_work.add(loop.create_task(self._number_and_send(until, join), name="truenext relay sends"))
+
+        join()
         is_more = True
+        errors: list[BaseException] = []
         try:
-            while not self._steps.is_stopping and loop.time() < until and len(self._stuck) < STUCK_MAX:
-                numbered = await self._numbered()
-                if numbered is None:
-                    is_more = False
-                    break
-                sending.append(loop.create_task(self._send_numbered(*numbered), name="truenext relay sends"))
-                if len(sending) == UNDER_WAY_MAX:
-                    await sending.pop(0)
+            while at_work:
+                ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+                at_work -= ended
+                for each in ended:
+                    if error := each.exception():
+                        errors.append(error)
+                    else:
+                        is_more = is_more and each.result()
         except asyncio.CancelledError:
-            for each in sending:
+            for each in at_work:
                 each.cancel()
+            await asyncio.wait(at_work)
             raise
-        finally:
-            # What is said to the database is not to be interrupted.
-            ended = await asyncio.gather(*sending, return_exceptions=True)
-        for error in ended:
-            if error is not None:
-                raise error
+        if errors:
+            raise errors[0]
         return is_more
+
+    async def _number_and_send(self, until: float, join: Callable[[], None]) -> bool:
+        """One unit after the other, each of a producer of its own; where there is much, another one is to `join`: while
+        the broker has one unit, the database makes the next. False if there is no more.
+
+        Raises: as `_number`
+        """
+        loop = asyncio.get_running_loop()
+        while not self._steps.is_stopping and loop.time() < until and len(self._stuck) < STUCK_MAX:
+            numbered = await self._numbered()
+            if numbered is None:
+                return False
+            producer, unit = numbered
+            if 2 * parts_in(unit.unit) > self._most:
+                join()
+            await self._send_numbered(producer, unit)
+        return True
 
     async def _numbered(self) -> tuple[Producer, Waiting] | None:
         """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseAway"""
@@ -380,7 +401,7 @@ class Relay:
         except UnreadableUnit as error:
             raise BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
         except RolledBack as error:
-            parts = len(parts_of(unit.unit))
+            parts = parts_in(unit.unit)
             if parts < 2 or not isinstance(error.__cause__, Refused) or not await self._is_taken_apart(unit):
                 raise
             self._most = min(self._most, parts // 2)
