@@ -23,6 +23,8 @@ is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minute
         Bounds(messages=0, begun=2, cuts=1, losses=1, deaths=1, takeovers=1),
         Bounds(messages=1, losses=1, restores=1, producers=3),
         Bounds(messages=2, restores=1, settled=2, producers=3),
+        Bounds(messages=0, begun=2, cuts=1, losses=1, refusals=1),
+        Bounds(messages=0, begun=2, deaths=1, takeovers=1, refusals=1),
     ],
     ids=str,
 )
@@ -51,6 +53,9 @@ def test_nothing_happens_twice_or_is_lost_in_any_order_of_steps(bounds: Bounds) 
         Bounds(messages=2, takeovers=1, restores=1, settled=2, producers=3),
         Bounds(messages=1, begun=1, takeovers=1, restores=1, settled=2, producers=3),
         Bounds(messages=1, cuts=1, losses=1, deaths=1, takeovers=1, restores=1, settled=2, producers=3),
+        Bounds(messages=0, begun=2, cuts=1, losses=1, deaths=1, takeovers=1, refusals=1),
+        Bounds(messages=1, begun=1, cuts=1, losses=1, takeovers=1, refusals=1),
+        Bounds(messages=0, begun=2, cuts=1, deaths=1, takeovers=1, refusals=2),
     ],
     ids=str,
 )
@@ -58,7 +63,9 @@ def test_nor_where_more_goes_wrong(bounds: Bounds) -> None:
     print(bounds, search(bounds), sep=": ")
 
 
-@pytest.mark.parametrize("bounds", [Bounds(2, cuts=1), Bounds(1, begun=2, takeovers=1)], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [Bounds(2, cuts=1), Bounds(1, begun=2, takeovers=1), Bounds(0, begun=2, refusals=1)], ids=str
+)
 def test_states_that_differ_in_names_have_the_same_future(bounds: Bounds) -> None:
     """Otherwise the search would pass over what it should see."""
     graph = Graph(bounds, "")
@@ -100,6 +107,8 @@ NOTICED = {
     "two units under way in a producer": Noticed(Bounds(2), "leaves one out"),
     "units read by the locking statement": Noticed(Bounds(1, deaths=1, takeovers=1), STUCK),
     "used on in doubt": Noticed(Bounds(1, cuts=1), STUCK),
+    "what was given up is taken for sent": Noticed(Bounds(0, begun=1, losses=1, refusals=1), LOST),
+    "taken apart before its number is given up": Noticed(Bounds(0, begun=1, cuts=1, refusals=1), TWICE),
 }
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.stages.outbox.protocol.rules import GAP, Steps
+from tests.stages.outbox.protocol.rules import GAP, GIVEN_UP, Steps
 from tests.stages.outbox.protocol.state import (
     DELETES,
     DELETES_OWN,
     DOUBT,
     FREE,
+    GIVES_UP,
     IDLE,
     LOOKED,
     MOVES,
@@ -23,6 +24,7 @@ from tests.stages.outbox.protocol.state import (
     SENDS,
     SENDS_OWN,
     SETTLES,
+    TAKES_APART,
     TOOK,
     UNKNOWN,
     UNNUMBERED,
@@ -64,6 +66,10 @@ class Relays(Workers):
             yield self._read_own(state, process, *rest)
         elif step == SENDS_OWN:
             yield from self._send_own(state, process, *rest)
+        elif step == GIVES_UP:
+            yield from self._give_up(state, process, *rest)
+        elif step == TAKES_APART:
+            yield from self._take_apart(state, process, *rest)
         else:
             yield from self._delete_own(state, process, *rest)
 
@@ -142,12 +148,13 @@ class Relays(Workers):
 
     def _ask(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
         highest = state[self.at.highest + producer]
-        after = self._goes_on(state, process, *self._next(producer, number, units, highest))
+        after = self._goes_on(state, process, *self._next(state, producer, number, units, highest))
         return f"{process} asks the broker for producer {producer}: {highest}", False, tuple(after)
 
-    @staticmethod
-    def _next(producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
-        """What the broker knows already is not sent."""
+    def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
+        """What the broker knows already is not sent. Relay._settled"""
+        if units and units[0][0] == state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
+            return (TAKES_APART, producer, *units[0])
         is_known = bool(units) and units[0][0] <= highest
         return (DELETES if is_known else SENDS, producer, number, units, highest)
 
@@ -167,12 +174,16 @@ class Relays(Workers):
             after = self._goes_on(state, process, MOVES, producer, number, units)
             yield f"{process} is going to move {producer}:{first}", False, tuple(after)
             return
-        if self.fault != "taken for sent without an answer" and self.accept(after, under, what) == GAP:
+        answer = "" if self.fault == "taken for sent without an answer" else self.accept(after, under, what)
+        if answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
+            after[at.relay + process] = (TAKES_APART, producer, first, what)
+        elif answer == GAP:
             lacks = first - 1 - state[at.highest + producer]
             is_moved = lacks > at.bounds.settled or self.fault == "a unit behind a gap is moved"
             after[at.relay + process] = (MOVES if is_moved else SETTLES, producer, number, units)
             label = f"{process} sends {producer}:{under[1]}, which is refused"
         yield label, False, tuple(after)
+        yield from self._be_refused(state, process, producer, first, what)
         if state[at.cuts]:
             after = self._goes_on(state, process)
             after[at.cuts] -= 1
@@ -184,7 +195,7 @@ class Relays(Workers):
     def _delete(self, state: State, process: int, producer: int, number: int, units: Units, highest: int) -> Steps:
         at = self.at
         first, what = units[0]
-        after = self._goes_on(state, process, *self._next(producer, number, units[1:], max(highest, first)))
+        after = self._goes_on(state, process, *self._next(state, producer, number, units[1:], max(highest, first)))
         self.delete(after, what)
         yield f"{process} deletes {producer}:{first}", False, tuple(after)
         if state[at.losses]:
@@ -312,15 +323,67 @@ class Relays(Workers):
     def _send_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
         after = self._goes_on(state, process, DELETES_OWN, producer, number, units)
-        if self.accept(after, (producer, number), units) == GAP:
+        answer = self.accept(after, (producer, number), units)
+        if answer == GAP:
             # It is in doubt: to be taken, and moved.
             after[at.relay + process] = IDLE
+        elif answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
+            after[at.relay + process] = (TAKES_APART, producer, number, units)
         yield f"{process} sends {producer}:{number}", False, tuple(after)
+        yield from self._be_refused(state, process, producer, number, units)
         if state[at.cuts]:
             after = self._goes_on(state, process)
             after[at.cuts] -= 1
             self.cut(after, (producer, number), units)
             yield f"{process} has no answer to COMMIT of {producer}:{number}", True, tuple(after)
+
+    # ---- What is too much together: Relay._is_taken_apart, Outbox.take_apart ----
+
+    def _be_refused(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        if state[at.refusals] and not any(unit in at.messages for unit in self.each(units)):
+            step = TAKES_APART if self.fault == "taken apart before its number is given up" else GIVES_UP
+            after = self._goes_on(state, process, step, producer, number, units)
+            after[at.refusals] -= 1
+            yield f"{process} sends {producer}:{number}, which is too much", True, tuple(after)
+
+    def _give_up(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        highest = state[at.highest + producer]
+        label = f"{process} gives up {producer}:{number}"
+        if number == state[at.given_up + producer]:
+            yield label, False, tuple(self._goes_on(state, process, TAKES_APART, producer, number, units))
+            return
+        if number <= highest:
+            # Somebody else has sent it.
+            yield label, False, tuple(self._goes_on(state, process, DELETES_OWN, producer, number, units))
+            return
+        after = self._goes_on(state, process, TAKES_APART, producer, number, units)
+        if number == highest + 1:
+            after[at.highest + producer] = after[at.given_up + producer] = number
+        else:
+            after[at.relay + process] = IDLE
+        yield label, False, tuple(after)
+        if state[at.cuts]:
+            after[at.cuts] -= 1
+            after[at.relay + process] = IDLE
+            yield f"{label}, and does not know it", True, tuple(after)
+
+    def _take_apart(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+        at = self.at
+        after = self._goes_on(state, process)
+        for unit in self.each(units):
+            if state[at.row + unit] == (producer, number):
+                after[at.row + unit] = UNNUMBERED
+        label = f"{process} takes {producer}:{number} apart"
+        if state[at.losses]:
+            lost = list(after)
+            lost[at.losses] -= 1
+            yield f"{label}, and does not know it", True, tuple(lost)
+            kept = self._goes_on(state, process)
+            kept[at.losses] -= 1
+            yield f"{process} does not take {producer}:{number} apart", True, tuple(kept)
+        yield label, False, tuple(after)
 
     def _delete_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at

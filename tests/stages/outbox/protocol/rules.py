@@ -33,7 +33,7 @@ from tests.stages.outbox.protocol.state import (
 Step = tuple[str, bool, State]
 Steps = Iterator[Step]
 
-REPEAT, GAP, ACCEPTED = "repeat", "gap", "accepted"
+REPEAT, GAP, GIVEN_UP, ACCEPTED = "repeat", "gap", "given up", "accepted"
 
 FAULTS: Final = (
     "a hit takes its unit for sent",
@@ -55,6 +55,8 @@ FAULTS: Final = (
     "two units under way in a producer",
     "units read by the locking statement",
     "used on in doubt",
+    "what was given up is taken for sent",
+    "taken apart before its number is given up",
 )
 """Each breaks one rule. An empty name breaks none."""
 
@@ -84,6 +86,8 @@ class Rules:
             if not at.was_restored(after):
                 raise Violation(f"number {number} of producer {producer} leaves one out")
             answer = GAP
+        elif number == after[at.given_up + producer]:
+            answer = GIVEN_UP
         elif number <= highest:
             answer = REPEAT
         else:
@@ -131,7 +135,7 @@ class Rules:
             for message in at.messages:
                 after[at.message + message] = READY
             for producer in at.producers:
-                after[at.highest + producer] = 0
+                after[at.highest + producer] = after[at.given_up + producer] = 0
             for unit in at.units:
                 if after[at.output + unit] == SENT:
                     after[at.output + unit] = FORGOTTEN
@@ -249,7 +253,7 @@ class Rules:
         at = self.at
         after[at.owner + producer] = owner
         after[at.number + producer] = number
-        after[at.highest + producer] = 0
+        after[at.highest + producer] = after[at.given_up + producer] = 0
 
     # ---- What a process knows ----
 

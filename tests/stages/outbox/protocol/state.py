@@ -64,6 +64,10 @@ SETTLES = 10
 NUMBERED = 7
 SENDS_OWN = 8
 DELETES_OWN = 9
+GIVES_UP = 11
+"""The broker does not take so much: the number is to be used up, so that nobody sends it any more."""
+TAKES_APART = 12
+"""It is used up: what it stood for is to have no number again."""
 
 
 class Bounds(NamedTuple):
@@ -81,6 +85,8 @@ class Bounds(NamedTuple):
     """Of producers of processes that are alive."""
     restores: int = 0
     """The broker is restored as it was at the beginning, and knows no numbers."""
+    refusals: int = 0
+    """Of what programs have begun: it is too much together."""
     settled: int = 0
     """So many numbers that a restored broker lacks are settled. Where it lacks more, units are moved."""
     producers: int = 2
@@ -104,6 +110,8 @@ class Layout:
         self.message = self._room(bounds.messages)
         self.output = self._room(len(self.units))
         self.highest = self._room(bounds.producers)
+        self.given_up = self._room(bounds.producers)
+        """The number that was used up last, and stands for nothing. 0: none."""
         self.late = self._room(1)
         """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
         # The database.
@@ -122,7 +130,8 @@ class Layout:
         self.sent = self._room(2)
         """Units that are known to be sent. Their rows are to be deleted."""
         # What may still go wrong.
-        self.cuts, self.losses, self.deaths, self.takeovers, self.restores = (self._room(1) for _ in range(5))
+        self.cuts, self.losses, self.deaths, self.takeovers = (self._room(1) for _ in range(4))
+        self.restores, self.refusals = (self._room(1) for _ in range(2))
 
     def _room(self, count: int) -> int:
         at, self._size = self._size, self._size + count
@@ -152,6 +161,7 @@ class Layout:
         first[self.late] = ()
         first[self.cuts], first[self.losses], first[self.deaths] = bounds.cuts, bounds.losses, bounds.deaths
         first[self.takeovers], first[self.restores] = bounds.takeovers, bounds.restores
+        first[self.refusals] = bounds.refusals
         return tuple(first)
 
     def is_good(self, state: State) -> bool:

@@ -72,6 +72,7 @@ class Renamer:
             after[at.owner + to] = processes[owner] if owner in PROCESSES else owner
             after[at.number + to] = state[at.number + producer]
             after[at.highest + to] = state[at.highest + producer]
+            after[at.given_up + to] = state[at.given_up + producer]
         after[at.late] = tuple(
             sorted((producers[p], n, sets[what], m if m < 0 else units[m]) for p, n, what, m in state[at.late])
         )
