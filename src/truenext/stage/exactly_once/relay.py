@@ -375,8 +375,9 @@ class Relay:
         highest = await self._highest(producer.name)
         for at, unit in enumerate(units):
             number = unit.number
-            if number <= highest and await self._settled(unit) == "rolled back":
-                await self._outbox.take_apart(unit)
+            if number <= highest:
+                # Sent, or given up.
+                await self._is_taken_apart(unit)
             if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):
                 return await self._move(producer, units[at:])
             highest = max(highest, number)
@@ -399,7 +400,7 @@ class Relay:
         try:
             is_sent = await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
         except UnreadableUnit as error:
-            raise BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
+            raise _cannot_be_read(unit, error) from error
         except RolledBack as error:
             parts = parts_in(unit.unit)
             if parts < 2 or not isinstance(error.__cause__, Refused) or not await self._is_taken_apart(unit):
@@ -420,7 +421,10 @@ class Relay:
         """
         outcome = await self._settled(unit)
         if outcome == "rolled back":
-            await self._outbox.take_apart(unit)
+            try:
+                await self._outbox.take_apart(unit)
+            except UnreadableUnit as error:
+                raise _cannot_be_read(unit, error) from error
         # Or somebody else has sent it by now.
         return outcome in ("rolled back", "committed")
 
@@ -470,3 +474,7 @@ class Relay:
         """Number of a COMMIT that the broker knows of it. Raises: one of AWAY"""
         answer = await self._lane.connection.ask("producer", {"producer": name}, timeout=ASK_S)
         return msgspec.json.decode(answer, type=OfProducer).commits
+
+
+def _cannot_be_read(unit: Waiting, error: UnreadableUnit) -> BrokerAway:
+    return BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}")
