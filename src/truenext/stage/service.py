@@ -134,7 +134,7 @@ class Service(Definition):
     def initiate(self, session: Session | AsyncSession, *, key: str | None = None) -> InitiatingInTransaction: ...
 
     def initiate(
-        self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float | None = None
+        self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
     ) -> Initiating | InitiatingInTransaction:
         """`async with app.initiate() as begin:` begins flows, all or none of them, in one transaction that commits at
         the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
@@ -154,8 +154,8 @@ class Service(Definition):
         if session is None:
             if key is not None:
                 raise FlowError("a key is remembered by the database: initiate(session, key=...)")
-            return Initiating(self._here, TIMEOUT_S if timeout is None else timeout)
-        if timeout is not None:
+            return Initiating(self._here, timeout)
+        if timeout != TIMEOUT_S:
             raise FlowError("with a session nothing is waited for but its database: there is no timeout")
         if not self.has_outbox:
             raise ConfigurationError(

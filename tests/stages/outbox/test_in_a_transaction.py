@@ -307,6 +307,8 @@ def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
         app.initiate(session, key="")
     with pytest.raises(FlowError, match="session"):
         app.initiate(key="x")  # type: ignore[call-overload]
+    with pytest.raises(FlowError, match="timeout"):
+        app.initiate(session, timeout=5)  # type: ignore[call-overload]
 
     async def asynchronous() -> None:
         async with app.initiate(session):
