@@ -153,7 +153,7 @@ class Relays(Workers):
 
     def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
         """What the broker knows already is not sent. Relay._settled"""
-        if units and units[0][0] == state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
+        if units and units[0][0] in state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
             return (TAKES_APART, producer, *units[0])
         is_known = bool(units) and units[0][0] <= highest
         return (DELETES if is_known else SENDS, producer, number, units, highest)
@@ -351,7 +351,7 @@ class Relays(Workers):
         at = self.at
         highest = state[at.highest + producer]
         label = f"{process} gives up {producer}:{number}"
-        if number == state[at.given_up + producer]:
+        if number in state[at.given_up + producer]:
             yield label, False, tuple(self._goes_on(state, process, TAKES_APART, producer, number, units))
             return
         if number <= highest:
@@ -360,7 +360,8 @@ class Relays(Workers):
             return
         after = self._goes_on(state, process, TAKES_APART, producer, number, units)
         if number == highest + 1:
-            after[at.highest + producer] = after[at.given_up + producer] = number
+            after[at.highest + producer] = number
+            after[at.given_up + producer] = (*state[at.given_up + producer], number)
         else:
             after[at.relay + process] = IDLE
         yield label, False, tuple(after)

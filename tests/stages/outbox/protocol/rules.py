@@ -86,7 +86,7 @@ class Rules:
             if not at.was_restored(after):
                 raise Violation(f"number {number} of producer {producer} leaves one out")
             answer = GAP
-        elif number == after[at.given_up + producer]:
+        elif number in after[at.given_up + producer]:
             answer = GIVEN_UP
         elif number <= highest:
             answer = REPEAT
@@ -135,7 +135,7 @@ class Rules:
             for message in at.messages:
                 after[at.message + message] = READY
             for producer in at.producers:
-                after[at.highest + producer] = after[at.given_up + producer] = 0
+                after[at.highest + producer], after[at.given_up + producer] = 0, ()
             for unit in at.units:
                 if after[at.output + unit] == SENT:
                     after[at.output + unit] = FORGOTTEN
@@ -253,7 +253,7 @@ class Rules:
         at = self.at
         after[at.owner + producer] = owner
         after[at.number + producer] = number
-        after[at.highest + producer] = after[at.given_up + producer] = 0
+        after[at.highest + producer], after[at.given_up + producer] = 0, ()
 
     # ---- What a process knows ----
 

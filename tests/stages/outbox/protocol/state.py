@@ -111,7 +111,7 @@ class Layout:
         self.output = self._room(len(self.units))
         self.highest = self._room(bounds.producers)
         self.given_up = self._room(bounds.producers)
-        """The number that was used up last, and stands for nothing. 0: none."""
+        """Numbers that were used up, and stand for nothing."""
         self.late = self._room(1)
         """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
         # The database.
@@ -149,6 +149,7 @@ class Layout:
         used = 1 if bounds.restores else 0
         for producer in self.producers:
             is_there = producer in PROCESSES
+            first[self.given_up + producer] = ()
             first[self.owner + producer] = producer if is_there else NOBODY
             first[self.number + producer] = first[self.highest + producer] = used if is_there else 0
             for process in PROCESSES:
