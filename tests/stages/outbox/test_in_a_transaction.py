@@ -4,13 +4,14 @@ docs/stages-outbox.md, "In a transaction of your own" """
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, Text, run, until
@@ -195,6 +196,57 @@ def test_a_block_under_a_key_that_raises_leaves_the_key_free(session: Session, d
         assert shop.came == [2]
 
     run(shop.app, work, database=database)
+
+
+@pytest.mark.parametrize("what", ["savepoint", "transaction"])
+def test_a_block_under_a_key_in_which_all_is_rolled_back_begins_nothing_and_says_so(
+    session: Session, what: str
+) -> None:
+    shop = Shop()
+    savepoint = session.begin_nested() if what == "savepoint" else session
+    with pytest.raises(FlowError, match="rolled back"), shop.app.initiate(session, key="order") as begin:
+        begin.send(shop.take, Number(1), trace="order 1")
+        savepoint.rollback()
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 0
+    place(shop, session, 1, "order")
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 1
+
+
+def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(session: Session, database: str) -> None:
+    """Fixed: on SQLite the key's statement stayed open, and nobody could write any more."""
+    shop = Shop()
+    url = database.replace("sqlite:", "sqlite+aiosqlite:")
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    drawn = random.Random(seed)
+
+    async def one(engine: AsyncEngine, n: int) -> None:
+        async with AsyncSession(engine) as own, own.begin():
+            async with shop.app.initiate(own, key=f"order {n % 10}") as begin:
+                begin.send(shop.take, Number(n % 10), trace="order")
+            await asyncio.sleep(drawn.random() * 0.01)
+
+    async def main() -> None:
+        for _ in range(10):
+            engine = create_async_engine(url, pool_size=20)
+            tasks = [asyncio.ensure_future(one(engine, n)) for n in range(20)]
+            for each in tasks:
+                await asyncio.sleep(drawn.random() * 0.005)
+                if drawn.random() < 0.5:
+                    each.cancel()
+            await asyncio.wait(tasks)
+            await engine.dispose()
+
+    async def with_time() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await main()
+
+    asyncio.run(with_time())
+    session.rollback()
+    place(shop, session, 100, "another order")
+    session.commit()
 
 
 def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> None:

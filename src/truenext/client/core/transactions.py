@@ -379,8 +379,7 @@ class Transactions:
             if client.link is not None and client.link.number == unit.link and not _has_lost_its_messages(unit):
                 self._abort(unit, Charge.NONE)
             unit.outcome = Outcome.ROLLED_BACK
-        elif unit.outcome is Outcome.ROLLED_BACK and isinstance(unit.cause, Refused):
-            # Its COMMIT was refused: it is still open.
+        elif unit.outcome is Outcome.ROLLED_BACK and unit.commit_is_refused:
             self._abort(unit, Charge.NONE)
         committed = unit.outcome is Outcome.COMMITTED
         returning = []

@@ -76,6 +76,7 @@ class Unit:
     __slots__ = (
         "begin_is_refused",
         "cause",
+        "commit_is_refused",
         "failed",
         "frame",
         "given",
@@ -105,6 +106,8 @@ class Unit:
         """The broker was told of messages that are acknowledged or refused in it."""
         self.begin_is_refused = False
         """There is nothing to abort."""
+        self.commit_is_refused = False
+        """So to the broker it is open still."""
         self.outcome = Outcome.OPEN
         self.cause: Exception | None = None
         """Why it was doomed or rolled back, if its own code did not want that."""
@@ -191,6 +194,7 @@ class Commit:
 
     def refused(self, error: Refused) -> None:
         unit = self._unit
+        unit.commit_is_refused = True
         cause: TruenextError = error
         if unit.producer is not None:
             # It was not used.

@@ -59,7 +59,7 @@ class Steps:
 
     async def stop(self) -> None:
         """What it was woken for is done before, if that does not take long."""
-        if self._task is None:
+        if self._task is None or self._task.done():
             return
         # Another thread may just have said so.
         await asyncio.sleep(0)

@@ -118,12 +118,15 @@ def _commits_by_itself(connection: Connection) -> bool:
 
 
 def _seed(connection: Connection, key: str, new: str) -> str:
-    clock = _clock(connection)
-    first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, begun_ms=clock)
+    first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, begun_ms=_clock(connection))
     # Locked, so that it is not cleaned away before something was begun under it. If it just was, the next one is new.
     before = select(keys.c.seed).where(keys.c.id == key).with_for_update()
-    for statement in (first.on_conflict_do_nothing().returning(keys.c.seed), before) * 2:
-        seed = connection.execute(statement).scalar_one_or_none()
+    for _ in range(2):
+        # Without RETURNING: SQLite has such a statement open until its answer was read, and who is cancelled in between
+        # would leave the file locked.
+        if connection.execute(first.on_conflict_do_nothing()).rowcount == 1:
+            return new
+        seed = connection.execute(before).scalar_one_or_none()
         if seed is not None:
             return str(seed).replace("-", "")
     raise FlowError("the key was removed twice while something was begun under it: try once more")
@@ -134,7 +137,9 @@ def _is_new(connection: Connection, key: Key) -> bool:
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, begun_ms=_clock(connection))).rowcount == 1:
         return True
-    before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one()
+    before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one_or_none()
+    if before is None:
+        raise FlowError("what the block was in has been rolled back inside of it: nothing is begun under its key")
     if str(before).replace("-", "") != key.content:
         raise FlowError("something else was begun under this key before: begin other flows under other keys")
     return False
