@@ -73,6 +73,7 @@ def test_what_a_hundred_subscriptions_get_is_on_the_disk_once(own_broker: Broker
     broker.stop()
     done = completed_text("store", "check", broker.data)
     said = done.stdout
+    assert done.returncode == 0, done.stderr
     assert re.search(r"^1 message of .* bytes in 1 queue", said, re.MULTILINE)
     assert "content" not in said
     assert "is sound" in said
