@@ -109,9 +109,9 @@ class Gate:
 
     async def is_no_failure(self, trouble: Trouble, error: BaseException, message_key: str) -> bool:
         """The database is not there; or is full, or its tables of what happens once cannot be used, which no look sees:
-        no message's failure. While it is there, what else
-        it may be is none for the first times, for it may be the message that brings it about: a lost connection,
-        another transaction in the way at the commit, a database of its own that is away."""
+        no message's failure. While it is there, what else it may be is none for the first times, for it may be the
+        message that brings it about: a lost connection, another transaction in the way at the commit, a database of its
+        own that is away."""
         if trouble in (Trouble.FULL, Trouble.TABLES):
             self.close(error)
             return True

@@ -47,7 +47,7 @@ from truenext.stage.core.unit import Unit
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.sql.errors import DatabaseAway, DoneBefore, OutboxAway, OutboxBusy, ProducerLost, Trouble, UnderWay
+from truenext.stage.sql.errors import DatabaseAway, DoneBefore, OutboxBusy, ProducerLost, Trouble, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -194,7 +194,7 @@ class Handling:
                 await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
 
     async def _has_no_database(self, error: DatabaseAway) -> None:
-        self._trouble = Trouble.TABLES if isinstance(error, OutboxAway) else Trouble.AWAY
+        self._trouble = error.trouble
         await self._failed(error)
 
     async def _has_not_committed_its_own(self, error: InDoubt | RolledBack) -> None:

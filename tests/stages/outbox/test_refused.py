@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -24,6 +23,7 @@ from truenext.engine.queues.unused import no_room
 from truenext.stage import Service
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import applied_schema
+from truenext.stage.sql.outbox import Waiting
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 60
@@ -195,58 +195,70 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay], Awaitable[bool]]:
     return look
 
 
-def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
-    session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
-) -> None:
-    """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
+class TakenByHand:
+    """A relay that does what the test says, with a unit that ten flows of the shop have become."""
+
+    def __init__(self, t: Stages, session: Session, look: Callable[[Relay], Awaitable[bool]]) -> None:
+        once = t._running.once
+        assert once is not None
+        self.relay, self.outbox = once._relay, once._outbox
+        self._session = session
+        self._look = look
+
+    async def numbered(self) -> Waiting:
+        self._producer = await self.relay.borrow()
+        unit = await self.outbox.number(self._producer)
+        assert unit is not None
+        return unit
+
+    async def looks_until_all_is_sent(self) -> None:
+        self.relay._doubt(self._producer)
+        while await asyncio.to_thread(self._session.scalar, text(LEFT)):
+            await asyncio.to_thread(self._session.rollback)
+            await self._look(self.relay)
+
+
+@pytest.fixture
+def shop_of_ten(session: Session) -> Shop:
     shop = Shop()
     for size in range(10):
         shop.begin(session, size)
+    return shop
+
+
+def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
+    shop_of_ten: Shop, session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+) -> None:
+    """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
+    came = shop_of_ten.came
 
     async def work(t: Stages) -> None:
-        once = t._running.once
-        assert once is not None
-        relay, outbox = once._relay, once._outbox
-        producer = await relay.borrow()
-        unit = await outbox.number(producer)
-        assert unit is not None
-        stale: Any = unit
-        assert await relay._is_taken_apart(unit)
+        by_hand = TakenByHand(t, session, look)
+        unit = await by_hand.numbered()
+        assert await by_hand.relay._is_taken_apart(unit)
         # The answer of the database was lost, and it is said again.
-        assert not await outbox.take_apart(unit)
-        assert await relay._is_sent(stale)
-        assert not shop.came
-        relay._doubt(producer)
-        while await asyncio.to_thread(session.scalar, text(LEFT)):
-            await asyncio.to_thread(session.rollback)
-            await look(relay)
-        await until(lambda: len(shop.came) == 10)
+        assert not await by_hand.outbox.take_apart(unit)
+        assert await by_hand.relay._is_sent(unit)
+        assert not came
+        await by_hand.looks_until_all_is_sent()
+        await until(lambda: len(came) == 10)
 
-    run(shop.app, work, database=database)
-    assert shop.came == Counter(range(10))
+    run(shop_of_ten.app, work, database=database)
+    assert came == Counter(range(10))
 
 
 def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
-    session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+    shop_of_ten: Shop, session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
 ) -> None:
     """To the broker the number counts as used: whoever takes it for sent has lost it."""
-    shop = Shop()
-    for size in range(10):
-        shop.begin(session, size)
+    came = shop_of_ten.came
 
     async def work(t: Stages) -> None:
-        once = t._running.once
-        assert once is not None
-        relay = once._relay
-        producer = await relay.borrow()
-        unit = await once._outbox.number(producer)
-        assert unit is not None
-        assert await relay._settled(unit) == "rolled back"
-        relay._doubt(producer)
-        while await asyncio.to_thread(session.scalar, text(LEFT)):
-            await asyncio.to_thread(session.rollback)
-            await look(relay)
-        await until(lambda: len(shop.came) == 10)
+        by_hand = TakenByHand(t, session, look)
+        unit = await by_hand.numbered()
+        assert await by_hand.relay._settled(unit) == "rolled back"
+        await by_hand.looks_until_all_is_sent()
+        await until(lambda: len(came) == 10)
 
-    run(shop.app, work, database=database)
-    assert shop.came == Counter(range(10))
+    run(shop_of_ten.app, work, database=database)
+    assert came == Counter(range(10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +20,7 @@ from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.stage.committing import CONTENT_TYPE
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.errors import NotDecoded
+from truenext.stage.world import World
 
 if TYPE_CHECKING:
     from truenext.blocking import Connection, Message, Session
@@ -122,7 +122,7 @@ def _send_anew(session: Session, message: Message, to: str) -> None:
             f"message {message.key} is none of stages ({error}): `truenext browse` shows it; pass it over with "
             "--selector, or move it away"
         ) from error
-    anew = msgspec.structs.replace(envelope, id=secrets.token_hex(16))
+    anew = msgspec.structs.replace(envelope, id=World.new_id())
     session.send(
         to,
         encode(anew),

@@ -197,12 +197,7 @@ class Relay:
 
     def _pass(self, name: str, error: BrokerAway | RolledBack) -> None:
         """The unit of this producer could not be sent. Raises: the error, if nothing can be sent now"""
-        is_its_own = (
-            isinstance(error.__cause__, UnreadableUnit)
-            if isinstance(error, BrokerAway)
-            else isinstance(error.__cause__, Refused)
-        )
-        if not is_its_own:
+        if not isinstance(error.__cause__, Refused | UnreadableUnit):
             raise error
         before = self._stuck.get(name)
         pause_s = STUCK_PAUSE_S if before is None else min(2 * before.pause_s, STUCK_PAUSE_MAX_S)

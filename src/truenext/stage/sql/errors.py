@@ -42,13 +42,19 @@ class Trouble(Enum):
 class DatabaseAway(TruenextError):
     """The database is not there, or cannot do what it could when it was opened; `__cause__` says more."""
 
+    trouble = Trouble.AWAY
+
 
 class OutboxAway(DatabaseAway):
     """What has effects happen once cannot be asked now, or not be written; `__cause__` says more."""
 
+    trouble = Trouble.TABLES
+
 
 class OutboxBusy(DatabaseAway):
     """Others have kept it locked for so long that it was not waited for."""
+
+    trouble = Trouble.AGAIN
 
 
 class Swallowed(TruenextError):

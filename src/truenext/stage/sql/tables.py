@@ -149,12 +149,12 @@ def says_no_table(error: DBAPIError) -> bool:
 
 
 def says_unusable(error: DBAPIError) -> bool:
-    """They are not there, or not as they were, or a right to them is missing. 42501: insufficient_privilege, 42P01:
-    undefined_table, 42703: undefined_column."""
-    if getattr(error.orig, "sqlstate", None) in ("42501", "42P01", "42703"):
+    """They are not there, or not as they were, or a right to them is missing. 42501: insufficient_privilege, 42703:
+    undefined_column."""
+    if says_no_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
         return True
     said = str(error.orig)
-    return any(each in said for each in ("no such table", "no such column", "has no column named"))
+    return "no such column" in said or "has no column named" in said
 
 
 def check_version(found: int | None) -> None:

@@ -8,7 +8,7 @@ import sqlite3
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, Trouble
+from truenext.stage.sql.errors import DatabaseAway, Trouble
 
 _PG_FULL = frozenset({"58030"})  # io_error; and class 53
 _PG_AWAY = frozenset(
@@ -94,11 +94,9 @@ def _sqlite_code_of(error: BaseException) -> int | None:
 
 
 def _trouble_of_one(error: BaseException) -> Trouble:
-    if isinstance(error, OutboxAway):
-        return Trouble.TABLES
-    if isinstance(error, OutboxBusy):
-        return Trouble.AGAIN
-    if isinstance(error, DatabaseAway | PoolTimeoutError):
+    if isinstance(error, DatabaseAway):
+        return error.trouble
+    if isinstance(error, PoolTimeoutError):
         return Trouble.AWAY
     if isinstance(error, DBAPIError):
         return _trouble_of_statement(error)

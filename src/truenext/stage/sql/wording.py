@@ -18,33 +18,29 @@ _NAME = re.compile(r"(?<!:):([a-z_]+)")
 class Wording:
     def __init__(self, kind: str) -> None:
         """`kind` is "postgresql" or "sqlite"."""
-        self._is_sqlite = kind == "sqlite"
+        self.is_sqlite = kind == "sqlite"
         self.now_ms = CLOCK[kind]
         """Milliseconds since the epoch, by the clock of the database."""
-        self.id = ":id" if self._is_sqlite else "CAST(:id AS uuid)"
+        self.id = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
         self.one_of_ids = "id IN (SELECT value FROM json_each(:ids))"
-        if not self._is_sqlite:
+        if not self.is_sqlite:
             self.one_of_ids = "id = ANY(CAST(:ids AS uuid[]))"
-        self.skip_locked = "" if self._is_sqlite else " FOR UPDATE SKIP LOCKED"
-
-    @property
-    def is_sqlite(self) -> bool:
-        return self._is_sqlite
+        self.skip_locked = "" if self.is_sqlite else " FOR UPDATE SKIP LOCKED"
 
     def one_of_ids_in_order(self, table: str) -> str:
         """Rows with one of `ids`, locked in the order of the key, so that no two who do this wait for one another."""
-        if self._is_sqlite:
+        if self.is_sqlite:
             return self.one_of_ids
         return f"id IN (SELECT id FROM {table} WHERE {self.one_of_ids} ORDER BY id FOR UPDATE)"
 
     def ids(self, ids: Collection[str]) -> str | list[str]:
-        return json.dumps(list(ids)) if self._is_sqlite else list(ids)
+        return json.dumps(list(ids)) if self.is_sqlite else list(ids)
 
     async def say(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> CursorResult[Any]:
         """Parameters are named with a colon."""
-        if not self._is_sqlite:
+        if not self.is_sqlite:
             statement = _NAME.sub(r"%(\1)s", statement)
         return await connection.exec_driver_sql(statement, dict(parameters or {}))
 

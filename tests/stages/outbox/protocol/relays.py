@@ -376,27 +376,25 @@ class Relays(Workers):
         for unit in self.each(units):
             if state[at.row + unit] == (producer, number):
                 after[at.row + unit] = UNNUMBERED
-        label = f"{process} takes {producer}:{number} apart"
-        if state[at.losses]:
-            lost = list(after)
-            lost[at.losses] -= 1
+        yield from self._be_unanswered(state, process, after, f"{process} takes {producer}:{number} apart")
+        yield f"{process} takes {producer}:{number} apart", False, tuple(after)
+
+    def _be_unanswered(self, state: State, process: int, done: Draft, label: str) -> Steps:
+        """What is said to the database happens, as in `done`, or does not, and nobody here knows. The relay begins
+        anew."""
+        losses = self.at.losses
+        if state[losses]:
+            lost, kept = list(done), self._goes_on(state, process)
+            for each in (lost, kept):
+                each[losses] -= 1
             yield f"{label}, and does not know it", True, tuple(lost)
-            kept = self._goes_on(state, process)
-            kept[at.losses] -= 1
-            yield f"{process} does not take {producer}:{number} apart", True, tuple(kept)
-        yield label, False, tuple(after)
+            yield f"{label}, which does not happen", True, tuple(kept)
 
     def _delete_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
         after = self._goes_on(state, process)
         self.delete(after, units)
-        if state[at.losses]:
-            lost = list(after)
-            lost[at.losses] -= 1
-            yield f"{process} deletes {producer}:{number}, and does not know it", True, tuple(lost)
-            kept = self._goes_on(state, process)
-            kept[at.losses] -= 1
-            yield f"{process} does not delete {producer}:{number}", True, tuple(kept)
+        yield from self._be_unanswered(state, process, after, f"{process} deletes {producer}:{number}")
         after[at.memory[process] + producer] = FREE + number
         yield f"{process} deletes {producer}:{number}", False, tuple(after)
 
