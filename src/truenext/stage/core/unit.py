@@ -11,11 +11,13 @@ way round. Source: docs/stages-outbox.md
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from truenext.errors import TruenextError
+
+T = TypeVar("T")
 
 VERSION: Final = 1
 """Of units. What is neither this nor 2 says something that this code does not know."""
@@ -76,19 +78,8 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     messages: list[Finished]
 
 
-class _Written(msgspec.Struct, frozen=True, array_like=True):
-    written_ms: int
-    unit: _Encoded
-
-
-class _Together(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    units: list[_Written]
-
-
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Encoded)
-_TOGETHER_DECODER = msgspec.msgpack.Decoder(_Together)
 _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]]])
 
 
@@ -111,10 +102,7 @@ def parts_of(data: bytes) -> list[tuple[int, bytes]]:
     """
     if not data.startswith(HEAD_OF_TOGETHER):
         return []
-    try:
-        return [(written_ms, bytes(unit)) for written_ms, unit in _PARTS_DECODER.decode(data)[1]]
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
+    return [(written_ms, bytes(unit)) for written_ms, unit in _decode(_PARTS_DECODER, data)[1]]
 
 
 def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
@@ -123,21 +111,31 @@ def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
 
     Raises: UnreadableUnit
     """
-    try:
-        if not data.startswith(HEAD_OF_TOGETHER):
-            unit = _DECODER.decode(data)
-            if unit.version != VERSION:
-                raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
-            return _in_their_time(unit.messages, age_ms)
-        units = _TOGETHER_DECODER.decode(data).units
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
-    first_ms = min((each.written_ms for each in units), default=0)
+    if not data.startswith(HEAD_OF_TOGETHER):
+        return _in_their_time(_messages_of(data), age_ms)
+    parts = parts_of(data)
+    first_ms = min((written_ms for written_ms, _ in parts), default=0)
     return [
         message
-        for each in units
-        for message in _in_their_time(each.unit.messages, age_ms - (each.written_ms - first_ms))
+        for written_ms, part in parts
+        for message in _in_their_time(_messages_of(part), age_ms - (written_ms - first_ms))
     ]
+
+
+def _messages_of(data: bytes) -> list[Finished]:
+    """Of a unit that was written as one. Raises: UnreadableUnit"""
+    unit = _decode(_DECODER, data)
+    if unit.version != VERSION:
+        raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
+    return unit.messages
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    """Raises: UnreadableUnit"""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
 
 
 def _in_their_time(messages: list[Finished], age_ms: int) -> list[Finished]:
