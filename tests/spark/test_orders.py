@@ -174,4 +174,8 @@ def test_a_short_run_with_both_kills_is_right(tmp_path: Path, spark: SparkSessio
     assert Counter(each.kind for each in listed) == counts._asdict()
     assert sum(each.is_rolled_back for each in listed) == sum(each.rolled_back for each in answer.kinds) == 3
     assert sum(each.repeated for each in answer.kinds) == 4
-    assert {each.stage: each.messages for each in answer.letters} == {"stock.reserve": 4, "payment.charge": 4}
+    # An attempt that a kill has ended is one of the three of a card that is declined, and another cause.
+    letters: Counter[str] = Counter()
+    for each in answer.letters:
+        letters[each.stage] += each.messages
+    assert letters == {"stock.reserve": 4, "payment.charge": 4}

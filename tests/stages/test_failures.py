@@ -508,6 +508,38 @@ def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
     run(app, work)
 
 
+def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_before() -> None:
+    """It said "see its last cause", and had become that itself."""
+    app = Service("shop")
+    lost, end = asyncio.Event(), asyncio.Event()
+
+    @app.terminator("fails", Number, attempts=2, retry={ValueError: "1ms"})
+    async def fails(number: Number, flow: Flow) -> None:
+        if flow.attempt == 1:
+            raise ValueError("the bank says no")
+        lost.set()
+        await end.wait()
+
+    async def work(t: Stages) -> None:
+        await t.send(fails, Number(), interactive=True)
+        await lost.wait()
+        (lane,) = [each for each in t._running._lanes if each.is_interactive]
+        t.broker.freeze(lane.connection)
+        # The broker gives it up, and with it an attempt of its message.
+        await t.advance(seconds=60)
+        t.broker.thaw()
+        end.set()
+        (letter,) = await t.ended(dead_letters=1)
+        assert letter.first_cause.startswith("ValueError: the bank says no\n")
+        assert letter.last_cause.partition("\n")[0] == (
+            "Refuse: 2 attempts have failed, and this stage makes 2; "
+            "the last one was with a process or connection that ended; "
+            "what was said last is ValueError: the bank says no"
+        )
+
+    run(app, work)
+
+
 def test_a_circle_a_wrong_call_and_an_undecodable_message_say_what_they_are() -> None:
     app = Service("shop", attempts=1)
     circle = app.endpoint("circle", Number, Number)

@@ -269,15 +269,20 @@ class Handling:
             raise DoneBefore("the message was handled before")
 
     def _check_attempts(self) -> None:
-        """A crash has said nothing of the failure that it was.
+        """A crash has said nothing of the failure that it was. What a consumer has said before is said again: the cause
+        of the refusal is now the last one.
 
         Raises: Refuse
         """
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
         if attempts_max is not None and failures >= attempts_max:
-            last = "it was with a process or connection that ended" if self._message.was_lost else "see its last cause"
-            raise Refuse(f"{failures} attempts have failed, and this stage makes {attempts_max}: {last}")
+            said = [f"{failures} attempts have failed, and this stage makes {attempts_max}"]
+            if self._message.was_lost:
+                said.append("the last one was with a process or connection that ended")
+            if cause := self._message.last_cause.partition("\n")[0]:
+                said.append(f"what was said last is {cause}")
+            raise Refuse("; ".join(said))
 
     # ---- Running ----
 
