@@ -9,10 +9,13 @@ from tests.unit.looking import groups_of, looked
 from tests.unit.test_selecting import A, World, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine.selecting import groups as groups_of_engine
+from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import closes_group, group_of
 from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
 from truenext.message import Message
+from truenext.order import rank
 from truenext.policy import Policies, Policy, WhileWaiting
 
 STORE_ONLY = pytest.mark.parametrize("leaves_memory", [False, True], ids=["in memory", "in the store"])
@@ -125,6 +128,40 @@ def test_what_was_passed_over_is_read_by_pages_and_not_message_by_message() -> N
     assert got == count
     # Once through the lane, and a page more whenever what was found was taken.
     assert world.pages <= 3 * count // SCAN_PAGE_SIZE + 10
+
+
+def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What had arrived behind it was dispatched before it: it was to be come upon again, but its group was to be filled
+    from further on."""
+    monkeypatch.setattr(groups_of_engine, "SCAN_FOUND_MAX", 1)
+    monkeypatch.setattr(groups_of_engine, "GROUP_FOUND_MIN", 1)
+    world = World()
+    world.subscribe("one")
+    world.subscribe("two")
+    world.send("in the lane")
+    (queue,) = world.engine.queues()
+    lane = queue.lane(rank(4))
+    groups = Groups(lambda: [place], world.engine.memory)
+    place = GroupScanCursor(lane, None, groups)
+    g, g_again, h, plain, h_again = (
+        Entry(sequence, Message(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
+        for sequence, group in enumerate(["g", "g", "h", "", "h"], 1)
+    )
+    for entry in (g, g_again, h, plain, h_again):
+        place.test(entry)
+        place.passed(entry.sequence)
+    # Of each group one is noted, and what follows it is passed over.
+    assert sorted(place.found) == [1, 3, 4]
+    groups.took(g, world.session.consumer("one"))
+    g.has_left_lane = h.has_left_lane = True
+    place.fill()
+    place.test(g_again)
+    place.passed(g_again.sequence)
+    h.has_left_lane = False
+    place.came_back(h)
+    assert place.first_for(world.session.consumer("two")) == (h, False)
 
 
 def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:

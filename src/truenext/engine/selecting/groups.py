@@ -304,7 +304,9 @@ class GroupScanCursor(ScanCursor):
         sequence, group = entry.sequence, entry.group
         if sequence >= self._skipped.get(group, WHOLE):
             return
-        if sequence > (self.position if group in self._filling else self.tested):
+        # Before where its group is filled from all is known: what comes back there is the head of the group.
+        is_come_upon = sequence >= self._filling.get(group, WHOLE)
+        if sequence > (self.position if is_come_upon else self.tested):
             self.note_again(entry)
             return
         message = entry.message
