@@ -1,10 +1,11 @@
 """A run has a part of the tests that take long, drawn anew each time; TRUENEXT_DRAW=all has all of them, and the number
 that a run prints has the same again. What is named on the command line always runs.
 
-- `drawn`: one in six. They plant faults, so they test tests; or they try benchmarks. They change seldom.
+- `drawn`: one in ten. They plant faults, so they test tests; or they try benchmarks. They change seldom.
 - `one_of`: of the tests that differ in nothing but this parameter, one.
 """
 
+import gc
 import os
 from random import Random, SystemRandom
 
@@ -30,3 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = not_drawn(items, Random(int(draw)))
     config.hook.pytest_deselected(items=[each for each in items if each in left])
     items[:] = [each for each in items if each not in left]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # Thousands of tests stay to the end: many collections need not look at them again and again.
+    gc.collect()
+    gc.freeze()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 / 6
+SHARE = 1 / 10
 """Of those that are marked as `drawn`."""
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
 from tests.contract.test_embedded_store import journal_files, until
+from tests.drawing import one_of
 from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
@@ -306,7 +307,7 @@ def numbers(n: int, *, settled: int = 0) -> ProducerState:
         *("queues", "forgotten", "timers", "cleared timers"),
     ],
 )
-@pytest.mark.parametrize("count", [2000, 3000, 5500])
+@one_of("count", [2000, 3000, 5500], ids=["2000", "3000", "5500"])
 def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], dict[str, Any]], count: int) -> None:
     overlay = Overlay()
     gc.collect()

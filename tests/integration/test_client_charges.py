@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess, dying_with_us
 from tests.integration.client_here import left, on_a_connection
 from truenext.client.tasks.connection import Connection, Message, Session, connect
@@ -188,7 +189,7 @@ def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
     on_a_connection(work, waiting="0123")
 
 
-@pytest.mark.parametrize("mode", ["auto", "receive", "commit"])
+@one_of("mode", ["auto", "receive", "commit"], ids=["auto", "receive", "commit"])
 @PREFETCHES
 def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode: str, prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, Refused, bodies, numbered
 from truenext.envelope import DEAD_LETTER_HEADERS
@@ -146,7 +147,7 @@ def test_what_holds_the_others_back_is_never_overtaken(tmp_path: Path) -> None:
         assert seen == [0, 1, 2, 3, 4, 5, 5, 5, 5, *range(6, 20)]
 
 
-@pytest.mark.parametrize("is_clean", [True, False], ids=["clean stop", "kill -9"])
+@one_of("is_clean", [True, False], ids=["clean stop", "kill -9"])
 @pytest.mark.parametrize("while_waiting", ["pass", "hold"])
 def test_a_delay_goes_on_over_a_restart(tmp_path: Path, is_clean: bool, while_waiting: str) -> None:
     with running(tmp_path, first_delay_ms=4000, while_waiting=while_waiting) as broker:

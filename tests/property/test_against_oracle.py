@@ -17,7 +17,7 @@ from tests.property.oracle import Retries
 from truenext.commands import AckMode
 from truenext.policy import Expired, StoreAndDispatch
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "20"))
 """Of each machine: a tenth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import each_one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.postgres import PostgresServer, own_server, shared_server
 
@@ -46,7 +47,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         process.clean_up()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+KINDS = ["sqlite", "postgresql"]
+
+
+@pytest.fixture(params=each_one_of(KINDS, ids=KINDS))
 def database(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database of the test's own, of either kind."""
     if request.param == "sqlite":

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.drawing import one_of
 from tests.stages.postgres import PostgresServer
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service
@@ -25,7 +26,7 @@ AWAY_S = float(os.environ.get("TRUENEXT_AWAY_S", "4"))
 
 
 @pytest.mark.timeout(120 + 2 * AWAY_S)
-@pytest.mark.parametrize("once", [False, True], ids=["best effort", "once"])
+@one_of("once", [False, True], ids=["best effort", "once"])
 def test_while_the_database_is_away_nothing_is_charged_and_then_all_goes_on(
     own_postgres: PostgresServer, once: bool
 ) -> None:

@@ -7,6 +7,7 @@ from sys import maxsize
 
 import pytest
 
+from tests.drawing import one_of
 from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.looking import groups_of
@@ -872,7 +873,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     assert len(choose(run, pattern, None, "2").held) == 50
 
 
-@pytest.mark.parametrize("wanted", [None, "x = 1", "x is null", "x = 'a'"])
+@one_of("wanted", [None, "x = 1", "x is null", "x = 'a'"], ids=["all", "x = 1", "x is null", "x = 'a'"])
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted: str | None, is_grouped: bool) -> None:
     run = Passing()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.stages.outbox.schedule import Others, drawn, play
 
-EXAMPLES = max(1, int(os.environ.get("TRUENEXT_EXAMPLES", "120")) // 10)
+EXAMPLES = max(1, int(os.environ.get("TRUENEXT_EXAMPLES", "80")) // 10)
 """One takes as long as ten of other machines. A quarter of them are by Hypothesis, which makes small what fails; the
 rest are drawn plainly, and are larger."""
 
