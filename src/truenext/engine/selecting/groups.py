@@ -295,18 +295,13 @@ class GroupScanCursor(ScanCursor):
         return True
 
     def heard_of(self, entry: Entry) -> bool:
-        # It is come upon when the lane is gone through for its group.
-        if entry.group in self._filling and entry.sequence > self.position:
-            return False
-        return self.test(entry)
+        return not self._is_to_come(entry) and self.test(entry)
 
     def came_back(self, entry: Entry) -> None:
         sequence, group = entry.sequence, entry.group
         if sequence >= self._skipped.get(group, WHOLE):
             return
-        # Before where its group is filled from all is known: what comes back there is the head of the group.
-        is_come_upon = sequence >= self._filling.get(group, WHOLE)
-        if sequence > (self.position if is_come_upon else self.tested):
+        if sequence > self.tested or self._is_to_come(entry):
             self.note_again(entry)
             return
         message = entry.message
@@ -325,6 +320,11 @@ class GroupScanCursor(ScanCursor):
             heappush(self._lines.setdefault(group, []), sequence)
         self.found[sequence] = entry
         self.note_head(group)
+
+    def _is_to_come(self, entry: Entry) -> bool:
+        """It is come upon when the lane is gone through once more for its group. What comes back before the place from
+        which that fills its group is not: all of the group is known there."""
+        return entry.sequence > self.position and entry.sequence >= self._filling.get(entry.group, WHOLE)
 
     def _share(self) -> int:
         return max(GROUP_FOUND_MIN, SCAN_FOUND_MAX // max(1, len(self._lines)))
