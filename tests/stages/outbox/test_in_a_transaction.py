@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -247,6 +247,53 @@ def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(ses
     session.rollback()
     place(shop, session, 100, "another order")
     session.commit()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "repeated"])
+def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
+    session: Session, database: str, is_first: bool
+) -> None:
+    """Fixed: on SQLite a SELECT whose answer was not read stayed open, and its connection kept the lock."""
+    shop = Shop()
+    url = database.replace("sqlite:", "sqlite+aiosqlite:")
+
+    async def cancelled_at(count: int) -> bool:
+        """Cancel it at a statement; say whether it had so many."""
+        engine = create_async_engine(url)
+        said: list[str] = []
+
+        async def begun() -> None:
+            async with AsyncSession(engine) as own, own.begin(), shop.app.initiate(own, key="order") as begin:
+                begin.send(shop.take, Number(1), trace="order 1")
+
+        @event.listens_for(engine.sync_engine, "before_cursor_execute")
+        def cancel(_: object, __: object, statement: str, *___: object) -> None:
+            if "truenext_" in statement:
+                said.append(statement)
+                if len(said) == count:
+                    task.cancel()
+
+        task = asyncio.ensure_future(begun())
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+        # What happened is looked at while the task is still known, and with it where it was cancelled.
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.to_thread(place, shop, session, count)
+            await asyncio.to_thread(session.commit)
+        await engine.dispose()
+        return task.cancelled()
+
+    async def main() -> int:
+        count = 1
+        while await cancelled_at(count):
+            count += 1
+        return count - 1
+
+    if not is_first:
+        place(shop, session, 1, "order")
+        session.commit()
+    assert asyncio.run(main()) == (3 if is_first else 4)
 
 
 def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> None:

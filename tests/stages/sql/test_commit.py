@@ -133,7 +133,7 @@ def test_a_commit_that_is_cancelled_ends_and_says_what_became_of_it(url: str) ->
 def test_a_commit_over_a_network_that_stands_still_is_given_up_after_a_cancellation(
     postgres: PostgresServer, postgres_database: str, proxy: CommitProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.stage.sql.work.CANCELLED_S", 0.05)
+    monkeypatch.setattr("truenext.stage.sql.uninterrupted.CANCELLED_S", 0.05)
     far = postgres.url(postgres_database, "127.0.0.1", proxy.port)
     with Shop(far, "tasks", postgres.url(postgres_database)) as shop:
         _give_up_a_commit(shop, proxy)

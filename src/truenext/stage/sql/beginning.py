@@ -18,6 +18,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.sql.once import CLOCK
 from truenext.stage.sql.tables import NO_TABLES, keys, outbox, says_no_table
+from truenext.stage.sql.uninterrupted import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,7 @@ class InTransaction:
 
     async def seed_async(self, key: str, new: str) -> str:
         """The same in an AsyncSession."""
-        assert isinstance(self._session, AsyncSession)
-        return await self._session.run_sync(_said, _seed, key, new)
+        return await self._said_async(_seed, key, new)
 
     def write(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
         """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
@@ -66,8 +66,17 @@ class InTransaction:
 
     async def write_async(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
         """The same in an AsyncSession."""
+        await self._said_async(_write, service, id, key, unit)
+
+    async def _said_async(self, say: Callable[..., T], *arguments: object) -> T:
         assert isinstance(self._session, AsyncSession)
-        await self._session.run_sync(_said, _write, service, id, key, unit)
+        connection = await self._session.connection()
+        saying = self._session.run_sync(_said, say, *arguments)
+        if connection.dialect.name != "sqlite":
+            return await saying
+        # A SELECT that is cancelled before it is read stays open, and while it does a connection of SQLite that is
+        # closed keeps its lock: until the cursor is garbage nobody else could write.
+        return await to_its_end(saying)
 
     def when_committed(self, call: Callable[[], object]) -> None:
         """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
@@ -119,12 +128,12 @@ def _commits_by_itself(connection: Connection) -> bool:
 
 def _seed(connection: Connection, key: str, new: str) -> str:
     first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, begun_ms=_clock(connection))
+    # The asynchronous driver of PostgreSQL has forgotten the count of an INSERT when it is asked for it.
+    first = first.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     # Locked, so that it is not cleaned away before something was begun under it. If it just was, the next one is new.
     before = select(keys.c.seed).where(keys.c.id == key).with_for_update()
     for _ in range(2):
-        # Without RETURNING: SQLite has such a statement open until its answer was read, and who is cancelled in between
-        # would leave the file locked.
-        if connection.execute(first.on_conflict_do_nothing()).rowcount == 1:
+        if connection.execute(first).rowcount == 1:
             return new
         seed = connection.execute(before).scalar_one_or_none()
         if seed is not None:

@@ -4,10 +4,9 @@
 database before the function first uses the session.
 """
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine
@@ -23,11 +22,9 @@ from truenext.stage.sql.once import Once
 from truenext.stage.sql.session import StageAsyncSession, StageSession
 from truenext.stage.sql.transaction import Transaction
 from truenext.stage.sql.trouble import is_answer, trouble_of
+from truenext.stage.sql.uninterrupted import to_its_end
 
 _logger = logging.getLogger("truenext.stage")
-
-CANCELLED_S = 5.0
-"""For how long what a cancellation must not interrupt is waited for; then it is interrupted."""
 
 _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
 """What the function has read stays readable after the commit; the session itself cannot be used any more."""
@@ -215,37 +212,11 @@ class TaskWork(_Work):
         if self._session is None:
             self._commit()
         else:
-            await _to_its_end(self._session.run_sync(lambda _: self._commit()))
+            await to_its_end(self._session.run_sync(lambda _: self._commit()))
 
     async def rollback(self) -> None:
         """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation."""
         if self._session is None:
             self._end()
         else:
-            await _to_its_end(self._session.run_sync(lambda _: self._end()))
-
-
-async def _to_its_end(doing: Coroutine[Any, Any, None]) -> None:
-    """Let it end, though the caller be cancelled meanwhile; then raise the cancellation."""
-    task = asyncio.ensure_future(doing)
-    cancellation: asyncio.CancelledError | None = None
-    deadline: float | None = None
-    loop = asyncio.get_running_loop()
-    while not task.done():
-        try:
-            left = None if deadline is None else deadline - loop.time()
-            await asyncio.wait({task}, timeout=left)
-        except asyncio.CancelledError as error:
-            cancellation = error
-        if cancellation is not None and deadline is None:
-            deadline = loop.time() + CANCELLED_S
-        elif deadline is not None and loop.time() >= deadline and not task.done():
-            # A network that stands still, and drivers that wait for it once more when they are cancelled.
-            task.cancel()
-            deadline = loop.time() + 1
-    if cancellation is not None:
-        if not task.cancelled():
-            # Whoever is cancelled asks `is_committed`.
-            task.exception()
-        raise cancellation
-    task.result()
+            await to_its_end(self._session.run_sync(lambda _: self._end()))

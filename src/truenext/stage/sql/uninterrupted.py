@@ -1,0 +1,40 @@
+"""What a cancellation must not interrupt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+
+CANCELLED_S = 5.0
+"""For how long it is waited for after a cancellation; then it is interrupted."""
+
+
+async def to_its_end(doing: Coroutine[Any, Any, T]) -> T:
+    """Let it end, though the caller be cancelled meanwhile; then raise the cancellation."""
+    task = asyncio.ensure_future(doing)
+    cancellation: asyncio.CancelledError | None = None
+    deadline: float | None = None
+    loop = asyncio.get_running_loop()
+    while not task.done():
+        try:
+            left = None if deadline is None else deadline - loop.time()
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancellation = error
+        if cancellation is not None and deadline is None:
+            deadline = loop.time() + CANCELLED_S
+        elif deadline is not None and loop.time() >= deadline and not task.done():
+            # A network that stands still, and drivers that wait for it once more when they are cancelled.
+            task.cancel()
+            deadline = loop.time() + 1
+    if cancellation is not None:
+        if not task.cancelled():
+            # Whoever is cancelled sees for himself what became of it.
+            task.exception()
+        raise cancellation
+    return task.result()
