@@ -425,9 +425,9 @@ class Recorder(Log):
     @contextmanager
     def recording(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("open", "pwrite", "fsync", "rename", "unlink", "mkdir"):
+            for name in ("open", "pwrite", "posix_fallocate", "fsync", "rename", "unlink", "mkdir"):
                 patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
-            for name in ("fdatasync", "ftruncate", "link", "posix_fallocate", "pwritev", "replace", "rmdir", "write"):
+            for name in ("fdatasync", "ftruncate", "link", "pwritev", "replace", "rmdir", "write"):
                 patch.setattr(os, name, self._not_modelled(name, getattr(os, name)))
             patch.setattr(lmdb, "open", self._open_lmdb(lmdb.open))
             yield
@@ -472,6 +472,18 @@ class Recorder(Log):
             return done
 
         return written
+
+    def _posix_fallocate(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Of what is in no folder that is written down: what else is there to be read is written."""
+        refused = self._not_modelled("posix_fallocate", call)
+
+        def given(file: int, offset: int, size: int) -> None:
+            if self._is_ours(path_of(file)):
+                with self.lock:
+                    self._may_fail("posix_fallocate")
+            refused(file, offset, size)
+
+        return given
 
     def _fsync(self, call: Callable[..., None]) -> Callable[..., None]:
         def synced(file: int) -> None:

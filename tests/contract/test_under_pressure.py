@@ -508,7 +508,7 @@ def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
     full.is_full = (tmp_path / "ballast").exists
     # Not within this test, but at once.
     monkeypatch.setattr(mover, "LOOK_SECONDS", 60)
-    monkeypatch.setattr(folder, "allocate", raise_no_space)
+    monkeypatch.setattr(folder, "reserve", raise_no_space)
     disk.apply(puts=put(*range(1, 9)))
     disk.apply(puts=put(*range(9, 17)))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -554,7 +554,7 @@ def test_a_clean_stop_is_written_down_with_the_space_of_the_ballast(
     until((tmp_path / "ballast").exists)
     full = FullDisk(monkeypatch, no_space)
     full.is_full = (tmp_path / "ballast").exists
-    monkeypatch.setattr(folder, "allocate", raise_no_space)
+    monkeypatch.setattr(folder, "reserve", raise_no_space)
     disk.apply(puts=put(1), clean_stop=True)
     assert full.refused == 1
     store = disk.store

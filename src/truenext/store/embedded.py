@@ -5,7 +5,7 @@ The data folder:
     lock           the pid of the broker that uses the folder, which holds a flock on this file
     journal/       what happened last, see journal.py and changes.py
     lmdb/          what happened before that, see checkpoint.py
-    ballast        zeros, deleted when a move finds the disk full, so that it can go on, see room.py
+    ballast        place on the disk, deleted when a move finds the disk full, so that it can go on, see room.py
 
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
     page, recover  the checkpoint, with the journal laid over it (overlay.py)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from truenext.errors import ConfigurationError, StoreInUseError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OURS = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
@@ -94,10 +95,25 @@ def allocate(path: Path, size: int) -> None:
 
     Raises: OSError, and then there is no file
     """
+    _make(path, lambda file: clear(file, 0, size))
+
+
+def reserve(path: Path, size: int) -> None:
+    """The same of a file that is only to have its place on the disk: nothing is written where the system can give that.
+
+    Raises: as `allocate`
+    """
+    if hasattr(os, "posix_fallocate"):
+        _make(path, lambda file: os.posix_fallocate(file, 0, size))
+    else:
+        allocate(path, size)
+
+
+def _make(path: Path, fill: Callable[[int], None]) -> None:
     new = path.with_name("new")
     file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        clear(file, 0, size)
+        fill(file)
         os.fsync(file)
     except OSError:
         new.unlink()

@@ -101,7 +101,7 @@ class RoomOnDisk:
             size = BALLAST_SEGMENTS * segment_bytes
             has_ballast = self._ballast.exists()
             if not has_ballast and (free is None or free >= size + self._reserve()):
-                folder.allocate(self._ballast, size)
+                folder.reserve(self._ballast, size)
                 has_ballast = True
             if self.is_full and has_ballast and not self._journal.needs_spare:
                 logger.warning("the disk has room again")
