@@ -24,12 +24,13 @@ help: ## Say what can be made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+# What tests never import is never compiled.
 .venv/test: .venv/core requirements-test.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-test.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-test.lock
 	@touch $@
 
 .venv/spark: .venv/test requirements-spark.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-spark.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-spark.lock
 	@touch $@
 
 setup: .venv/core ## Make .venv, with the truenext command in it
@@ -44,17 +45,17 @@ reference: .venv/test ## Write docs/reference.md anew, from the client's docstri
 check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
 test: .venv/spark ## Everything that must hold, in minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
-	$(PYTEST) --numprocesses 2 --dist loadfile --ignore tests/spark/test_everything.py tests/spark tests/spark_report
+	$(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/spark/test_everything.py tests/spark tests/spark_report
 	$(PYTEST) tests/spark/test_everything.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)

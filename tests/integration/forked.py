@@ -27,6 +27,7 @@ LOADED = [
     "truenext.cli.serve",
     "truenext.cli.stages.running",
     "truenext.stage.sql",
+    "tests.integration.frozen_heap",
 ]
 """Once for each process of tests."""
 

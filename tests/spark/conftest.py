@@ -19,6 +19,10 @@ def spark() -> Iterator[SparkSession]:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     session = start()
     session.conf.set("spark.sql.shuffle.partitions", "2")
+    # To compile what is computed takes a fifth of the time, and pays for more rows than these. Commands that tests run,
+    # in processes of their own, do compile it.
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     yield session
     session.stop()
 
