@@ -150,6 +150,7 @@ class Terminal:
         commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
         for command, expected in (each.split("\n", 1) for each in commands):
             shown += f"$ {command}\n"
+            print(f"$ {command}", flush=True)  # pytest shows it if the test fails
             os.write(self._hand, f"{command}\n".encode())
             before, interrupt, after = expected.rpartition("^C\n")
             if interrupt:
@@ -169,19 +170,22 @@ class Terminal:
             time.sleep(0.001)
 
     def _read(self, expected: str | None = None, *, has_prompt: bool = True) -> str:
-        """What comes, until the prompt has come or what is expected; or until nothing comes any more, so that whoever
-        compares it sees why."""
+        """What comes, until the prompt has come or what is expected.
+
+        Raises: AssertionError if nothing comes any more
+        """
         read = ""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             text = read.replace(_PROMPT, "")
             is_all = expected is None or comparable(text) == comparable(expected)
             if is_all and (_PROMPT in read or not has_prompt):
-                break
+                return text
             if select.select([self._hand], [], [], left)[0]:
                 came = os.read(self._hand, 65536).decode().replace("\r\n", "\n")
                 read = self._folder.there(read + came)
-        return read.replace(_PROMPT, "")
+        wanted = "a prompt" if expected is None else f"this:\n{expected}"
+        raise AssertionError(f"after {PATIENCE_SECONDS:g} seconds there is only this:\n{read}\nand not {wanted}")
 
     def close(self) -> None:
         """What still runs in it is killed with it."""

@@ -3,8 +3,10 @@ stage fails" """
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 import truenext
 from tests.stages.flows import Number, run
 from truenext.stage import Flow, Service
+from truenext.stage.guarded import in_own_task
 from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor
 from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages, stages
@@ -201,3 +204,24 @@ def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() ->
 
     asyncio.run(main())
     assert came == [b"cancelled", b"first"]
+
+
+def test_a_stage_that_is_cancelled_before_it_began_is_not_said_to_be_never_awaited() -> None:
+    """Fixed: a process that ended in just that moment printed a RuntimeWarning."""
+
+    async def stage() -> None:
+        raise AssertionError("it has not begun")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(in_own_task(stage()))
+        # Until it has made its own task, which has not begun then.
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert not said

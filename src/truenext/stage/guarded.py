@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from truenext.stage.core.errors import NoException
@@ -37,6 +38,9 @@ async def in_own_task(awaitable: Awaitable[T]) -> T:
     try:
         result = await task
     finally:
+        if task.cancelled() and isinstance(awaitable, Coroutine):
+            # One that was cancelled before it began would be said to be "never awaited"; any other has ended.
+            awaitable.close()
         # Otherwise an error and this frame would keep each other, until the garbage is collected.
         del task
     if isinstance(result, _Raised):
