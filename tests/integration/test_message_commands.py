@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
+from tests.integration.ports import free_port
 from truenext.cli import progress
 from truenext.cli.main import main
 
@@ -177,9 +178,7 @@ def following(port: int, words: Sequence[str]) -> Iterator[Following]:
 
 @pytest.mark.parametrize("words", [["receive", "q"], ["browse", "q"], ["receive", "q", "--json"]], ids=" ".join)
 def test_following_goes_on_after_the_broker_was_away_and_ends_with_ctrl_c(tmp_path: Path, words: list[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     broker = BrokerProcess(tmp_path, ["--listen", f"stomp://127.0.0.1:{port}"])
     try:
         broker.start()

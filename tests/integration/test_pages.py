@@ -1,20 +1,18 @@
 """Does what the pages for users say happen, when it is done as they say it?"""
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.integration.pages import Folder, blocks_of, follow
+from tests.integration.ports import free_port
 from truenext.testing import QueueContents, blocking_broker
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """Where no broker runs yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free.getsockname()[1]}")
+    return Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}")
 
 
 def test_the_tutorial(folder: Folder) -> None:

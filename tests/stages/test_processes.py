@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.ports import free_port
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from tests.stages.services.working import blocking, never, slow, stubborn
@@ -138,8 +138,7 @@ def test_a_service_ends_though_a_stage_blocks_its_event_loop(broker: BrokerProce
 
 
 def test_a_service_waits_for_its_broker_and_says_how_it_is(broker: BrokerProcess, start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     broker.kill()
     process = start("--health", str(port), up=False)
     process.await_lines("cannot connect")
