@@ -70,6 +70,7 @@ class InTransaction:
 
     async def _said_async(self, say: Callable[..., T], *arguments: object) -> T:
         assert isinstance(self._session, AsyncSession)
+        # Asked for here, where a wait for it can be cancelled.
         connection = await self._session.connection()
         saying = self._session.run_sync(_said, say, *arguments)
         if connection.dialect.name != "sqlite":
