@@ -6,6 +6,7 @@ Each broker is a process of its own with its data in a temporary folder and a fr
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -371,7 +372,17 @@ def _end_exporter(history: Path) -> None:
                 os.kill(int(line.parent.name), signal.SIGKILL)
 
 
+_BELOW_THOSE_THE_SYSTEM_GIVES = range(20_000, 32_000)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody gets by chance before it is used. A port that the system gave once it may give to the next who
+    asks, such as another broker, which would then be taken for one's own."""
+    while True:
+        port = random.SystemRandom().choice(_BELOW_THOSE_THE_SYSTEM_GIVES)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

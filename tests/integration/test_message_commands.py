@@ -19,9 +19,9 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
+from bench.brokers import free_port
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
-from tests.integration.ports import free_port
 from truenext.cli import progress
 from truenext.cli.main import main
 

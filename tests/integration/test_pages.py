@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.brokers import free_port
 from tests.integration.pages import Folder, blocks_of, follow
-from tests.integration.ports import free_port
 from truenext.testing import QueueContents, blocking_broker
 
 

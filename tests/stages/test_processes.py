@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.brokers import free_port
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
-from tests.integration.ports import free_port
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from tests.stages.services.working import blocking, never, slow, stubborn
