@@ -1,4 +1,9 @@
-"""What does the text of a JMS selector say (JMS 2.0, section 3.8.1)? It is compiled while it is parsed.
+"""Compile the text of a JMS selector (JMS 2.0, section 3.8.1) while it is parsed.
+
+Two prefixes of ActiveMQ may stand before it, in any order:
+
+    hyphenated_props:              names may have hyphens: a-b is a name, a - b a subtraction
+    convert_string_expressions:    asks for nothing: texts are converted anyway
 
 A condition has three outcomes, as in SQL-92: what is said of a property that is not there is unknown. Unknown is None
 below.
@@ -77,6 +82,10 @@ _GRAMMAR = r"""
     %ignore /[ \t\f\r\n]+/
 """
 
+HYPHENATED = "hyphenated_props:"
+CONVERTED = "convert_string_expressions:"
+_PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
+
 PRIORITY = "JMSPriority"
 OF_MESSAGE = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
 """What need not be read from a message's header lines, with its kind."""
@@ -130,6 +139,8 @@ class Part(NamedTuple):
     """It is true only if the property of this name is one of these texts."""
     scan: int = 0
     """Characters in pieces of patterns for which a value has to be searched character by character."""
+    form: str = ""
+    """The same for all spellings of the part: blanks, capitals of keywords, numbers, parentheses."""
 
 
 def condition(text: str) -> Part:
@@ -141,11 +152,21 @@ def condition(text: str) -> Part:
     """
     try:
         _check_depth(text)
-        return _condition(_parser().parse(text))
+        prefix = prefix_of(text)
+        # Blanks in place of the prefix, so that a fault is at its place.
+        blank = " " * len(prefix) + text[len(prefix) :]
+        return _condition(_parser(is_hyphenated=HYPHENATED in prefix).parse(blank))
     except UnexpectedInput as error:
         is_end = isinstance(getattr(error, "token", None), Token) and error.token.type == "$END"  # type: ignore[attr-defined]
         at = len(text) if is_end or error.pos_in_stream is None else error.pos_in_stream
         raise Meaningless(at, "is not understood") from error
+
+
+def prefix_of(text: str) -> str:
+    """Return the prefixes of ActiveMQ with which a selector begins, or an empty text."""
+    found = _PREFIXES.match(text)
+    assert found is not None, "it may be empty"
+    return found.group()
 
 
 def conjuncts(part: Part) -> tuple[Part, ...]:
@@ -153,10 +174,11 @@ def conjuncts(part: Part) -> tuple[Part, ...]:
     return part.conjuncts or (part,)
 
 
-@lru_cache(maxsize=1)
-def _parser() -> Any:
+@lru_cache(maxsize=2)
+def _parser(*, is_hyphenated: bool) -> Any:
+    grammar = _GRAMMAR.replace(r"[\w$]", r"[\w$-]") if is_hyphenated else _GRAMMAR
     # Parts are compiled while they are parsed: no tree, and nothing that calls itself for each level of one.
-    return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Compiler())
+    return Lark(grammar, parser="lalr", lexer="basic", transformer=_Compiler())
 
 
 def _check_depth(text: str) -> None:
@@ -187,7 +209,7 @@ class _Compiler(Transformer[Token, Any]):
                     outcome = None
             return outcome
 
-        return _joined(conditions, "truth", test)
+        return _joined(conditions, "truth", test, _form(" OR ", conditions))
 
     def both(self, *parts: Part) -> Part:
         conditions = [_condition(part) for part in parts]
@@ -204,7 +226,7 @@ class _Compiler(Transformer[Token, Any]):
             return outcome
 
         conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
-        return _joined(conditions, "truth", test)._replace(conjuncts=conjuncts)
+        return _joined(conditions, "truth", test, _form(" AND ", conditions))._replace(conjuncts=conjuncts)
 
     def negation(self, *parts: Any) -> Part:
         *signs, part = parts
@@ -230,7 +252,8 @@ class _Compiler(Transformer[Token, Any]):
 
         (name,) = part.names
         one_of = (name, wanted) if part.kind == "property" else None
-        return _perhaps_negated(_joined([part], "truth", test)._replace(one_of=one_of), is_not)
+        form = f"({part.form} IN {sorted(wanted)})"
+        return _perhaps_negated(_joined([part], "truth", test, form)._replace(one_of=one_of), is_not)
 
     def like(self, part: Part, is_not: Token | None, pattern: Token, escape: Token | None) -> Part:
         _expect_name(part, "LIKE")
@@ -241,15 +264,16 @@ class _Compiler(Transformer[Token, Any]):
             value = ask(values)
             return None if value is None else matches(value)
 
-        return _perhaps_negated(_joined([part], "truth", test)._replace(scan=scan), is_not)
+        form = f"({part.form} LIKE {_text(pattern)!r} {escape and _text(escape)!r})"
+        return _perhaps_negated(_joined([part], "truth", test, form)._replace(scan=scan), is_not)
 
     def is_null(self, part: Part, is_not: Token | None) -> Part:
         if not part.is_name:
             raise Meaningless(part.at, "IS NULL is for a property's name, which must stand before it,")
         ask = part.test
         if is_not is not None:
-            return _joined([part], "truth", lambda values: ask(values) is not None)
-        return _joined([part], "truth", lambda values: ask(values) is None)
+            return _joined([part], "truth", lambda values: ask(values) is not None, f"({part.form} IS NOT NULL)")
+        return _joined([part], "truth", lambda values: ask(values) is None, f"({part.form} IS NULL)")
 
     # ---- Values ----
 
@@ -269,20 +293,21 @@ class _Compiler(Transformer[Token, Any]):
                 result = _calculated(calculate, result, other)
             return result  # type: ignore[no-any-return]
 
-        return _joined(operands, "number", test)
+        form = " ".join(part if isinstance(part, Token) else part.form for part in parts)
+        return _joined(operands, "number", test, f"({form})")
 
     def signed(self, *parts: Any) -> Part:
         *signs, part = parts
         _expect_number(part)
         ask = _numeric(part)
         if signs.count("-") % 2 == 0:
-            return _joined([part], "number", ask)._replace(at=_at(signs[0]))
+            return _joined([part], "number", ask, f"(+ {part.form})")._replace(at=_at(signs[0]))
 
         def test(values: Values) -> Value:
             value = ask(values)
             return None if value is None else _calculated(operator.mul, value, -1)
 
-        return _joined([part], "number", test)._replace(at=_at(signs[0]))
+        return _joined([part], "number", test, f"(- {part.form})")._replace(at=_at(signs[0]))
 
     def parentheses(self, part: Part) -> Part:
         return part._replace(is_name=False)
@@ -293,7 +318,7 @@ class _Compiler(Transformer[Token, Any]):
         is_known = kind != "property" or name in OF_HEADER or name.startswith(_OWN_PREFIXES)
         if name.startswith("JMS") and not is_known:
             raise Meaningless(_at(token), f"messages cannot be selected by {name},")
-        return Part(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True)
+        return Part(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
 
     def text(self, token: Token) -> Part:
         return _constant(token, "text", _text(token))
@@ -319,15 +344,19 @@ def _at(token: Token) -> int:
     return token.start_pos
 
 
-def _joined(parts: Iterable[Part], kind: str, test: Test) -> Part:
-    """What is made of these parts, but for its conjuncts."""
+def _joined(parts: Iterable[Part], kind: str, test: Test, form: str) -> Part:
+    """Make a part of these parts, without its conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
-    return Part(parts[0].at, kind, test, names, scan=sum(part.scan for part in parts))
+    return Part(parts[0].at, kind, test, names, scan=sum(part.scan for part in parts), form=form)
+
+
+def _form(between: str, parts: list[Part]) -> str:
+    return f"({between.join(part.form for part in parts)})"
 
 
 def _constant(token: Token, kind: str, value: Value) -> Part:
-    return Part(_at(token), kind, lambda values: value)
+    return Part(_at(token), kind, lambda values: value, form=repr(value))
 
 
 def _condition(part: Part) -> Part:
@@ -337,7 +366,7 @@ def _condition(part: Part) -> Part:
     if part.kind != "property":
         raise Meaningless(part.at, f"a {part.kind} is neither true nor false")
     ask = part.test
-    return _joined([part], "truth", lambda values: _truth(ask(values)))
+    return _joined([part], "truth", lambda values: _truth(ask(values)), part.form)
 
 
 def _negated(part: Part) -> Part:
@@ -347,7 +376,7 @@ def _negated(part: Part) -> Part:
         value = ask(values)
         return None if value is None else not value
 
-    return _joined([part], "truth", test)
+    return _joined([part], "truth", test, f"(NOT {part.form})")
 
 
 def _perhaps_negated(part: Part, is_not: Token | None) -> Part:
@@ -398,7 +427,7 @@ def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
             if part.is_name and part.kind == "property" and not other.names:
                 (name,) = part.names
                 one_of = (name, frozenset([str(other.test({}))]))
-    return _joined([left, right], "truth", test)._replace(one_of=one_of)
+    return _joined([left, right], "truth", test, f"({left.form} {sign} {right.form})")._replace(one_of=one_of)
 
 
 def _number(value: Value) -> int | float | None:

@@ -18,6 +18,35 @@ DEAD_LETTER_HEADERS = frozenset(
 )
 """What a dead letter says of itself (engine/lifecycle/redelivery.py). No client can say it of what it sends."""
 
+SCHEDULE_HEADERS = frozenset(
+    {"AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"}
+)
+FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
+HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
+    {
+        # What concerns the SEND alone, and what only the broker may say of a message.
+        "receipt",
+        "transaction",
+        "browser",
+        "truenext-producer",
+        "truenext-number",
+        "truenext-ttl",
+        "truenext-gapless",
+        "message-id",
+        "subscription",
+        "ack",
+        "redelivered",
+        "timestamp",
+        "truenext-sequence",
+        "truenext-deliveries",
+        "truenext-attempts",
+        "truenext-first-cause",
+        "truenext-last-cause",
+        FIRST_OF_GROUP,
+    }
+)
+"""Headers between one client and the broker, which do not go on with a message: no stored message has them."""
+
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 _TO_ESCAPE = re.compile(r"[\\\r\n:]")

@@ -1,8 +1,9 @@
-"""Which messages somebody wants: JMS selectors, compiled once and tested often.
+"""JMS selectors, compiled once and tested against many messages.
 
     "colour = 'red' AND weight > 2.5"    --selector-->    Selector    --matches(message)-->    True or False
 
-What the text says is in condition.py. A message is wanted only if the whole is true.
+The language is in condition.py. A message matches only if the whole condition is true. A name with underscores that a
+message lacks means the header with hyphens: content_type finds `content-type`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from types import BuiltinMethodType, CellType, FunctionType
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from truenext.condition import OF_HEADER, OF_MESSAGE, PRIORITY, Meaningless, condition, conjuncts
-from truenext.envelope import read_header, unescape
+from truenext.condition import (
+    HYPHENATED,
+    OF_HEADER,
+    OF_MESSAGE,
+    PRIORITY,
+    Meaningless,
+    condition,
+    conjuncts,
+    prefix_of,
+)
+from truenext.envelope import HOP_HEADERS, read_header, unescape
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
 from truenext.order import PRIORITY_MAX, RANKS
@@ -39,35 +49,59 @@ _LONG_PATTERN = 256
 _SINGLY_MAX = 8
 """Properties up to which each is looked for in the header lines by itself; for more, these are read once."""
 
+_OURS = "truenext-"
+_WITH_HYPHENS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
+"""Headers of STOMP that a message may have, and that a selector without a prefix reads as a subtraction."""
+_NOT_OF_MESSAGE = HOP_HEADERS | {"JMSXDeliveryCount"}
+"""Headers that no stored message has: a selector that names one could never match."""
+_ATTEMPTS_INSTEAD = "of a dead letter ask for truenext_original_attempts"
+_INSTEAD = {
+    "truenext-attempts": _ATTEMPTS_INSTEAD,
+    "truenext-deliveries": _ATTEMPTS_INSTEAD,
+    "JMSXDeliveryCount": _ATTEMPTS_INSTEAD,
+    "truenext-first-cause": "of a dead letter ask for truenext_original_first_cause",
+    "truenext-last-cause": "of a dead letter ask for truenext_original_last_cause",
+    "timestamp": "ask for JMSTimestamp",
+}
+_NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
+"""Texts, and names with all that hyphens join to them."""
+
 
 class Property(NamedTuple):
-    """One that stands in the header lines, by the bytes with which its line begins: names need no escape."""
+    """A property in the header lines, by the bytes with which its line begins: names need no escape."""
 
     first: bytes
     """On the first line."""
     later: bytes
+    other: Property | None = None
+    """The property of messages that do not have this one: with hyphens in place of underscores."""
 
     @classmethod
     def called(cls, name: str) -> Property:
-        """By its name in a selector."""
+        """Return the property that has this name in a selector."""
         its = OF_HEADER.get(name, name)
-        return cls(f"{its}:".encode(), f"\n{its}:".encode())
+        other = cls.called(_with_hyphens(its)) if "_" in its else None
+        return cls(f"{its}:".encode(), f"\n{its}:".encode(), other)
 
     def of(self, header: bytes) -> str | None:
-        """What a message says of it; None if nothing."""
+        """Return the value in a message's header lines; None if the message does not have it."""
         if header.startswith(self.first):
             at = len(self.first)
         else:
             at = header.find(self.later)
             if at < 0:
-                return None
+                return None if self.other is None else self.other.of(header)
             at += len(self.later)
         value = header[at : header.index(b"\n", at)].decode()
         return unescape(value) if "\\" in value else value
 
 
+def _with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
 class Selector:
-    """What somebody wants, and whether a message is that. Made by `selector`."""
+    """A compiled selector, which tells whether it matches a message. Made by `selector`."""
 
     __slots__ = (
         "__weakref__",
@@ -108,7 +142,9 @@ class Selector:
             values[name] = its.of(header)
         if not self._singly and self._of_lines:
             headers = read_header(header)
-            values.update((name, headers.get(its)) for name, its in self._of_lines.items())
+            for name, its in self._of_lines.items():
+                value = headers.get(its)
+                values[name] = headers.get(_with_hyphens(its)) if value is None and "_" in its else value
         return self._test(values) is True
 
 
@@ -142,10 +178,23 @@ _compiled = _Compiled()
 
 
 def selector(text: str) -> Selector:
-    """
+    """Compile a selector that a client names.
+
     >>> from truenext.message import Message
     >>> selector("colour LIKE 're_' AND JMSPriority > 6").matches(Message(7, True, 0, b"colour:red\\n", b""))
     True
+
+    Raises: RemoteProtocolError if it is no selector, or names a header that it cannot reach; says where.
+    """
+    try:
+        _check_names(text)
+    except Meaningless as error:
+        raise _refusal(text, error.at, error.reason) from error
+    return stored_selector(text)
+
+
+def stored_selector(text: str) -> Selector:
+    """Compile a selector that was accepted before, maybe by a version that let it name any header.
 
     Raises: RemoteProtocolError if it is no selector; says where.
     """
@@ -154,6 +203,49 @@ def selector(text: str) -> Selector:
         found = _compile(text)
         _compiled.add(found)
     return found
+
+
+def are_same(one: str, other: str) -> bool:
+    """Whether two selectors, each accepted before, are parsed to the same condition; "" is none.
+
+    >>> are_same("a = 1 AND b", "(a=0x1) and b"), are_same("a = 1", "a = '1'")
+    (True, False)
+    """
+    if one == other or not (one and other):
+        return one == other
+    return condition(one).form == condition(other).form
+
+
+def _check_names(text: str) -> None:
+    """Raises: Meaningless at a name that spells a header which the selector cannot reach"""
+    prefix = prefix_of(text)
+    is_hyphenated = HYPHENATED in prefix
+    for name in _NAMES.finditer(text, len(prefix)):
+        spelled = name.group()
+        if spelled[0] == "'":
+            continue
+        _check_name(spelled, name.start())
+        if is_hyphenated or "-" not in spelled:
+            continue
+        if spelled in _WITH_HYPHENS or spelled.startswith(_OURS):
+            plain = spelled.replace("-", "_")
+            raise Meaningless(
+                name.start(),
+                f"{spelled[:100]} is a subtraction: write {plain[:100]}, or {HYPHENATED} before the whole selector,",
+            )
+        for each in spelled.split("-"):
+            _check_name(each, name.start())
+
+
+def _check_name(name: str, at: int) -> None:
+    if name.startswith("truenext_"):
+        name = name.replace("_", "-")
+    if name in _NOT_OF_MESSAGE:
+        raise Meaningless(
+            at,
+            f"messages cannot be selected by {name}, which is said of one delivery or one frame and is not stored: "
+            f"{_INSTEAD.get(name, 'leave it out')},",
+        )
 
 
 def _compile(text: str) -> Selector:

@@ -1,6 +1,7 @@
 """Are messages moved and removed once, and queues paused, whatever becomes of the broker? Over a real broker."""
 
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -53,6 +54,43 @@ def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProce
     again = broker.truenext("move", queue, f"{queue}.one", "--id", sequence)
     assert (again.returncode, again.stderr) == (1, f"truenext: not moved: {sequence}\n")
     assert bodies(broker.what_is_left(f"{queue}.one")) == ["5"]
+
+
+def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_and_by_a_header(
+    broker: BrokerProcess, queue: str
+) -> None:
+    client = broker.connect()
+    client.subscribe(queue, prefetch=10)
+    for body in (b"often", b"cause", b"header", b"other"):
+        client.send(queue, body, persistent=True, headers={"x-trace": body.decode()}, confirmed=True)
+    for message in client.messages(4):
+        said = {"id": message.headers["ack"]}
+        if message.body != b"often":
+            client.say("NACK", said | {"truenext-poison": "true", "truenext-cause": f"because of {message.body!r}"})
+            continue
+        for _ in range(3):
+            client.say("NACK", said | {"truenext-delay": "0"})
+            said = {"id": client.message().headers["ack"]}
+        client.say("NACK", said | {"truenext-poison": "true"}, confirmed=True)
+    broker.await_facts(f"DLQ.{queue}", waiting=4)
+    client.disconnect()
+    for command in ("redrive", "stages rerun"):
+        (example,) = re.findall(r'such as "(.+?)"', " ".join(broker.said(*command.split(), "--help").split()))
+        assert example == "truenext_original_attempts > 2"
+    count = broker.said("stages", "rerun", f"DLQ.{queue}", "--selector", example)
+    assert count == f"1 message would be sent to {queue} under new ids: say --force\n"
+    for selector, body in (
+        (example, b"often"),
+        ("truenext_original_last_cause LIKE '%cause''%'", b"cause"),
+        ("x_trace = 'header'", b"header"),
+        ("hyphenated_props:x-trace = 'other'", b"other"),
+    ):
+        assert broker.said("redrive", f"DLQ.{queue}", "--selector", selector) == f"1 moved to {queue}\n"
+        (back,) = broker.what_is_left(queue)
+        assert back.body == body
+        broker.said("purge", queue, "--selector", f"x_trace = '{body.decode()}'")
+    refused = broker.truenext("redrive", f"DLQ.{queue}", "--selector", "truenext-attempts > 2")
+    assert refused.returncode == 2 and "of a dead letter ask for truenext_original_attempts" in refused.stderr
 
 
 def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: BrokerProcess, queue: str) -> None:

@@ -1,12 +1,14 @@
 """Which messages does a selector want, by JMS 2.0, section 3.8.1, and docs/decisions/0020-selectors.md alone?
 
 Naive on purpose: a tree that is walked anew for each message. Hypothesis makes the trees; `printed` makes text of them
-with no more parentheses than are needed, so that what binds tighter is tested, too.
+with no more parentheses than are needed, so that what binds tighter is tested, too. `written` puts the prefixes before
+it that it needs, and `respelled` makes another text of the same tree.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -90,7 +92,9 @@ TRUTH, NUMBER, TEXT = "truth", "number", "text"
 
 
 def is_wanted(node: Node, message: Message, headers: dict[str, str]) -> bool:
-    return truth_of(node, {**headers, **of_message(message)}) is True
+    # A name with underscores that a message lacks means the header with hyphens.
+    with_hyphens = {name.replace("-", "_"): value for name, value in headers.items() if "-" in name}
+    return truth_of(node, {**with_hyphens, **headers, **of_message(message)}) is True
 
 
 def of_message(message: Message) -> dict[str, Value]:
@@ -234,6 +238,23 @@ _TIGHTNESS = {"OR": 1, "AND": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5
 _NOT, _PREDICATE, _SUM, _SIGNED, _ATOM = 3, 4, 5, 7, 8
 
 
+_KEYWORDS = re.compile(r"'[^']*'|\b(?:AND|OR|NOT|BETWEEN|IN|LIKE|ESCAPE|IS|NULL|TRUE|FALSE)\b|\s+", re.IGNORECASE)
+
+
+def written(node: Node, *, is_converted: bool = False) -> str:
+    """The selector of a tree: a name with a hyphen needs its prefix, and that of conversions asks for nothing."""
+    text = printed(node)
+    hyphenated = "hyphenated_props:" if any(name in text for name in HYPHENATED) else ""
+    return "convert_string_expressions:" * is_converted + hyphenated + text
+
+
+def respelled(text: str) -> str:
+    """Another spelling of a selector: capitals of keywords, blanks, and parentheses around all of it."""
+    prefix, colon, rest = text.rpartition("_props:")
+    other = _KEYWORDS.sub(lambda found: found[0] if found[0][0] == "'" else f" {found[0].swapcase()}\t", rest)
+    return f"{prefix}{colon}( {other} )"
+
+
 def printed(node: Node, at_least: int = 0) -> str:
     tightness, text = _printed(node)
     return f"({text})" if tightness < at_least else text
@@ -279,11 +300,12 @@ def _pattern_character(character: str, escape: str | None) -> str:
 
 # Trees and messages --------------------------------------------------------------------------------------------------
 
-NAMES = ("a", "b", "colour", "$price_1", "größe", "JMSType", "JMSCorrelationID", "JMSXGroup")
+NAMES = ("a", "b", "colour", "$price_1", "ship_to", "größe", "JMSType", "JMSCorrelationID", "JMSXGroup")
+HYPHENATED = ("ship-to", "$price-1")
 LINES = {"JMSType": "type", "JMSCorrelationID": "correlation-id"}
 _TEXTS = ["", "a", "ab", "red", "1", "2", "1.0", "true", "False", "it's", "a_b%", "a\nb:\\c", "é", "-3", "x" * 50]
 
-properties = st.sampled_from(NAMES).map(Property)
+properties = st.sampled_from(NAMES * 2 + HYPHENATED).map(Property)
 texts = st.sampled_from([*_TEXTS, "PERSISTENT"]).map(lambda text: Literal(quoted(text), text))
 truths = st.sampled_from([("TRUE", True), ("false", False)]).map(lambda pair: Literal(*pair))
 number_literals = st.sampled_from(
@@ -341,7 +363,7 @@ conditions: st.SearchStrategy[Node] = st.recursive(
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[Message, dict[str, str]]:
     """And its properties, by the names that selectors have for them."""
-    headers = draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(_TEXTS)))
+    headers = draw(st.dictionaries(st.sampled_from(NAMES + HYPHENATED), st.sampled_from(_TEXTS)))
     # Names that only look like those that are asked for, before and behind.
     lines = {"xa": "1", "a.b": "1", "ab": "2"} | {LINES.get(name, name): value for name, value in headers.items()}
     order = draw(st.permutations(list(lines)))

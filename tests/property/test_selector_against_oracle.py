@@ -7,24 +7,27 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.property.selector_oracle import Node, conditions, is_wanted, messages, printed
+from tests.property.selector_oracle import Node, conditions, is_wanted, messages, respelled, written
 from truenext.errors import RemoteProtocolError
 from truenext.message import Message
 from truenext.order import rank
-from truenext.selector import selector
+from truenext.selector import are_same, selector
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 
 _WORDS = (
     *("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "a", "b", "JMSPriority", "JMSXa"),
+    *("hyphenated_props:", "convert_string_expressions:", "a-b", "content-type", "truenext_attempts"),
     *("'a%_'", "'", "(", ")", ",", "1", "0x", "08", "1.5", "1e999", "9" * 30, *"=<>+-*/. \t\n\0é$", "<>", "<=", ">="),
 )
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
-@given(conditions, st.lists(messages(), min_size=1, max_size=4))
-def test_a_selector_wants_what_the_oracle_wants(node: Node, sent: list[tuple[Message, dict[str, str]]]) -> None:
-    text = printed(node)
+@given(conditions, st.lists(messages(), min_size=1, max_size=4), st.booleans())
+def test_a_selector_wants_what_the_oracle_wants(
+    node: Node, sent: list[tuple[Message, dict[str, str]]], is_converted: bool
+) -> None:
+    text = written(node, is_converted=is_converted)
     compiled = selector(text)
     for message, headers in sent:
         wanted = is_wanted(node, message, headers)
@@ -33,6 +36,16 @@ def test_a_selector_wants_what_the_oracle_wants(node: Node, sent: list[tuple[Mes
         if wanted and compiled.required is not None:
             its, texts = compiled.required
             assert its.of(message.header) in texts, f"{text!r} of {message}"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@given(conditions, conditions, messages())
+def test_another_spelling_of_a_selector_is_the_same_one(
+    node: Node, other: Node, sent: tuple[Message, dict[str, str]]
+) -> None:
+    text = written(node)
+    assert are_same(text, respelled(text))
+    assert not are_same(text, written(other)) or is_wanted(node, *sent) is is_wanted(other, *sent)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
@@ -77,6 +90,16 @@ def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[s
         assert required[0].of(b"xa:0\na:\\\\1\n") == "\\1"
         assert required[0].of(b"a:\n") == ""
         assert required[0].of(b"aa:x\n") is None
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 40])
+def test_however_many_properties_it_asks_for_each_is_found_under_either_name(length: int) -> None:
+    compiled = selector(" AND ".join(f"p_{number} = '{number}'" for number in range(length)))
+    hyphens = b"".join(b"p-%d:%d\n" % (number, number) for number in range(length))
+    assert compiled.matches(Message(4, True, 0, hyphens, b""))
+    assert compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:9\np_0:0"), b""))
+    assert not compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:0\np_0:9"), b""))
+    assert not compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p.0:0"), b""))
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from truenext.envelope import write_header
+from truenext.envelope import HOP_HEADERS, write_header
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX
 from truenext.message import Message
 from truenext.order import rank
-from truenext.selector import selector
+from truenext.selector import are_same, selector, stored_selector
 
 TRUE, FALSE, UNKNOWN = "TRUE", "FALSE", "unknown"
 _SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}
@@ -139,6 +139,27 @@ def test_not_has_the_truth_table_of_the_specification(value: str, negated: str) 
         ("a = '1'", {"xa": "2", "b": "a:3", "a": "1", "ab": "4"}, TRUE),
         ("JMSCorrelationID = '7' AND JMSType IS NULL", {"correlation-id": "7"}, TRUE),
         ("JMSXGroupID = 'g' AND JMS_x = '1'", {"JMSXGroupID": "g", "JMS_x": "1"}, TRUE),
+        # Headers with hyphens.
+        ("content_type = 'x' AND content_type IS NOT NULL", {"content-type": "x"}, TRUE),
+        ("content_type = 'x'", {"content-type": "x", "content_type": "y"}, FALSE),
+        ("content_type IS NULL", {"content-type_": "x"}, TRUE),
+        ("truenext_original_attempts > 2", {"truenext-original-attempts": "3"}, TRUE),
+        ("correlation_id IN ('7')", {"correlation-id": "7"}, TRUE),
+        (
+            "hyphenated_props:content-type = 'x' AND a-1 = 2 AND a - 1 = 8",
+            {"content-type": "x", "a-1": "2", "a": "9"},
+            TRUE,
+        ),
+        ("hyphenated_props:and-or = 'x' AND NOT not-a", {"and-or": "x", "not-a": "false"}, TRUE),
+        ("hyphenated_props:content_type = 'x'", {"content-type": "x"}, TRUE),
+        ("total-paid > 10", {"total": "21", "paid": "10", "total-paid": "0"}, TRUE),
+        ("a = 'content-type'", {"a": "content-type"}, TRUE),
+        ("content - type > 1 AND content -type > 1", {"content": "3", "type": "1"}, TRUE),
+        ("my-content-type = 0", {"my": "3", "content": "2", "type": "1"}, TRUE),
+        # Conversions are done anyway.
+        ("convert_string_expressions:a > 1", {"a": "2"}, TRUE),
+        ("hyphenated_props:convert_string_expressions:a-b > 1", {"a-b": "2"}, TRUE),
+        ("convert_string_expressions:hyphenated_props: a-b > 1", {"a-b": "2"}, TRUE),
         # What the broker knows of a message.
         ("JMSPriority = 4 AND JMSTimestamp = 1000 AND JMSDeliveryMode = 'PERSISTENT'", {}, TRUE),
         ("JMSPriority IS NULL OR JMSDeliveryMode LIKE 'NON%'", {"JMSPriority": "9"}, FALSE),
@@ -195,6 +216,36 @@ def test_where_a_header_is_repeated_the_first_line_counts() -> None:
         ("a = 08", "no number: one that begins with 0 is octal at character 5"),
         ("a = 9223372036854775809", "a number too large for 64 bits at character 5"),
         ("a = 1e999", "a number too large for 64 bits at character 5"),
+        ("hyphenated_props:", "is not understood at its end, behind 'hyphenated_props:'"),
+        ("hyphenated_props:a = = 1", "is not understood at character 22, '= 1'"),
+        (" hyphenated_props:a", "is not understood at character 18, ':a'"),
+        *(
+            (text, f"{name} is a subtraction: write {name.replace('-', '_')}, or hyphenated_props: before")
+            for text, name in (
+                ("content-type = 'x'", "content-type"),
+                ("a = 1 AND 10 < content-length", "content-length"),
+                ("-correlation-id = 1", "correlation-id"),
+                ("reply-to IS NULL", "reply-to"),
+                ("truenext-original-attempts > 2", "truenext-original-attempts"),
+                ("convert_string_expressions:truenext-dead-letter-cause = 'x'", "truenext-dead-letter-cause"),
+            )
+        ),
+        *(
+            (text, f"messages cannot be selected by {name}, which is said of one delivery or one frame")
+            for text, name in (
+                ("truenext-attempts > 2", "truenext-attempts"),
+                ("truenext_attempts > 2", "truenext-attempts"),
+                ("hyphenated_props:truenext-attempts > 2", "truenext-attempts"),
+                ("truenext_deliveries > 2 AND a", "truenext-deliveries"),
+                ("JMSXDeliveryCount > 2", "JMSXDeliveryCount"),
+                ("1-JMSXDeliveryCount > 2", "JMSXDeliveryCount"),
+                ("a-timestamp > 2", "timestamp"),
+                ("message-id = 'x'", "message-id"),
+                ("truenext_last_cause LIKE '%'", "truenext-last-cause"),
+            )
+        ),
+        ("truenext_attempts > 2", "of a dead letter ask for truenext_original_attempts, at character 1"),
+        ("timestamp > 2", "ask for JMSTimestamp, at character 1"),
         ("a" * (SELECTOR_LENGTH_MAX + 1), "4097 characters; at most 4096"),
         ("(" * (SELECTOR_DEPTH_MAX + 1) + "a" + ")" * 99, "more than 32 parentheses in one another at character 33"),
         (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_ANY_MAX} characters of LIKE"),
@@ -223,6 +274,70 @@ def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, r
 def test_as_long_and_as_deep_as_it_may_be_it_is_compiled_and_tested(text: str) -> None:
     assert selector(text).matches(message({"a": "1"}))
     assert not selector(text).matches(message({"b": "1"}))
+
+
+@pytest.mark.parametrize("name", sorted(HOP_HEADERS))
+def test_a_header_that_no_stored_message_has_is_refused_by_name(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"cannot be selected by {name}, "):
+        selector(f"hyphenated_props:{name} IS NULL")
+
+
+def test_a_selector_that_was_accepted_before_names_were_looked_at_goes_on() -> None:
+    text = "content-type > 1 OR truenext-attempts > 2"
+    assert stored_selector(text).matches(message({"content": "3", "type": "1"}))
+    with pytest.raises(RemoteProtocolError, match="content-type is a subtraction"):
+        selector(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a = 1", "a=1"),
+        ("a = 1 AND b = 2", "a = 1 and(b=2)"),
+        ("a = 10", "a = 0xA"),
+        ("a = 8", "a = 010L"),
+        ("a = .5", "a = 5e-1"),
+        ("a IN ('x', 'y')", "a in ('y','x','y')"),
+        ("a NOT LIKE 'x%' ESCAPE '!'", "a not like 'x%'\tescape '!'"),
+        ("a BETWEEN 1 AND 2", "(a between (1) and (2))"),
+        ("a IS NOT NULL OR TRUE", "a is not null or true"),
+        ("a + 1 * 2 > 3", "(a+(1*2))>3"),
+        ("a", "( a )"),
+        ("NOT NOT a", "a"),
+        ("convert_string_expressions:a > 1", "a > 1"),
+        ("hyphenated_props:a-b > 1", "hyphenated_props:convert_string_expressions:(a-b)>1"),
+        ("", ""),
+    ],
+)
+def test_another_spelling_is_the_same_selector(one: str, other: str) -> None:
+    assert are_same(one, other) and are_same(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a = 1", ""),
+        ("a = 1", "a = '1'"),
+        ("a = 1", "A = 1"),
+        ("a = 'x'", "a = 'X'"),
+        ("a = 'x y'", "a = 'x  y'"),
+        ("a / 2 = 1", "a / 2.0 = 1"),
+        ("a AND b OR c", "a AND (b OR c)"),
+        ("a - b - c = 1", "a - (b - c) = 1"),
+        ("-a + b = 1", "-(a + b) = 1"),
+        ("+a = b", "a = b"),
+        ("NOT a", "a"),
+        ("a IS NULL", "a IS NOT NULL"),
+        ("a LIKE '!%' ESCAPE '!'", "a LIKE '!%'"),
+        ("a IN ('x')", "a NOT IN ('x')"),
+        ("a = b", "a = 'b'"),
+        ("a = TRUE", "a = 'TRUE'"),
+        ("hyphenated_props:a-b > 1", "a-b > 1"),
+        ("a_b > 1", "hyphenated_props:a-b > 1"),
+    ],
+)
+def test_what_may_want_other_messages_is_another_selector(one: str, other: str) -> None:
+    assert not are_same(one, other) and not are_same(other, one)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import click
 
 from truenext.cli.connecting import url_option
 from truenext.cli.values import COUNT, QueueName
-from truenext.cli.work import Work, id_option, json_option, selector_option
+from truenext.cli.work import Work, dead_letter_selector_option, id_option, json_option, selector_option
 
 HELD = "consumers hold them, or they are still being committed"
 
@@ -15,7 +15,7 @@ limit_option = click.option("--limit", type=COUNT, help="Move so many at most, t
 @click.command()
 @click.argument("queue", type=QueueName())
 @id_option("dead letter")
-@selector_option
+@dead_letter_selector_option
 @limit_option
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
 @json_option

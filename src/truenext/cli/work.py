@@ -20,6 +20,12 @@ from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
 selector_option = click.option(
     "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
 )
+dead_letter_selector_option = click.option(
+    "--selector",
+    type=SELECTOR,
+    help='Only what this JMS selector wants, such as "truenext_original_attempts > 2". A header with hyphens is named '
+    "with underscores.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 

@@ -13,7 +13,8 @@ from truenext.cli.connecting import connected, url_option
 from truenext.cli.ending import Failure
 from truenext.cli.progress import SoFar
 from truenext.cli.terminal import counted
-from truenext.cli.values import COUNT, SELECTOR, QueueName
+from truenext.cli.values import COUNT, QueueName
+from truenext.cli.work import dead_letter_selector_option
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
@@ -38,7 +39,7 @@ WAIT_S = 2.0
     type=QueueName(is_made=True),
     help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
 )
-@click.option("--selector", type=SELECTOR, help='Only what this JMS selector wants, such as "truenext-attempts > 2".')
+@dead_letter_selector_option
 @click.option("--limit", type=COUNT, help="So many at most, the true next first.")
 @click.option("--force", is_flag=True, help="Do it. Without this it is only said how many there are.")
 @url_option

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import Ack, Begun, Send
 from truenext.destination import Destination, Kind, parse
-from truenext.envelope import DEAD_LETTER_HEADERS
+from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OURS
-from truenext.wire.stomp.hop import HOP_HEADERS
 from truenext.wire.stomp.shapes import (
     FrameShape,
     Shape,

@@ -7,12 +7,12 @@ from truenext import envelope
 from truenext.answers import Fault, Receipt
 from truenext.commands import AckMode, Login
 from truenext.destination import Destination
+from truenext.envelope import FIRST_OF_GROUP, HOP_HEADERS
 from truenext.limits import NAME_LENGTH_MAX
 from truenext.message import Message
 from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
-from truenext.wire.stomp.hop import FIRST_OF_GROUP, HOP_HEADERS
 from truenext.wire.stomp.protocol import Protocol, State
 
 PARTS_PER_MESSAGE = 5

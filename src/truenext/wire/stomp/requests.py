@@ -33,6 +33,7 @@ from truenext.destination import (
     split_options,
 )
 from truenext.digits import are_digits
+from truenext.envelope import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX, TTL_MS_MAX
 from truenext.message import Message
@@ -44,7 +45,6 @@ from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import OURS, cause_of, charges_all, durable_name, nack_wishes, wishes
-from truenext.wire.stomp.hop import HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 

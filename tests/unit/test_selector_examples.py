@@ -1,0 +1,78 @@
+"""Does each selector that a page or a --help shows want what it is shown for?"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from truenext.cli.main import main
+from truenext.envelope import write_header
+from truenext.message import Message
+from truenext.selector import selector
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+EXAMPLES: dict[str, dict[str, str]] = {
+    "JMSPriority > 6": {},
+    "JMSDeliveryMode = 'PERSISTENT'": {},
+    "JMSTimestamp > 1700000000000": {},
+    "JMSType = 'order'": {"type": "order"},
+    "JMSCorrelationID = '17'": {"correlation-id": "17"},
+    "colour = 'red'": {"colour": "red"},
+    "colour = 'red' AND weight > 2.5": {"colour": "red", "weight": "3"},
+    "colour = 'red' AND JMSPriority > 6": {"colour": "red"},
+    "region = 'eu'": {"region": "eu"},
+    "region = 'eu' AND JMSPriority > 6": {"region": "eu"},
+    "content_type = 'application/json'": {"content-type": "application/json"},
+    "hyphenated_props:content-type = 'application/json'": {"content-type": "application/json"},
+    "convert_string_expressions:weight > 2.5": {"weight": "3"},
+    "truenext_original_attempts > 2": {"truenext-original-attempts": "7"},
+    "truenext_original_last_cause LIKE '%timeout%'": {"truenext-original-last-cause": "a timeout of 5 s"},
+}
+"""With the headers of a persistent message of priority 9 that each wants."""
+
+
+def helps(command: click.Command, name: str = "truenext") -> Iterator[tuple[str, str]]:
+    """The commands with --selector, and what its help says."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and "--selector" in parameter.opts:
+            yield name, parameter.help or ""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from helps(found, f"{name} {each}")
+
+
+def shown() -> set[str]:
+    """All that pages and helps show."""
+    text = "".join(page.read_text() for page in PAGES)
+    found = set(re.findall(r'--selector "([^"]+)"', text) + re.findall(r'selector wants, such as "([^"]+)"', text))
+    (table,) = re.findall(
+        r"\| selector \| asks for \|\n(.*?)\n\n", (ROOT / "docs" / "headers.md").read_text(), re.DOTALL
+    )
+    for row in table.splitlines()[1:]:
+        found.update(re.findall("`([^`]+)`", row.split("|")[1]))
+    for _, said in helps(main):
+        found.update(re.findall(r'such as "(.+?)"\.', said))
+    return found
+
+
+def test_each_selector_that_is_shown_is_an_example_here() -> None:
+    assert shown() == EXAMPLES.keys()
+
+
+def test_each_command_with_a_selector_shows_one() -> None:
+    found = dict(helps(main))
+    assert {"truenext redrive", "truenext stages rerun", "truenext browse"} <= found.keys()
+    assert [name for name, said in found.items() if "such as" not in said] == []
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_a_selector_that_is_shown_wants_what_it_is_shown_for(text: str) -> None:
+    message = Message(9, True, 0, write_header(EXAMPLES[text]), b"", 1800000000000)
+    assert selector(text).matches(message)
