@@ -230,6 +230,32 @@ def test_a_durable_subscription_that_is_taken_up_for_another_topic_begins_anew(
     assert bodies(reader.only(1)) == ["new"]
 
 
+def test_a_subscribe_that_discards_what_waits_is_warned_of_and_another_spelling_discards_nothing(
+    own_broker: BrokerProcess,
+) -> None:
+    durable = {"durable": "true", "selector": "colour = 'red'"}
+    reader = known(own_broker, "me")
+    follow(reader, "/topic/news", headers=durable)
+    reader.disconnect()
+    sender = own_broker.connect()
+    for body in ("1", "2"):
+        publish(sender, "/topic/news", body, {"persistent": "true", "colour": "red"})
+    own_broker.restart(is_clean=False)
+    reader = known(own_broker, "me")
+    follow(reader, "/topic/news", headers=durable | {"selector": "(colour='red')"})
+    assert bodies(reader.only(2)) == ["1", "2"]
+    reader.disconnect()
+    assert "discarded" not in own_broker.log
+    follow(known(own_broker, "me"), "/topic/news.*", headers=durable | {"selector": ""})
+    (line,) = [line for line in own_broker.log.splitlines() if "discarded" in line]
+    assert "WARNING" in line
+    for field in (
+        *("client_id='me'", "subscription='1'", "messages=2", "topic='news'", "new_topic='news.*'"),
+        *("selector=\"colour = 'red'\"", "new_selector=''"),
+    ):
+        assert field in line
+
+
 def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_back(
     broker: BrokerProcess, queue: str
 ) -> None:

@@ -7,6 +7,7 @@ memory_audit.py looks inside); see test_against_oracle.py for how it is run.
 
 import gc
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -122,6 +123,12 @@ PRODUCER = OneOf(["p", "p", "q", "G"])
 YES_OR_NO = OneOf([False, True])
 MEMORY = OneOf([*TINY, ROOMY, NO_LIMIT])
 
+SPELLINGS: list[Callable[[str], str]] = [
+    lambda selector: selector,
+    lambda selector: f"({selector.replace(' = ', '=')})",
+    lambda selector: re.sub("AND|IS|NOT|NULL", lambda keyword: keyword[0].lower(), selector).replace(" ", "  "),
+]
+"""Other spellings of the selectors of durable subscriptions, which mean the same."""
 SELECTORS = {
     "TRUE": range(10),
     "JMSPriority > 1": range(2, 10),
@@ -793,12 +800,15 @@ class BrokerMachine(RuleBasedStateMachine):
             f'engine.subscribe({peer.name}, Subscribe("{name}", {queue}, {mode}, {window}, '
             f"selector={selector!r}, **{extras}))"
         )
-        wanted = None if selector is None else truenext.selector.selector(selector)
+        spelling = selector
+        if durable and selector is not None:
+            spelling = SPELLINGS[len(self.names) % len(SPELLINGS)](selector)
+        wanted = None if spelling is None else truenext.selector.selector(spelling)
         key = f"c,{durable}" if durable else ""
         self.engine.subscribe(
             session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
         )
-        reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, **extras)
+        reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, spelling=spelling, **extras)
         self.names[peer.name, name] = reader
         self.asked[reader] = asked
         if queue.startswith("Consumer.") or durable:

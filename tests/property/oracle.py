@@ -489,11 +489,13 @@ class Oracle:
         has_express: bool = False,
         is_pulling: bool = False,
         selector: str | None = None,
+        spelling: str | None = None,
     ) -> Reader:
+        """`spelling` is how the SUBSCRIBE spells the selector, if otherwise than SELECTORS does."""
         step = self._next_step()
         if "#" in queue:
             topic, _, name = queue.removeprefix(TOPIC).partition("#")
-            queue = self._take_up(peer, name, topic, selector)
+            queue = self._take_up(peer, name, topic, selector, spelling or selector)
             selector = None
         elif queue.startswith(TOPIC):
             topic = queue.removeprefix(TOPIC)
@@ -751,13 +753,14 @@ class Oracle:
         found = [one for one in self.durables if one.queue.split(",")[2] == name and one.ended_in is None]
         return found[0] if found else None
 
-    def _take_up(self, peer: Peer, name: str, topic: str, selector: str | None) -> str:
+    def _take_up(self, peer: Peer, name: str, topic: str, selector: str | None, spelling: str | None) -> str:
+        # Topics: two selectors are the same if they are parsed to the same condition.
         durable = self.durable_of(name)
         if durable is not None and (durable.topic, durable.selector) != (topic, selector):
             self.end_durable(peer, name)
             durable = None
         if durable is None:
-            queue = ",".join(filter(None, ("subscription,c", name, topic, selector)))
+            queue = ",".join(filter(None, ("subscription,c", name, topic, spelling)))
             durable = Durable(queue, topic, selector, self.gathering)
             self.durables.append(durable)
             self._begin_subscription(queue, topic, selector)

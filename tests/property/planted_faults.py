@@ -2543,6 +2543,11 @@ def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> N
 
 
 @shows_in(TopicsMachine)
+def another_spelling_of_its_selector_begins_a_durable_subscription_anew(patch: Patch) -> None:
+    rooms.ARE_SAME.replace(patch, lambda one, other: one == other)
+
+
+@shows_in(TopicsMachine)
 def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> None:
     rooms.STORED_QUEUE.replace(patch, lambda name: structs.replace(rooms.STORED_QUEUE.original(name), selector=""))
 

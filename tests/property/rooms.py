@@ -38,6 +38,7 @@ from truenext.engine.background.bulk import BulkLook, take
 from truenext.engine.background.bulk_work import Bulk
 from truenext.engine.background.expiry import Expiry
 from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.commands import subscribing as subscribing_module
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
@@ -111,7 +112,7 @@ from truenext.message import Message
 from truenext.pattern import matches
 from truenext.policy import Policies
 from truenext.record import due_timer, split_due_timer
-from truenext.selector import Selector
+from truenext.selector import Selector, are_same
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -306,6 +307,7 @@ NEW_NUMBER = Target(Numbers.new, Numbers)
 UNPIN = Target(ResidentSet.unpin, ResidentSet)
 LANE_OF = Target(Queues.lane_of, Queues)
 DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
+ARE_SAME = Target(are_same, subscribing_module)
 END_SUBSCRIPTION = Target(Queues.end, Queues)
 ADD_ENDING = Target(Endings.add, Endings)
 RELEASE_CONTENT_OF_ENDED = Target(release, endings_module)

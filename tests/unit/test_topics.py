@@ -12,7 +12,7 @@ from truenext import selector
 from truenext.answers import Receipt
 from truenext.batch import Batch
 from truenext.broker.pager import page_of
-from truenext.commands import AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
+from truenext.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse, queue_called, virtual_topic
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -348,6 +348,63 @@ def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_do
     follow(run, wanted="colour = 'blue'")
     run.begin()
     assert waiting(run) == {"subscription,me,n,t,colour = 'blue'": 0}
+
+
+@pytest.mark.parametrize("spelling", ["colour='red' and size>1", "((colour = 'red') AND size > 0x1)"])
+def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_messages(spelling: str) -> None:
+    run = Run()
+    follow(run, wanted="colour = 'red' AND size > 1")
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    message = Message(4, True, 0, b"colour:red\nsize:2\n", b"kept")
+    run.engine.send(run.session, Send(parse("/topic/t", "s"), message))
+    run.settle()
+    run.begin()
+    follow(run, wanted=spelling)
+    (queue,) = run.engine.queues()
+    assert len(list(run.engine.clients.held_of(queue))) == 1
+    assert queue.name == f"{DURABLE},colour = 'red' AND size > 1"
+    assert run.engine.take_discarded() is None
+
+
+def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
+    run = Run()
+    follow(run, wanted="colour = 'red'")
+    publish(run, "acknowledged", "red")
+    run.settle()
+    run.engine.begin(run.session, Begin("t"))
+    (sequence,) = run.session.consumers["1"].held
+    run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    publish(run, "waits", "red")
+    publish(run, "not wanted", "blue")
+    run.settle()
+    follow(run, "other", wanted="colour = 'blue'")
+    discarded = run.engine.take_discarded()
+    assert discarded is not None
+    assert (discarded.key, discarded.messages) == ("me,n", 2)
+    assert (discarded.was.topic, discarded.was.selector) == ("t", "colour = 'red'")
+    assert (discarded.becomes.topic, discarded.becomes.selector) == ("other", "colour = 'blue'")
+    assert run.engine.take_discarded() is None
+    run.engine.unsubscribe(run.session, Unsubscribe("1"))
+    follow(run)
+    assert run.engine.take_discarded() is None, "nothing waited"
+
+
+def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> None:
+    run = Run()
+    run.engine.subscribe(
+        run.session,
+        Subscribe(
+            "1",
+            parse("/topic/t", "s"),
+            AckMode.INDIVIDUAL,
+            selector=selector.stored_selector("content-type > 1"),
+            durable="me,n",
+        ),
+    )
+    run.settle()
+    run.begin()
+    assert waiting(run) == {f"{DURABLE},content-type > 1": 0}
 
 
 def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> None:

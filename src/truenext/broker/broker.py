@@ -694,6 +694,26 @@ class Broker:
         if self._kept and subscribe.durable:
             self._free_durable(subscribe.durable)
         self._engine.subscribe(session, subscribe)
+        if subscribe.durable:
+            self._note_discarded()
+
+    def _note_discarded(self) -> None:
+        discarded = self._engine.take_discarded()
+        if discarded is None:
+            return
+        client, _, name = discarded.key.partition(",")
+        logger.warning(
+            "messages discarded: a durable subscription was taken up for another topic or with another selector",
+            extra={
+                "client_id": client,
+                "subscription": name,
+                "messages": discarded.messages,
+                "topic": discarded.was.topic,
+                "selector": discarded.was.selector,
+                "new_topic": discarded.becomes.topic,
+                "new_selector": discarded.becomes.selector,
+            },
+        )
 
     def _free_durable(self, name: str) -> None:
         """Nobody else is refused it because of a connection that only waits for its client."""

@@ -233,6 +233,7 @@ class Engine:
         self.wake = giving_back.wake
         self.ask_credit = pulling.ask
         self.subscribe = subscribing.subscribe
+        self.take_discarded = subscribing.take_discarded
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe
         self.users_of_durable = subscribing.users_of_durable

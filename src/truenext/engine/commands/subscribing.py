@@ -9,7 +9,7 @@ to what waits in a queue        a browser (browsing.py)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.commands import AckMode
 from truenext.destination import Destination, Kind, durable_subscription
@@ -21,6 +21,7 @@ from truenext.engine.state.reason import Reason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BROWSERS_MAX
+from truenext.selector import are_same
 
 if TYPE_CHECKING:
     from truenext.commands import Browse, Subscribe, Unsubscribe
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import Consumer, Session, Subscriber
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
+
+
+class Discarded(NamedTuple):
+    """A durable subscription whose messages went, because a SUBSCRIBE took it up for something else."""
+
+    key: str
+    """As `destination.durable_key` makes it."""
+    messages: int
+    was: Destination
+    """Its queue, with topic and selector."""
+    becomes: Destination
 
 
 class Subscribing:
@@ -63,6 +75,7 @@ class Subscribing:
         self._outcomes = outcomes
         self._wishes = wishes
         self._browsing = browsing
+        self._discarded: Discarded | None = None
 
     # ---- Consumers ----
 
@@ -124,7 +137,10 @@ class Subscribing:
         }
 
     def _durable_subscription(self, key: str, destination: Destination, selector: str) -> Queue:
-        """The one of this name, made now if it is not there, or is to something else or wants something else."""
+        """Return the queue of the durable subscription, made now if it is not there, or has another topic or selector.
+
+        Raises: as `subscribe`
+        """
         if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
             raise RemoteProtocolError(
                 f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
@@ -135,13 +151,20 @@ class Subscribing:
         wanted = durable_subscription(key, destination.name, selector)
         if queue is None:
             self._queues.check_room()
-        elif queue.destination != wanted:
+        elif not _is_same(queue.destination, wanted):
             # One goes, and one comes: there is room.
-            self._queues.end(queue)
+            count = self._queues.end(queue)
+            if count:
+                self._discarded = Discarded(key, count, queue.destination, wanted)
             queue = None
         if queue is None:
             queue = self._queues.durable[key] = self._queues.make(wanted)
         return queue
+
+    def take_discarded(self) -> Discarded | None:
+        """Return what the last SUBSCRIBE discarded, once; None if it discarded no message."""
+        discarded, self._discarded = self._discarded, None
+        return discarded
 
     def users_of_durable(self, key: str) -> list[Session]:
         """Whose subscription is to it: one at most, if it is there."""
@@ -265,3 +288,8 @@ class Subscribing:
     def _end_use(self, subscriber: Subscriber) -> None:
         self._memory.queues -= consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.no_longer_use(subscriber.selector)
+
+
+def _is_same(there: Destination, wanted: Destination) -> bool:
+    """Whether a durable subscription is to the same topic, with the same selector, however that is spelled."""
+    return there.topic == wanted.topic and are_same(there.selector, wanted.selector)

@@ -423,8 +423,12 @@ class Queues:
         else:
             queue.let_go()
 
-    def end(self, queue: Queue) -> None:
-        """A durable subscription goes, which nobody uses, with all that is in it."""
+    def end(self, queue: Queue) -> int:
+        """End a durable subscription that has no consumer, with all that is in it.
+
+        Returns: the number of messages that go, those of open transactions included
+        """
+        count = queue.waiting()
         del self.durable[durable_key_of(queue.destination)]
         self._topics.remove(queue)
         if queue.is_paused:
@@ -434,6 +438,7 @@ class Queues:
         for session in self._clients.sessions.values():
             for transaction in session.transactions.answering:
                 acknowledged += transaction.leave_out(queue)
+        count += len(acknowledged)
         # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
         # now, and what is told of that asks their messages.
         self._events.ended(queue)
@@ -447,6 +452,7 @@ class Queues:
         for lane in queue.lanes:
             self._resident.forget(lane)
         self._endings.end(queue)
+        return count
 
     def _leave_everywhere(self, queue: Queue) -> None:
         del self.by_name[queue.name]
