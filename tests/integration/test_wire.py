@@ -1014,7 +1014,9 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
 def test_a_temporary_queue_is_nobody_elses_and_goes_with_its_connection(broker: BrokerProcess, queue: str) -> None:
     service, requester = broker.connect(), broker.connect()
     service.subscribe(queue)
+    requester.say("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
     requester.send(queue, b"request", headers={"reply-to": "/temp-queue/replies"}, confirmed=True)
+    requester.say("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
     address = service.message().headers["reply-to"]
     service.say("SEND", {"destination": address}, b"secret", confirmed=True)
 

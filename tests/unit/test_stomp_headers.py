@@ -63,13 +63,16 @@ ROWS: list[tuple[str, list[str], dict[str, str], list[str], list[str]]] = [
     ("x-max-priority", [*QUEUES, *TEMPORARY, *ENDING], {}, ["5", "10", "255"], []),
     *(
         (name, [*QUEUES, *TEMPORARY, *ENDING], {}, FALSE, [*TRUE, *NO_BOOLEAN])
-        for name in ("no-local", "activemq.noLocal", "activemq.retroactive", "exclusive")
+        for name in ("no-local", "activemq.noLocal", "activemq.retroactive")
     ),
+    ("exclusive", QUEUES, {}, FALSE, [*TRUE, *NO_BOOLEAN]),
+    ("exclusive", [*TEMPORARY, *ENDING], {}, [*TRUE, *FALSE], NO_BOOLEAN),
+    ("exclusive", TOPICS, DURABLE, FALSE, [*TRUE, *NO_BOOLEAN]),
     ("x-queue-type", [*QUEUES, *TEMPORARY, *ENDING], {}, ["classic", "quorum"], ["stream", "", "classic,quorum"]),
     *((name, QUEUES, {}, [*TRUE, *FALSE], NO_BOOLEAN) for name in ("durable", "persistent")),
     *((name, TEMPORARY, {}, FALSE, [*TRUE, *NO_BOOLEAN]) for name in ("durable", "persistent")),
     *((name, ENDING, {}, FALSE, NO_BOOLEAN) for name in ("durable", "persistent")),
-    ("auto-delete", QUEUES, {}, FALSE, [*TRUE, *NO_BOOLEAN]),
+    ("auto-delete", QUEUES, {}, [*TRUE, *FALSE], NO_BOOLEAN),
     ("auto-delete", TEMPORARY, {}, TRUE, [*FALSE, *NO_BOOLEAN]),
     ("auto-delete", ENDING, {}, TRUE, [*FALSE, *NO_BOOLEAN]),
     ("auto-delete", TOPICS, DURABLE, FALSE, [*TRUE, *NO_BOOLEAN]),

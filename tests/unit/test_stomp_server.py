@@ -357,7 +357,9 @@ def test_a_priority_that_is_no_number_is_refused(value: str) -> None:
 def test_every_message_says_its_priority_as_it_is_counted_and_once(
     producer: Version, consumer: Version, lines: list[str], counted: str, others: list[str]
 ) -> None:
-    send = ask(connected(producer), "SEND", QUEUE, *lines, *others, body=b"body")[0]
+    sender = connected(producer)
+    ask(sender, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
+    send = ask(sender, "SEND", QUEUE, *lines, *others, body=b"body")[0]
     assert isinstance(send, Send)
     assert str(send.message.priority) == counted
     server = connected(consumer)
@@ -420,8 +422,36 @@ def test_the_padding_of_1_0_changes_nothing() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_reply_to_of_the_connection_becomes_one_that_everybody_understands(version: Version) -> None:
-    send = asked(Send, version, "SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
+    server = connected(version)
+    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
+    (send,) = ask(server, "SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
+    assert isinstance(send, Send)
     assert read_header(send.message.header)["reply-to"] == "/remote-temp-queue/me/r"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_reply_to_without_a_subscription_to_it_is_refused_with_what_to_do(version: Version) -> None:
+    why = r"reply-to /temp-queue/r: this connection has no subscription .*; SUBSCRIBE to it first"
+    request = ("SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
+    server = connected(version)
+    with pytest.raises(RemoteProtocolError, match=why) as refusal:
+        ask(server, *request)
+    assert refusal.value.code is Code.MISSING
+    # One that ends leaves the other, by either name of the queue; a browser gets no reply.
+    server = connected(version)
+    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:1")
+    ask(server, "SUBSCRIBE", "destination:/remote-temp-queue/me/r", "id:2")
+    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:3", "browser:true")
+    ask(server, "UNSUBSCRIBE", "id:1")
+    assert len(ask(server, *request)) == 1
+    ask(server, "UNSUBSCRIBE", "id:2")
+    with pytest.raises(RemoteProtocolError, match=why):
+        ask(server, *request)
+
+
+def test_a_subscription_in_the_same_breath_is_there_for_the_reply_to_behind_it() -> None:
+    data = text("SUBSCRIBE", "destination:/temp-queue/r", "id:1") + text("SEND", QUEUE, "reply-to:/temp-queue/r")
+    assert [type(command) for command in connected().receive(data)] == [Subscribe, Send]
 
 
 @pytest.mark.parametrize("address", ["/queue/r", "/remote-temp-queue/you/r", "whatever", "/temp-queue"])

@@ -155,7 +155,8 @@ TABLE: Mapping[str, Mapping[To, Rule]] = {
     "durable": _LASTING,
     "persistent": _LASTING,
     "auto-delete": {
-        To.QUEUE: Rule(frozenset({"false"}), "no queue goes while there is anything in it; leave it out"),
+        # A queue that is empty and unused goes anyway; messages are never thrown away for it.
+        To.QUEUE: Rule(frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"),
         To.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
         To.TOPIC: Rule(
             frozenset({"true"}),
@@ -163,11 +164,18 @@ TABLE: Mapping[str, Mapping[To, Rule]] = {
         ),
         To.DURABLE: Rule(frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"),
     },
-    "exclusive": _only(
-        "false",
-        why="a queue of one connection is its /temp-queue/; to be the only one who gets messages say "
-        "activemq.exclusive:true",
-    ),
+    "exclusive": {
+        To.QUEUE: Rule(
+            frozenset({"false"}),
+            "a queue of one connection is /temp-queue/NAME: subscribe to that; or say activemq.exclusive:true to be "
+            "the only consumer that gets messages of this queue",
+        ),
+        **dict.fromkeys(
+            (To.TEMPORARY, To.TOPIC),
+            Rule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
+        ),
+        To.DURABLE: Rule(frozenset({"false"}), "the subscription outlives its connection; leave this out"),
+    },
     "x-queue-type": _only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
     "x-max-priority": _ANYWAY,
     "x-queue-name": _never(

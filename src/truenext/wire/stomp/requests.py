@@ -4,6 +4,7 @@ ActiveMQ's headers are understood (`persistent`, `priority`, `expires`, `reply-t
 not there yet is refused by name, never ignored (headers.py).
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from truenext import envelope
@@ -68,8 +69,10 @@ class Requests:
         self._message_id_prefix = message_id_prefix
         self._replies = replies
         self._version = Version.V1_0
-        self._to_queues: set[str] = set()
-        """Subscriptions to queues: that they are durable asks for nothing."""
+        self._to_queues: dict[str, str] = {}
+        """The queue of each subscription to a queue, by its name: that it is durable asks for nothing."""
+        self._reply_queues: Counter[str] = Counter()
+        """Temporary queues, with the number of subscriptions that consume from them."""
         self.client_id = ""
         """What the client calls itself, whichever of its connections it is."""
 
@@ -146,7 +149,15 @@ class Requests:
         reply_to = headers.get("reply-to", "")
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
             # A name that only this connection understands becomes one that everybody does.
-            headers["reply-to"] = parse(reply_to, self._session_id).address
+            destination = parse(reply_to, self._session_id)
+            if destination.kind is Kind.TEMPORARY and destination.name not in self._reply_queues:
+                # RabbitMQ subscribes for its client here; a client that relies on it would wait in silence.
+                raise RemoteProtocolError(
+                    f"reply-to {reply_to[:100]}: this connection has no subscription to it, and a SEND makes none; "
+                    "SUBSCRIBE to it first",
+                    Code.MISSING,
+                )
+            headers["reply-to"] = destination.address
         return envelope.write_header(headers)
 
     def _control(self, frame: Frame, destination: Destination) -> Command:
@@ -249,14 +260,21 @@ class Requests:
     def was_done(self, frame: Frame, command: Command) -> None:
         """To be told of each SUBSCRIBE and UNSUBSCRIBE that was not refused, before anything is said to the client."""
         if isinstance(command, Subscribe | Browse):
-            kind = command.destination.kind
+            destination = command.destination
+            kind = destination.kind
             mode = command.mode if isinstance(command, Subscribe) else AckMode.AUTO
             self._replies.add(command.subscription, mode, has_id="id" in frame.headers, is_of_many=kind is Kind.QUEUES)
             if kind is not Kind.TOPIC and kind is not Kind.PATTERN:
-                self._to_queues.add(command.subscription)
+                self._to_queues[command.subscription] = destination.name
+                if kind is Kind.TEMPORARY and isinstance(command, Subscribe):
+                    self._reply_queues[destination.name] += 1
         elif isinstance(command, Unsubscribe):
             self._replies.remove(command.subscription)
-            self._to_queues.discard(command.subscription)
+            queue = self._to_queues.pop(command.subscription, "")
+            if queue in self._reply_queues:
+                self._reply_queues[queue] -= 1
+                if not self._reply_queues[queue]:
+                    del self._reply_queues[queue]
 
     def _durable_key(self, name: str | None) -> str:
         """Of the client's durable subscription of this name; "" if None is meant."""
