@@ -142,9 +142,9 @@ class Selector:
             values[name] = its.of(header)
         if not self._singly and self._of_lines:
             headers = read_header(header)
-            for name, its in self._of_lines.items():
-                value = headers.get(its)
-                values[name] = headers.get(_with_hyphens(its)) if value is None and "_" in its else value
+            for name, line in self._of_lines.items():
+                value = headers.get(line)
+                values[name] = headers.get(_with_hyphens(line)) if value is None and "_" in line else value
         return self._test(values) is True
 
 

@@ -118,6 +118,10 @@ def test_a_name_of_another_broker_asks_for_nothing_or_is_refused_by_name(
             assert reason.endswith("is not true or false") or ("; " in reason or "say " in reason)
 
 
+def test_an_exclusive_queue_is_refused_with_the_name_of_what_does_it() -> None:
+    assert "is /temp-queue/NAME: subscribe to that" in refused("/queue/a", {"exclusive": "true"})
+
+
 @pytest.mark.parametrize(("option", "header"), AS_OPTIONS.items())
 def test_an_option_asks_for_what_the_header_of_its_name_asks_for(option: str, header: str) -> None:
     rows = [row for row in ROWS if row[0] == header]
