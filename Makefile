@@ -17,20 +17,29 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
+# Tell of what takes long: downloads of 10 MB and more, builds, the copying of files.
+install = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(1) | sed -un \
+	-e 's/^ *Downloading \(.*([0-9]\{2,\}[.0-9]* MB)\).*/  downloading \1/p' \
+	-e 's/^ *Building wheel for \([^ ]*\) .*started/  building \1/p' \
+	-e 's/^Installing collected packages.*/  writing files/p'
+
 .venv/core: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truenext needs Python 3.11 or later; say make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing the broker and its client into .venv"
+	@$(call install,--require-hashes -r requirements.lock)
+	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 # What tests never import is never compiled.
 .venv/test: .venv/core requirements-test.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-test.lock
+	@echo "installing the tools of the tests"
+	@$(call install,--no-compile --require-hashes -r requirements-test.lock)
 	@touch $@
 
 .venv/spark: .venv/test requirements-spark.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-spark.lock
+	@echo "installing Spark with a Java of its own: some 550 MB to download, a minute or more"
+	@$(call install,--no-compile --require-hashes -r requirements-spark.lock)
 	@touch $@
 
 setup: .venv/core ## Make .venv, with the truenext command in it

@@ -1,4 +1,4 @@
-"""Did every order get what was due to it, once? Spark compares what different programs have written down.
+"""Audit of the orders: Spark compares what different programs have written down.
 
     the web application's list ──▶ what is due ──┐
     rows of the service's tables ────────────────┤
@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import pandas
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from examples.orders.run import Left, Letter
 from examples.orders.service import TABLES, WEB_TABLE
 from examples.orders.web import Listed, read_list
-from truenext.spark.audit.command import run as run_audit
+from truenext.spark.audit.command import audit_all, write_page
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
 
 T = TypeVar("T")
 
+TITLE = "A thousand orders through a service of five stages, broker and service killed on the way"
 VERDICT = "verdict.json"
 SMALL = 2
 """Parts of each table in Spark: all of them are small."""
@@ -64,9 +66,9 @@ class Kind(msgspec.Struct):
     flows: int
     ended: int
     given_up: int
-    untold: int
-    """Orders of whose flow no end is told: the process that ended it was killed before it wrote its last events. Their
-    rows say whether it ended."""
+    not_recorded: int
+    """Orders whose flow has no end in the events: its process was killed before it wrote its last ones. The rows of
+    these orders say whether it ended."""
     p50: float | None
     """Seconds from the order to the last thing that a stage did, of flows that have ended."""
     p99: float | None
@@ -116,7 +118,7 @@ def judge(left: Left, out: Path) -> Answer:
     """Audit what a run has left behind. Pages, tables and the answer are written to `out`."""
     spark = start()
     spark.conf.set("spark.sql.shuffle.partitions", SMALL)
-    (verdict,) = run_audit([left.data], stages=[left.events], out=out)
+    (audited,) = audit_all([left.data], stages=[left.events], out=out)
     killed = killed_processes(read_stage_events(spark, [left.events]))
     told = Told(
         orders_table(spark, read_list(left.orders)),
@@ -125,9 +127,26 @@ def judge(left: Left, out: Path) -> Answer:
         letters_table(spark, left.letters),
         killed > 0,
     )
-    answer = answer_of(told, left.waiting, killed, contract_held=verdict.is_held)
+    answer = answer_of(told, left.waiting, killed, contract_held=audited.verdict.is_held)
     (out / VERDICT).write_bytes(msgspec.json.format(msgspec.json.encode(answer)))
+    write_page([audited], out, title=TITLE, sections=sections(answer, left))
     return answer
+
+
+def sections(answer: Answer, left: Left) -> dict[str, pandas.DataFrame]:
+    """What the page says of the orders, besides what `truenext audit` says of broker and stages."""
+    kills = {
+        "killed": [kill.what for kill in left.kills],
+        "at (UTC)": [f"{pandas.Timestamp(kill.at, unit='s'):%H:%M:%S}" for kill in left.kills],
+        "seconds since the first order": [f"{kill.seconds:.1f}" for kill in left.kills],
+    }
+    findings = {"Findings": pandas.DataFrame(map(msgspec.structs.asdict, answer.findings))} if answer.findings else {}
+    return findings | {
+        "Rows in the service's tables": pandas.DataFrame(map(msgspec.structs.asdict, answer.tables)).rename(
+            columns={"missing": "orders with too few", "too_many": "orders with too many"}
+        ),
+        "Killed with kill -9, and started again": pandas.DataFrame(kills),
+    }
 
 
 def answer_of(told: Told, waiting: Mapping[str, int], killed: int, *, contract_held: bool) -> Answer:
@@ -297,7 +316,7 @@ def kinds(told: Told) -> DataFrame:
             F.count("flow").alias("flows"),
             F.count_if("has_ended").alias("ended"),
             F.count_if("is_given_up").alias("given_up"),
-            F.count_if(~F.col("is_rolled_back") & ~is_told).alias("untold"),
+            F.count_if(~F.col("is_rolled_back") & ~is_told).alias("not_recorded"),
             F.percentile(took, 0.5).alias("p50"),
             F.percentile(took, 0.99).alias("p99"),
         )

@@ -1,5 +1,6 @@
-"""Does each order get what is due to it, once, although broker and service are killed? A service of five stages on
-SQLite shows it, and Spark judges it. `python -m examples.orders.demo` runs it alone.
+"""Orders through a service of five stages on SQLite, while broker and service are killed; Spark judges what each got.
+
+`python -m examples.orders.demo` runs this part of `make demo` alone.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from rich.table import Table
 from examples.orders.audit import VERDICT, Answer, judge
 from examples.orders.run import Counts, run
 
-KINDS = {"customer": "interactive, outbox", "asked": "interactive, asked", "batch": "batch"}
+KINDS = {"customer": "users, outbox", "asked": "users who wait", "batch": "batch"}
 """What is printed of a kind of orders, in this order."""
 SHOWN_MAX = 20
 """Findings that are printed; the file has all."""
@@ -54,17 +55,33 @@ def print_answer(console: Console, answer: Answer) -> None:
 
 
 def _kinds(answer: Answer) -> Table:
-    table = _table("Orders and their flows (p50, p99: seconds from order to end, kills included)", "orders")
-    for name in ("committed", "rolled back", "twice", "flows", "ended", "given up", "untold", "p50", "p99"):
+    table = _table(
+        "Orders, and what became of their flows; median and 99 % of the seconds from order to end, kills included",
+        "orders",
+    )
+    for name in (
+        "committed",
+        "rolled back",
+        "repeated by users",
+        "flows",
+        "completed",
+        "given up",
+        "end not recorded",
+        "median s",
+        "99 % s",
+    ):
         table.add_column(name, justify="right")
     for each in sorted(answer.kinds, key=lambda each: list(KINDS).index(each.kind)):
-        counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.ended, each.given_up, each.untold)
-        table.add_row(KINDS[each.kind], *map(str, counts), _seconds(each.p50), _seconds(each.p99))
+        counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.ended, each.given_up)
+        cells = map(str, (*counts, each.not_recorded))
+        table.add_row(KINDS[each.kind], *cells, _seconds(each.p50), _seconds(each.p99))
     return table
 
 
 def _tables(answer: Answer) -> Table:
-    table = _table("Rows of the service's own tables, which have no primary keys", "table")
+    table = _table(
+        "Rows in the service's tables: without primary keys, a row written twice would be there twice", "table"
+    )
     for name in ("due", "there", "orders with too few", "orders with too many"):
         table.add_column(name, justify="right")
     for each in answer.tables:
@@ -73,7 +90,7 @@ def _tables(answer: Answer) -> Table:
 
 
 def _letters(answer: Answer) -> Table:
-    table = _table("Dead letters of the broker", "stage", "last cause")
+    table = _table("Dead letters: messages given up after their attempts", "stage", "cause of the last attempt")
     table.add_column("messages", justify="right")
     for each in answer.letters:
         table.add_row(each.stage, each.cause, str(each.messages))
@@ -90,5 +107,5 @@ def _seconds(value: float | None) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="python -m examples.orders.demo", description=__doc__).parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     sys.exit(0 if show(console, Path("demo-report") / "orders") else 1)

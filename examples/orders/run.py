@@ -1,4 +1,4 @@
-"""How do orders get through the service while the broker and a process of the service are killed?
+"""The run of the orders: the broker and a process of the service are killed on the way.
 
     web application ──▶ broker ──▶ two processes of the service ──▶ SQLite
            │                                                          │
@@ -51,6 +51,16 @@ class Letter(msgspec.Struct):
     cause: str
 
 
+class Kill(NamedTuple):
+    """A process that was killed and started again."""
+
+    what: str
+    at: float
+    """Seconds since 1970."""
+    seconds: float
+    """Since the web application began."""
+
+
 class Left(NamedTuple):
     """What the run has left behind."""
 
@@ -64,6 +74,7 @@ class Left(NamedTuple):
     letters: list[Letter]
     waiting: dict[str, int]
     """Messages that are in queues, and in the outbox, though all should be done."""
+    kills: list[Kill]
     seconds: float
 
 
@@ -133,14 +144,13 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
         stack.callback(web.kill)
 
         progress = Progress(database, sum(counts), say)
-        progress.until(0.25)
-        broker.kill()
-        say("  kill -9 of the broker, start again")
-        broker.start()
-        progress.until(0.5)
-        services[0].kill()
-        say("  kill -9 of a process of the service, start again")
-        services[0].start()
+        kills = []
+        for share, what, victim in ((0.25, "the broker", broker), (0.5, "a process of the service", services[0])):
+            progress.until(share)
+            victim.kill()
+            kills.append(Kill(what, time.time(), time.monotonic() - began))
+            say(f"  kill -9 of {what}, start again")
+            victim.start()
         waiting = progress.until_all_is_done(broker, web)
         seconds = time.monotonic() - began
 
@@ -148,7 +158,7 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
             each.stop()
         letters = dead_letters(broker)
         broker.stop()
-    return Left(broker.data, events, database, orders, letters, waiting, seconds)
+    return Left(broker.data, events, database, orders, letters, waiting, kills, seconds)
 
 
 def make_tables(database: Path, url: str) -> None:

@@ -384,6 +384,8 @@ def test_the_contract_holds_with_everything_at_once_over_two_ends_of_the_broker(
         check=False,
     )
     assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert "WARN" not in audit.stderr
+    assert "log4j" in (tmp_path / "report" / "spark.log").read_text()
     # The broker itself exports what it has time for: on a slow machine it may have ended before the first file.
     of_kind = Counter(
         kind

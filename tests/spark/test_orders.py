@@ -145,7 +145,7 @@ def test_a_flow_whose_last_events_went_with_their_process_has_ended_by_its_row(s
     assert not story.findings(is_cut=True)
     answer = answer_of(story.told(is_cut=True), {}, 1, contract_held=True)
     assert answer.is_right
-    assert {each.kind: each.untold for each in answer.kinds} == {"customer": 2, "batch": 0}
+    assert {each.kind: each.not_recorded for each in answer.kinds} == {"customer": 2, "batch": 0}
     story.rows.remove((LAST_TABLE, "good-1"))
     assert story.findings(is_cut=True) == {
         ("good-1", "its flow did not end"),

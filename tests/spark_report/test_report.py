@@ -142,6 +142,24 @@ def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) 
     assert scales == [[0, 40], [0, 40]]
 
 
+def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    both = {name: pandas.concat([tables("a")[name], tables("b")[name]]) for name in tables()}
+    write_comparison([Run("one", both, Verdict(1)), Run("two", tables("a"), Verdict(1))], path, title="Two")
+    page = path.read_text()
+    assert len([spec for spec in specs(page) if "vconcat" in spec]) == 3
+    assert "one · b" in page and "two · b" not in page and "Nothing to show" not in page
+
+
+def test_sections_of_the_caller_come_right_after_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    kills = pandas.DataFrame({"killed": [EVIL]})
+    write_comparison([Run("one", tables(), Verdict(1))], path, title="One", sections={EVIL: kills})
+    body = path.read_text().partition("</main>")[0]
+    assert body.count(html.escape(EVIL)) == 2 and "<img" not in body
+    assert body.index("The contract held") < body.index(html.escape(EVIL)) < body.index("<h2>Order</h2>")
+
+
 def test_every_plot_is_valid() -> None:
     data = tables()
     depth = data["depth"].assign(seconds=range(5000))
@@ -263,6 +281,7 @@ def test_a_page_of_many_long_flows_stays_small() -> None:
     rows = [row for number in range(100) for row in runs_of(f"f{number}", messages=60, trace="t" * 200)]
     drawn = waterfalls.waterfalls_html(pandas.DataFrame(rows))
     assert drawn.count("<details") == 100
+    assert drawn.count('<details class="flow" open>') == waterfalls.OPEN
     assert drawn.count("20 more messages.") == 100
     assert len(drawn) < 2_500_000
 

@@ -20,16 +20,16 @@ ROWS_MAX = 100
 QUEUES_MAX = 6
 """Queues that get plots: those with most violations, then those with most messages."""
 TABLES = {
-    "stage_findings": "What stages and history say against each other",
+    "stage_findings": "Findings: events of stages against the history",
     "violations": "Violations, with witnesses",
     "lost": "Lost",
     "doubled": "Delivered twice",
-    "consumers": "Given to consumers, charged or taken from them wrongly",
+    "consumers": "Wrong dispatches, acknowledgements and attempts, by consumer",
     "stuck": "Stuck",
     "starvation": "Starvation",
     "redelivery": "Redelivery",
-    "stages": "Stages: outcomes of their runs, and milliseconds that messages waited and runs took",
-    "windows": "SQL committed, and the message not acknowledged with it",
+    "stages": "Stages: outcomes of their runs, waiting and working times in milliseconds",
+    "windows": "SQL committed, message not acknowledged",
     "gaps": "Gaps",
 }
 MEASURES = ("visible to dispatched", "dispatched to acknowledged")
@@ -53,16 +53,21 @@ def write_report(tables: Mapping[str, pandas.DataFrame], verdict: Verdict, path:
     write_comparison([Run(title, tables, verdict)], path, title=title)
 
 
-def write_comparison(runs: Sequence[Run], path: Path, *, title: str) -> None:
+def write_comparison(
+    runs: Sequence[Run], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+) -> None:
     """Write one page of several runs to `path`, plots of one queue next to each other and to one scale.
 
     A queue is the same in two runs if it has the same name in both; runs of one queue each are compared whatever it is
-    called.
+    called. A queue that only some of the runs have is drawn for those.
+
+    `sections` are further tables, each under its heading, right after the verdicts: what the caller knows of the runs.
 
     Raises: ConfigurationError if what draws the plots is not installed, OSError
     """
     specs: list[plots.Spec] = []
-    body = "".join([_verdicts(runs), *_flows(runs), *_plots(runs, specs), *_tables(runs)])
+    parts = [_verdicts(runs), *_sections(sections or {}), *_flows(runs), *_plots(runs, specs), *_tables(runs)]
+    body = "".join(parts)
     content = files("truenext.spark")
     # What the page may do is written in it: run what it brings, and ask nobody for anything.
     policy = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
@@ -107,6 +112,11 @@ def _verdicts(runs: Sequence[Run]) -> str:
     return _side_by_side(cards)
 
 
+def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
+    for heading, table in sections.items():
+        yield f"<section><h2>{escape(heading)}</h2>{table_html(table, rows_max=ROWS_MAX)}</section>"
+
+
 def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
     """The sections with plots; a plot's specification goes to `specs`, and its place on the page has the number."""
 
@@ -131,7 +141,9 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
         parts = [f"<h2>{heading}</h2>{words}"]
         for row in rows:
             figures = []
-            for run, queue, figure in zip(runs, row, draw(row), strict=True):
+            for run, names, queue, figure in zip(runs, named, row, draw(row), strict=True):
+                if queue not in names:
+                    continue
                 label = " · ".join(escape(text) for text in ((run.name, queue) if len(runs) > 1 else (queue,)))
                 figures.append(f"<figure><figcaption>{label}</figcaption>{figure}</figure>")
             parts.append(_side_by_side(figures))
@@ -171,10 +183,10 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
         yield f'<p class="note">{left_out} more queues are in the tables only.</p>'
     yield section(
         "Order",
-        "<p>Each point is a message: how far right it stands is when it was delivered, how high when it arrived. The "
-        "band below shows which priorities were delivered at that time; the narrow one, what was persistent. Where "
-        "everything waits before the first delivery, the true next message gives bands that run from 9 to 0, and "
-        "each is one rising line.</p>" + _legend(runs),
+        "<p>Each point is a message: its horizontal position is its place in the order of delivery, its height "
+        "its place in the order of arrival. The band below shows the priorities that were delivered at that time, "
+        "the narrow band which of them were persistent. If all messages wait before the first delivery, the right "
+        "order is one rising line for each priority, from 9 on the left to 0 on the right.</p>" + _legend(runs),
         draw_order,
     )
     for measure in MEASURES:
@@ -193,8 +205,8 @@ def _flows(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if "waterfalls" in run.tables:
             yield (
-                "<section><h2>Flows</h2><p>One line is a message: how long it waited in its queue by the broker's "
-                "clock, and how long a stage worked with it by the clock of its process.</p>"
+                "<section><h2>Flows</h2><p>Each line is a message: the time that it waited in its queue, by the "
+                "broker's clock, and the time that a stage worked with it, by the clock of the stage's process.</p>"
                 f"{waterfalls_html(run.tables['waterfalls'])}</section>"
             )
 

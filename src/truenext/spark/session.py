@@ -1,7 +1,10 @@
-"""How does a Spark session start, on one machine or many?"""
+"""Start of a Spark session, on one machine or on a cluster."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -12,10 +15,13 @@ from truenext.spark.java import find_java
 LOCAL = "local[*]"
 
 
-def start(master: str | None = None) -> SparkSession:
-    """A session, or the one that runs already; `master` None is what spark-submit said, else all cores of this machine.
+def start(master: str | None = None, *, log: Path | None = None) -> SparkSession:
+    """Return the running session, or start one; `master` None means that of spark-submit, else all cores.
 
-    Raises: ConfigurationError, with the cause and what to do
+    Java writes to `log` what it would write to stderr: Spark's and log4j's warnings. Nothing goes there if a session
+    runs already, or under spark-submit.
+
+    Raises: ConfigurationError with the cause and what to do; OSError if `log` cannot be written
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -45,10 +51,31 @@ def start(master: str | None = None) -> SparkSession:
                 .config("spark.driver.memory", os.environ.get("TRUENEXT_SPARK_MEMORY", "4g"))
                 .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
             )
+    if is_submitted:
+        log = None
     try:
-        return builder.getOrCreate()
+        with _stderr_to(log):
+            return builder.getOrCreate()
     except PySparkException as error:
         raise ConfigurationError(
-            f"Spark did not start with Java of {os.environ.get('JAVA_HOME')}: {error}; what Java said is above. "
+            f"Spark did not start with Java of {os.environ.get('JAVA_HOME')}: {error}; its output is "
+            f"{'above' if log is None else f'in {log}'}. "
             f"Try --master local[1], less memory (TRUENEXT_SPARK_MEMORY=1g), or another JAVA_HOME"
         ) from error
+
+
+@contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """Let processes that are started meanwhile, such as Java, inherit `log` as their stderr."""
+    if log is None:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -6,10 +6,13 @@ Plain HTML with a bar or two in each line, so that a hundred flows stay small an
 
 from collections.abc import Iterator
 from html import escape
+from itertools import count
 from typing import Any
 
 import pandas
 
+OPEN = 3
+"""Flows that are shown open; of the others a reader sees one line each."""
 LINES_MAX = 40
 """Messages of one flow that are shown."""
 DEPTH_MAX = 8
@@ -52,13 +55,15 @@ def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
     others = [runs for runs in flows.values() if not runs[0]["given_up"]]
     others.sort(key=lambda runs: runs[0]["seconds"], reverse=True)
     parts = [LEGEND]
+    places = count()
     for heading, some in (("Given up, the latest first", given_up), ("The slowest of the others", others)):
         if some:
-            parts.append(f"<h3>{heading}</h3>{''.join(map(_flow, some))}")
+            shown = "".join(_flow(runs, is_open=next(places) < OPEN) for runs in some)
+            parts.append(f"<h3>{heading}</h3>{shown}")
     return "".join(parts)
 
 
-def _flow(runs: list[Run]) -> str:
+def _flow(runs: list[Run], *, is_open: bool) -> str:
     first = runs[0]
     seconds = max(float(first["seconds"]), 1e-6)
     facts = [_duration(seconds * 1e3), _count(first["messages"], "message")]
@@ -72,7 +77,7 @@ def _flow(runs: list[Run]) -> str:
     left_out = first["messages"] - len(lines)
     rest = f'<p class="note">{left_out:,} more messages.</p>' if left_out > 0 else ""
     return (
-        f'<details class="flow"><summary>{escape(first["trace"] or "(no trace)")} '
+        f'<details class="flow"{" open" if is_open else ""}><summary>{escape(first["trace"] or "(no trace)")} '
         f'<span class="note">{" · ".join(facts)}</span></summary><div class="scroll"><table>'
         f"<thead>{HEAD.format(_duration(seconds * 1e3))}</thead><tbody>{''.join(lines)}</tbody></table></div>{rest}"
         "</details>"

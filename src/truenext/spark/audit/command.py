@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
@@ -21,6 +21,8 @@ from truenext.spark.stages.schema import read_stage_events
 from truenext.spark.verdict import Verdict
 
 PAGE = "report.html"
+SPARK_LOG = "spark.log"
+"""Output of Java, below the folder of the tables."""
 
 SHOWN_ROWS_MAX = 200_000
 """Rows of a table that are looked at for the page; the Parquet files have all."""
@@ -38,8 +40,33 @@ def run(
 ) -> list[Verdict]:
     """Audit each of `folders`, print progress and verdicts, write the tables below `out`, and one page of all.
 
+    Raises: ConfigurationError, HistoryError
+    """
+    audited = audit_all(
+        folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
+    )
+    if out is not None:
+        names = [each.name for each in audited] if len(audited) > 1 else [str(folders[0])]
+        write_page(audited, out, title="Audit of " + " and ".join(names))
+    return [each.verdict for each in audited]
+
+
+def audit_all(
+    folders: Sequence[Path | str],
+    *,
+    master: str | None = None,
+    since: datetime | None = None,
+    queue: str | None = None,
+    stuck_seconds: float = STUCK_SECONDS,
+    stages: Sequence[Path | str] = (),
+    out: Path | None = None,
+) -> list[Run]:
+    """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
+
     `stages` are folders into which services of stages wrote, for the history of one broker. `since` without a zone is
-    UTC. Raises: ConfigurationError, HistoryError
+    UTC. The runs that are returned have tables, of which a page can be made, only with `out`.
+
+    Raises: ConfigurationError, HistoryError
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
@@ -54,7 +81,7 @@ def run(
         except OSError as error:
             raise ConfigurationError(f"{out} cannot be written to: {error.strerror}") from error
     with _told("Spark started"):
-        spark = start(master)
+        spark = start(master, log=None if out is None else out / SPARK_LOG)
     audited = []
     for folder in folders:
         name = str(folder).rstrip("/").rpartition("/")[2]
@@ -71,11 +98,19 @@ def run(
             results.release()
     for each in audited:
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
-    if out is not None:
-        with _told("page"):
-            write_comparison(audited, out / PAGE, title="Audit of " + " and ".join(each.name for each in audited))
-        print(f"The page: {out / PAGE}", flush=True)
-    return [each.verdict for each in audited]
+    return audited
+
+
+def write_page(
+    audited: Sequence[Run], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+) -> None:
+    """Write the page of `audited` to `out`, and print where it is; `sections` as for `write_comparison`.
+
+    Raises: ConfigurationError if what draws the plots is not installed, OSError
+    """
+    with _told("page"):
+        write_comparison(audited, out / PAGE, title=title, sections=sections)
+    print(f"The page: {out / PAGE}", flush=True)
 
 
 def write(results: Results, out: Path) -> dict[str, pandas.DataFrame]:
