@@ -659,6 +659,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self._come_due()
+        if self.oracle.charged_in == self.oracle.gathering and not self.engine.is_batch_awaited:
+            raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
         for peer, session in self.sessions.items():

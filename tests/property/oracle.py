@@ -456,6 +456,8 @@ class Oracle:
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
+        self.charged_in = 0
+        """The last batch with an attempt of a persistent message."""
         self._is_roomy = False
         """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
         self._reading: dict[str, int] = {}
@@ -572,7 +574,7 @@ class Oracle:
             work.say(wish)
             return
         self._event += 1
-        self._wait(peer, may=self.gathering)
+        self._wait_for_return(peer, charged=covered)
         self._give_back(covered, charged=covered, is_tried_later=True)
         self._free_groups_of_resting()
 
@@ -629,7 +631,7 @@ class Oracle:
         for letter in work.acknowledged:
             self._acknowledged(peer, letter)
         if is_lasting or work.refused or numbered is not None:
-            self._wait(peer, may=self.gathering)
+            self._wait_for_return(peer, charged=work.refused)
         self._give_back(work.refused, charged=work.refused, is_tried_later=True)
         self._free_groups_of_resting()
         if numbered is not None:
@@ -653,7 +655,7 @@ class Oracle:
         self._event += 1
         returned, charged = self._roll_back(peer, transaction, charges_all=charges_all)
         if returned:
-            self._wait(peer, may=self.gathering)
+            self._wait_for_return(peer, charged=charged)
         self._give_back(returned, charged, is_tried_later=True)
         self._free_groups_of_resting()
 
@@ -690,7 +692,7 @@ class Oracle:
             of_transaction, charged = self._roll_back(peer, transaction, charges_all=charges_all)
             returned += of_transaction
         if returned:
-            self._wait(peer, may=self.gathering)
+            self._wait_for_return(peer, charged=charged)
         self._give_back(returned, charged, is_tried_later=True)
         for reader in readers:
             reader.wished = 0
@@ -1778,6 +1780,11 @@ class Oracle:
         reasons += self.producers.written_in(now)
         return reasons
 
+    def _wait_for_return(self, peer: Peer, *, charged: Iterable[Letter]) -> None:
+        """Deliveries and attempts: a receipt says that the attempts of persistent messages are durable."""
+        is_written = any(letter.persistent for letter in charged)
+        self._wait(peer, must=self.gathering if is_written else AT_ONCE, may=self.gathering)
+
     def _give_back(
         self, returned: Iterable[Letter], charged: Iterable[Letter], *, is_tried_later: bool = False
     ) -> None:
@@ -1820,6 +1827,7 @@ class Oracle:
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
+            self.charged_in = self.gathering
             due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
             letter.written.append(
                 Written(self.gathering, letter.attempts, due_ms, letter.is_poison, letter.was_lost, letter.causes)

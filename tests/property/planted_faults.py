@@ -677,6 +677,29 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     rooms.TURN.replace(patch, faulty_turn)
 
 
+def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
+    give_back = rooms.GIVE_BACK.original
+
+    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        ledger = rooms.ledger_of(outcomes)
+        was_awaited = ledger.is_awaited
+        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        ledger.is_awaited = was_awaited
+
+    rooms.GIVE_BACK.replace(patch, faulty)
+
+
+def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
+    abort = rooms.ABORT_TRANSACTION.original
+
+    def faulty(transactions: Transactions, session: Session, name: str, *, charges_all: bool) -> None:
+        batch = session.batch
+        abort(transactions, session, name, charges_all=charges_all)
+        session.batch = batch
+
+    rooms.ABORT_TRANSACTION.replace(patch, faulty)
+
+
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     release = rooms.RELEASE.original
 

@@ -48,6 +48,8 @@ class Letter:
     begun: bool = False
     """and whether that was begun."""
     attempts: int | None = None
+    attempts_least: int = 0
+    """As the last return said, whatever was not seen since."""
     has_cause: bool = False
 
     @property
@@ -197,7 +199,7 @@ class Judge:
                 last = each["reason"].rpartition(" ")[2]
                 where = last if last in ("delayed", "holding") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
-                letter.attempts = each["attempts"]
+                letter.attempts = letter.attempts_least = each["attempts"]
                 letter.has_cause |= each.get("cause") is not None
         elif kind == "drained":
             for each_letter in self._present(letters).values():
@@ -407,6 +409,8 @@ class Judge:
         letter = self._letters(queue, each["event"]).get(each["sequence"])
         if letter is None or letter.where == "gone" or letter.is_ended:
             return
+        if each["attempts"] < letter.attempts_least:
+            self._find("forgotten", queue, each)
         reason = each["reason"].partition(" ")[0]
         if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
             self._find("charged", queue, each)

@@ -253,6 +253,14 @@ def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
     assert Story().give(1).give_back(1, reason="refused", attempts=1).found == []
 
 
+@pytest.mark.parametrize("reason", ["released", "refused", "lost and delayed"])
+def test_a_return_with_fewer_attempts_than_before_is_found_over_a_crash_too(reason: str) -> None:
+    for story in (Story(), Story().lose_an_event()):
+        story.give(1).give_back(1, reason="refused", attempts=2).lose_an_event().give(1).begin(1)
+        story.give_back(1, reason=reason, attempts=1)
+        assert ("forgotten", 1, "an attempt had been counted") in story.found
+
+
 def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
     def dead_letter(cause: str | None, said: str | None) -> list[tuple[str, int | None, str]]:
         story = Story().give(1).add("returned", sequence=1, attempts=1, reason="refused", cause=said)

@@ -101,6 +101,9 @@ class Outcomes:
             entry.was_lost = reason is Reason.LOST
             if cause:
                 self._resident.cause_was_said(entry, cause)
+            if entry.persistent:
+                # A crash before the batch is durable forgets the attempt: the batch is not left to gather for longer.
+                self._ledger.is_awaited = True
         # Also without a failure: the policy may have changed while somebody held it.
         if is_given_up(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)

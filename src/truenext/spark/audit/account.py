@@ -392,6 +392,9 @@ class Account:
         if back & SAYS_WHY:
             message.has_cause = True
             back -= SAYS_WHY
+        if attempts < message.attempts:
+            # Written in one batch with the event that says so: no crash leaves the event without the attempt.
+            self.found("forgotten", event, at, message, message.consumer, detail="an attempt had been counted")
         if back == Back.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
                 self.found("charged", event, at, message, message.consumer, detail="released")

@@ -153,7 +153,8 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "they might hold or had asked for",
         "charged": "{:,} returns counted an attempt although nobody had failed",
         "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
-        "forgotten": "{:,} dead letters say nothing of why they failed although a consumer had said it",
+        "forgotten": "{:,} messages had fewer attempts than before, or were dead letters that do not say why they "
+        "failed although a consumer had said it",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
         f"taken them; the longest was {longest:,.1f} s",
     }

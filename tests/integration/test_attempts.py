@@ -1,0 +1,106 @@
+"""Is an attempt durable when docs/contract.md says so ("Deliveries and attempts")? With kill -9, over a real broker."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.broker_process import BrokerProcess
+from tests.integration.raw_client import RawClient, numbered
+from truenext.wire.stomp.frame import Frame
+
+Say = Callable[[RawClient, Frame, dict[str, str]], None]
+
+
+def nack(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+    client.nack(message, headers=headers)
+
+
+def commit_of_a_nack(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+    client.begin("t")
+    client.nack(message, transaction="t")
+    client.commit("t", confirmed=False, headers=headers)
+
+
+def abort(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+    client.begin("t")
+    client.ack(message, transaction="t")
+    client.say("ABORT", {"transaction": "t"} | headers)
+
+
+def repeated_commit(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+    client.begin("t")
+    client.ack(message, transaction="t")
+    client.commit("t", confirmed=False, headers=numbered("p", 1) | headers)
+
+
+def give_back_with_a_transaction(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+    client.begin("t")
+    client.ack(message, transaction="t")
+    client.give_back("1", abort="t", confirmed=False)
+    client.say("SEND", {"destination": "/control/wake", "id": "1"} | headers)
+
+
+def holding(broker: BrokerProcess, queue: str) -> tuple[RawClient, Frame]:
+    """A client that holds the one persistent message of a queue, the broker's disk being held from then on."""
+    client = broker.connect(headers={"truenext-rounds": "true"})
+    client.begin("first")
+    client.commit("first", headers=numbered("p", 1))
+    client.send(queue, b"", persistent=True, confirmed=True)
+    client.subscribe(queue, prefetch=1)
+    message = client.message()
+    broker.hold_disk()
+    return client, message
+
+
+def attempts_after_kill(broker: BrokerProcess, queue: str) -> str:
+    broker.kill()
+    broker.close_clients()
+    broker.start()
+    client = broker.connect()
+    client.subscribe(queue, prefetch=1)
+    return client.message().headers["truenext-attempts"]
+
+
+@pytest.mark.parametrize(
+    "fail", [nack, commit_of_a_nack, abort, repeated_commit, give_back_with_a_transaction], ids=lambda one: one.__name__
+)
+def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
+    held_broker: BrokerProcess, queue: str, fail: Say
+) -> None:
+    client, message = holding(held_broker, queue)
+    receipt = client.new_receipt()
+    fail(client, message, {"receipt": receipt})
+    # The dispatch does not wait for the disk, and the receipt does: `next_frame` sees the MESSAGE alone.
+    again = client.next_frame()
+    assert (again.command, again.headers["truenext-attempts"]) == ("MESSAGE", "1")
+    held_broker.release_disk()
+    client.await_receipt(receipt)
+    assert attempts_after_kill(held_broker, queue) == "1"
+
+
+def test_attempt_of_a_lost_connection_survives_a_kill_behind_a_later_receipt(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    client, _ = holding(held_broker, queue)
+    other = held_broker.connect()
+    other.subscribe(queue, prefetch=1)
+    client.crash()
+    assert other.message().headers["truenext-attempts"] == "1"
+    held_broker.release_disk()
+    other.send("another", b"", persistent=True, confirmed=True)
+    assert attempts_after_kill(held_broker, queue) == "1"
+
+
+def test_attempt_that_is_not_written_yet_is_forgotten_by_a_kill_although_its_message_came_again(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    client, message = holding(held_broker, queue)
+    abort(client, message, {})
+    assert client.message().headers["truenext-attempts"] == "1"
+    held_broker.kill()
+    held_broker.release_disk()
+    held_broker.close_clients()
+    held_broker.start()
+    client = held_broker.connect()
+    client.subscribe(queue, prefetch=1)
+    assert client.message().headers["truenext-attempts"] == "0"

@@ -1,0 +1,136 @@
+"""From when is an attempt durable? Source: docs/contract.md, "Deliveries and attempts" """
+
+from collections.abc import Callable
+
+import pytest
+
+from truenext.answers import Receipt
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, GiveBack, Nack, Send, Subscribe
+from truenext.destination import parse
+from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import Session
+from truenext.message import Message
+
+
+class Held:
+    """An engine with one message, which a consumer holds; all so far is durable."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        self.engine = engine = Engine()
+        engine.start()
+        self.session = engine.connect("s")
+        self.session.has_rounds = True
+        self.other = engine.connect("other")
+        engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+        engine.send(self.session, Send(parse("/queue/a", "s"), Message(4, persistent, 0, b"content-length:0\n", b"")))
+        self.commit_number_one()
+        self.write()
+        ((self.entry,),) = engine.turn().deliveries.values()
+        # Dispatches are written as well, and nobody waits for that.
+        self.write()
+        assert not engine.is_batch_awaited
+
+    def commit_number_one(self) -> None:
+        self.engine.begin(self.session, Begin("first"))
+        self.engine.commit(self.session, Commit("first", "p", 1))
+
+    def write(self) -> None:
+        while (batch := self.engine.take_batch()) is not None:
+            self.engine.committed(batch)
+
+    def answered(self, session: Session) -> list[object]:
+        return [answer for each, answer in self.engine.turn().answers if each is session]
+
+
+def take(held: Held, answer: type[Ack] | type[Nack] = Ack) -> None:
+    held.engine.begin(held.session, Begin("t"))
+    if answer is Ack:
+        held.engine.acknowledge(held.session, Ack("0", held.entry.sequence, "t"))
+    else:
+        held.engine.refuse(held.session, Nack("0", held.entry.sequence, "t"))
+
+
+def nack(held: Held) -> None:
+    held.engine.refuse(held.session, Nack("0", held.entry.sequence))
+
+
+def poison(held: Held) -> None:
+    held.engine.refuse(held.session, Nack("0", held.entry.sequence, is_poison=True))
+
+
+def commit_of_a_nack(held: Held) -> None:
+    take(held, Nack)
+    held.engine.commit(held.session, Commit("t"))
+
+
+def abort(held: Held) -> None:
+    take(held)
+    held.engine.abort(held.session, Abort("t"))
+
+
+def abort_of_a_nack_alone(held: Held) -> None:
+    take(held, Nack)
+    held.engine.abort(held.session, Abort("t", charges_all=False))
+
+
+def repeated_commit(held: Held) -> None:
+    take(held)
+    held.engine.commit(held.session, Commit("t", "p", 1))
+
+
+def give_back_with_a_transaction(held: Held) -> None:
+    take(held)
+    held.engine.give_back(held.session, GiveBack(["0"], [], rests=False, transaction="t", charges_all=True))
+
+
+def lost_connection(held: Held) -> None:
+    held.engine.disconnect(held.session, is_clean=False)
+
+
+CONFIRMED = [
+    nack,
+    poison,
+    commit_of_a_nack,
+    abort,
+    abort_of_a_nack_alone,
+    repeated_commit,
+    give_back_with_a_transaction,
+]
+
+
+@pytest.mark.parametrize("fail", CONFIRMED)
+def test_receipt_of_what_counts_an_attempt_is_sent_once_the_attempt_is_durable(fail: Callable[[Held], None]) -> None:
+    held = Held(persistent=True)
+    fail(held)
+    held.engine.answer(held.session, Receipt("of this"))
+    assert held.answered(held.session) == []
+    held.write()
+    assert held.answered(held.session) == [Receipt("of this")]
+
+
+@pytest.mark.parametrize("fail", [*CONFIRMED, lost_connection])
+def test_attempt_of_a_persistent_message_is_written_at_once_without_a_receipt(fail: Callable[[Held], None]) -> None:
+    held = Held(persistent=True)
+    fail(held)
+    assert held.engine.is_batch_awaited
+
+
+@pytest.mark.parametrize("fail", [each for each in [*CONFIRMED, lost_connection] if each is not poison])
+def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], None]) -> None:
+    held = Held(persistent=False)
+    fail(held)
+    assert not held.engine.is_batch_awaited
+
+
+def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
+    held = Held(persistent=True)
+    take(held)
+    held.engine.abort(held.session, Abort("t", charges_all=False))
+    assert not held.engine.is_batch_awaited
+
+
+def test_message_is_dispatched_again_before_its_attempt_is_durable() -> None:
+    held = Held(persistent=True)
+    abort(held)
+    ((again,),) = held.engine.turn().deliveries.values()
+    assert (again.sequence, again.attempts) == (held.entry.sequence, 1)
