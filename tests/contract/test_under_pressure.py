@@ -494,6 +494,7 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
         "the disk is full: sends are refused until there is room",
         "the disk has room again",
     ]
+    assert {vars(record)["folder"] for record in caplog.records} == {str(tmp_path)}
     assert disk.crash().counts == {LANE: 9}
     assert [(sequence_of(m.key), m.mark.attempts) for m in disk.store.page(LANE, 0, 2).messages] == [(8, 1), (9, 0)]
     disk.store.close()

@@ -46,6 +46,8 @@ class RawClient:
         self._receipts = 0
         self.connected = Frame("", {})
         """What the broker answered to the login."""
+        self.local_port = self._sock.getsockname()[1]
+        """By which the broker names this client in its log."""
 
     # ---- Bytes and frames ----
 

@@ -103,6 +103,7 @@ def test_the_eleventh_beyond_is_refused_with_both_limits_and_there_is_room_once_
     assert f"there are {FEW} connections" in said.headers["message"]
     assert f"and {CONNECTIONS_TO_ASK_MAX} more that may only ask" in said.headers["message"]
     refused.await_end()
+    assert f"connection refused: there are too many client='127.0.0.1:{refused.local_port}'" in full_broker.log
     full_broker._log_checked = len(full_broker.log)
     beyond[0].disconnect()
     deadline = time.monotonic() + PATIENCE_SECONDS

@@ -235,7 +235,9 @@ class StoreThatSeesItsEnd(MemoryStore):
         super().close()
 
 
-def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() -> None:
+def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with (
         mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
         mock.patch.object(serve, "new_event_loop", StoreThatSeesItsEnd.new_event_loop),
@@ -245,3 +247,6 @@ def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails() 
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),
     ):
         serve.serve(Configuration(broker=BrokerSettings(memory=True, listen=("stomp://127.0.0.1:0",))))
+    (record,) = caplog.records
+    assert record.message == "internal error"
+    assert "find_a_bug" in vars(record)["reason"]

@@ -181,7 +181,7 @@ async def _run(
 
 def _bug(context: dict[str, Any]) -> TruenextError:
     """What ends the broker after an error of our own: it would otherwise go on with what it may have wrong."""
-    logger.critical("internal error", exc_info=context.get("exception"))
+    logger.critical("internal error", exc_info=context.get("exception"), extra={"reason": context["message"]})
     return TruenextError(f"internal error, the broker stops: {context.get('exception') or context['message']!r}")
 
 

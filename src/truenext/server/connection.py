@@ -350,6 +350,8 @@ class Connection:
         if answers > UNSENT_ANSWER_BYTES_MAX:
             reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
+            # It is in the log by now, and is no lost client besides.
+            self._is_reading = False
             self._lose(reason)
 
     def _count_taken(self, taken: int) -> None:
@@ -460,8 +462,13 @@ class Connection:
         self._is_reading = False
         self._is_kept = True
         self._close_socket()
-        self._after(COMES_BACK_SECONDS, "comes back", self._end_kept)
+        self._after(COMES_BACK_SECONDS, "comes back", self._on_not_back)
         return True
+
+    def _on_not_back(self) -> None:
+        reason = f"it did not come back within {COMES_BACK_SECONDS:g} s"
+        logger.info("client lost", extra={"client": self._name, "reason": reason})
+        self._end_kept()
 
     def _end_kept(self, *, is_blameless: bool = False) -> None:
         self._broker.lose(self._session, is_blameless=is_blameless)

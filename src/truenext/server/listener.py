@@ -110,13 +110,14 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                logger.error("cannot accept", extra={"reason": str(error)})
+                logger.error("cannot accept", extra={"listener": self.url, "reason": str(error)})
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(RETRY_SECONDS, self._accept_again)
                 return
             is_beyond = len(self._connections) - len(self._asking) >= self._connections_max
             if is_beyond and len(self._asking) >= CONNECTIONS_TO_ASK_MAX:
-                logger.error("connection refused", extra={"connections": self._connections_max})
+                extra = {"client": f"{peer[0]}:{peer[1]}", "connections": self._connections_max}
+                logger.error("connection refused: there are too many", extra=extra)
                 reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
                 sock.setblocking(False)
                 refusal = Frame("ERROR", {"message": reason, "truenext-code": Code.LIMIT.value})
@@ -143,7 +144,8 @@ class Listener:
             )
             self._connections.add(connection)
             if is_beyond:
-                logger.warning("connection may only ask", extra={"client": f"{peer[0]}:{peer[1]}"})
+                extra = {"client": f"{peer[0]}:{peer[1]}", "connections": self._connections_max}
+                logger.warning("connection may only ask: there are too many", extra=extra)
                 self._asking.add(connection)
 
     def _accept_again(self) -> None:

@@ -104,7 +104,7 @@ class RoomOnDisk:
                 folder.reserve(self._ballast, size)
                 has_ballast = True
             if self.is_full and has_ballast and not self._journal.needs_spare:
-                logger.warning("the disk has room again")
+                logger.warning("the disk has room again", extra={"folder": str(self._path)})
                 self.is_full = False
         except CAUSES as error:
             self.expect_no_space(error)
@@ -126,7 +126,8 @@ class RoomOnDisk:
         if not (is_no_space(error) or is_short):
             raise error
         if not self.is_full:
-            logger.error("the disk is full: sends are refused until there is room", extra={"reason": str(error)})
+            extra = {"folder": str(self._path), "reason": str(error)}
+            logger.error("the disk is full: sends are refused until there is room", extra=extra)
             with self._changed:
                 self.is_full = True
                 self._changed.notify_all()
