@@ -689,6 +689,7 @@ def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
     rooms.GIVE_BACK.replace(patch, faulty)
 
 
+@shows_in(GivingBackMachine, first=3)
 def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
     abort = rooms.ABORT_TRANSACTION.original
 
