@@ -18,9 +18,9 @@ DEAD_LETTER_HEADERS = frozenset(
 )
 """What a dead letter says of itself (engine/lifecycle/redelivery.py). No client can say it of what it sends."""
 
-SCHEDULE_HEADERS = frozenset(
-    {"AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"}
-)
+SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
+SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
+"""Headers of a scheduled send: ActiveMQ's, and TIME of its successor."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {

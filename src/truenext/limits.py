@@ -276,6 +276,9 @@ PAGE_BYTES_SHORT = 64 * 1024
 SCHEDULE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
 """Longest delay or period in milliseconds of a scheduled send."""
 
+SCHEDULE_TIME_MAX = 2 * SCHEDULE_MS_MAX
+"""Latest time of a scheduled send that names it, in milliseconds since 1970."""
+
 TTL_MS_MAX = SCHEDULE_MS_MAX
 """Longest time in milliseconds that a SEND may give its message to live."""
 

@@ -31,17 +31,21 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ttl_ms: int = 0
     """From when it becomes a message until that expires; 0 if the message says when, or never does."""
     due_ms: int = 0
-    """When it is due next, once it has been accepted."""
+    """Time at which it is due next. Before the broker accepts it: the time that its sender names; 0 is none."""
     number: int = 0
     """By which it is known, if it has been due before."""
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """Raises: RemoteProtocolError if there can be no such schedule."""
+    """Return a schedule that a client asks for. Raises: RemoteProtocolError if there can be no such schedule."""
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
     if schedule.repeat and not schedule.period_ms:
         raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT without AMQ_SCHEDULED_PERIOD of 1 or more")
+    if schedule.due_ms:
+        other = "AMQ_SCHEDULED_DELAY" if schedule.delay_ms else "AMQ_SCHEDULED_CRON" if schedule.cron else None
+        if other is not None:
+            raise RemoteProtocolError(f"AMQ_SCHEDULED_TIME and {other} both say when it is due; say one of them")
     if schedule.cron:
         if schedule.repeat == FOR_EVER:
             raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each hit would begin one more")
@@ -54,8 +58,10 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def begun(schedule: Schedule, now_ms: int) -> Schedule | None:
-    """A scheduled send that was just accepted; None if its time never comes."""
-    due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else now_ms + schedule.delay_ms
+    """Return the schedule of a send that was just accepted; None if its time never comes. A time that its sender names
+    and that has passed is now.
+    """
+    due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else max(now_ms + schedule.delay_ms, schedule.due_ms)
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 

@@ -1706,7 +1706,9 @@ class BrokerMachine(RuleBasedStateMachine):
             parcel = self._parcel(priority, persistent, YEAR_MS if self.serial % 3 == 0 else None, False)
             destination = parse(_address(queue), session.id)
             note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
-            schedule = Schedule(delay_ms=delay, ttl_ms=parcel.ttl_ms)
+            # Some say after how long, others when.
+            named = {"delay_ms": delay} if self.serial % 2 else {"due_ms": self.oracle.now_ms + delay}
+            schedule = Schedule(**named, ttl_ms=parcel.ttl_ms)
             self.engine.send(session, Send(destination, _message(parcel), schedule=schedule))
             planned = destination.address if destination.is_spread else queue
             self.oracle.schedule(peer, planned, parcel, delay)

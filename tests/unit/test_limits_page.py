@@ -28,7 +28,7 @@ DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 PUT_TOGETHER = {
     *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
     *("CAUSE_BYTES_MAX", "HEADERS_MAX", "HEADER_BYTES_MAX", "MESSAGE_HEADERS_MAX", "MESSAGE_HEADER_BYTES_MAX"),
-    *("QUESTION_SEQUENCES_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
+    *("QUESTION_SEQUENCES_MAX", "SCHEDULE_TIME_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
 }
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
@@ -199,6 +199,11 @@ def asked_for_too_long_a_life() -> None:
     ask(connected(Version.V1_2), "SEND", "destination:/queue/q", f"truenext-ttl:{limits.TTL_MS_MAX + 1}")
 
 
+def named_too_late_a_time() -> None:
+    line = f"AMQ_SCHEDULED_TIME:{limits.SCHEDULE_TIME_MAX + 1}"
+    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", line)
+
+
 def used_too_large_a_number() -> None:
     number = limits.PRODUCER_NUMBER_MAX + 1
     ask(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
@@ -234,6 +239,7 @@ def took_too_large_an_answer() -> None:
         ("MESSAGE_HEADERS_MAX", took_too_many_headers),
         ("MESSAGE_HEADER_BYTES_MAX", took_too_large_headers),
         ("TTL_MS_MAX", asked_for_too_long_a_life),
+        ("SCHEDULE_TIME_MAX", named_too_late_a_time),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
         ("WINDOW_MAX", asked_for_too_large_a_window),
     ],

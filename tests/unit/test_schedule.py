@@ -18,6 +18,7 @@ from truenext.engine.memory.timers import TimersRead
 from truenext.engine.state.consumer import Session
 from truenext.engine.state.pages import PageRead
 from truenext.errors import RemoteProtocolError
+from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import Message
 from truenext.record import split_lane_key
 from truenext.room import Room
@@ -233,6 +234,27 @@ def test_each_hit_of_a_cron_expression_begins_its_delay_and_its_repetitions() ->
     assert run.waiting() == {"q": (4, 1)}
 
 
+def test_a_send_with_a_time_is_due_at_that_time_and_then_after_each_period() -> None:
+    run = Run()
+    run.send("later", Schedule(due_ms=NOON_MS + 1000, period_ms=100, repeat=1))
+    run.send("past", Schedule(due_ms=NOON_MS - HOUR_MS, period_ms=HOUR_MS, repeat=1))
+    run.send("latest", Schedule(due_ms=SCHEDULE_TIME_MAX))
+    run.settle()
+    assert run.bodies() == ["past"]
+    for milliseconds, count in ((999, 1), (1000, 2), (1099, 2), (1100, 3), (1200, 3), (HOUR_MS, 4)):
+        run.at(NOON_MS + milliseconds)
+        assert len(run.bodies()) == count
+    assert run.bodies() == ["past", "later", "later", "past"]
+
+
+def test_a_time_that_has_passed_is_due_behind_what_was_due_before() -> None:
+    run = Run()
+    for name, schedule in (("first", Schedule(delay_ms=0)), ("second", Schedule(due_ms=1)), ("third", Schedule())):
+        run.send(name, schedule)
+    run.settle()
+    assert run.bodies() == ["first", "second", "third"]
+
+
 def test_inside_a_transaction_it_is_scheduled_at_commit_behind_what_is_sent_at_once() -> None:
     run = Run()
     run.engine.begin(run.session, Begin("t"))
@@ -279,6 +301,8 @@ def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
         (Schedule(cron="61 * * * *"), "no cron expression"),
         (Schedule(cron="0 0 30 2 *"), "or never"),
         (Schedule(cron="*" * 101), "five fields"),
+        (Schedule(due_ms=1, delay_ms=1), "AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_DELAY both"),
+        (Schedule(due_ms=1, cron="* * * * *"), "AMQ_SCHEDULED_TIME and AMQ_SCHEDULED_CRON both"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> None:

@@ -1080,6 +1080,34 @@ def test_the_time_to_live_of_a_scheduled_send_is_its_schedule_s() -> None:
     assert (send.ttl_ms, send.schedule) == (0, Schedule(delay_ms=7, ttl_ms=500))
 
 
+def test_the_time_of_a_scheduled_send_is_read() -> None:
+    lines = ["AMQ_SCHEDULED_TIME:1700000000000", "AMQ_SCHEDULED_PERIOD:5", "AMQ_SCHEDULED_REPEAT:2"]
+    send = asked(Send, Version.V1_2, "SEND", QUEUE, *lines)
+    assert send.schedule == Schedule(due_ms=1_700_000_000_000, period_ms=5, repeat=2)
+    assert "AMQ_SCHEDULED_TIME" not in read_header(send.message.header)
+    assert "AMQ_SCHEDULED_TIME '-1'" in refused(Version.V1_2, "SEND", QUEUE, "AMQ_SCHEDULED_TIME:-1")
+    assert "is more than" in refused(Version.V1_2, "SEND", QUEUE, f"AMQ_SCHEDULED_TIME:{'9' * 30}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("others", [[], ["content-length:0"], ["content-length:0", "a:b:c"]])
+def test_a_header_that_is_nearly_one_of_a_schedule_is_refused_by_name(version: Version, others: list[str]) -> None:
+    for name in ("AMQ_SCHEDULED_DELEY", "AMQ_SCHEDULED_", "AMQ_SCHEDULED_time", "AMQ_SCHEDULED_ID"):
+        why = refused(version, "SEND", QUEUE, f"{name}:1", *others)
+        assert f"unknown header {name!r} of SEND" in why
+        assert all(f"AMQ_SCHEDULED_{known}" in why for known in ("CRON", "DELAY", "PERIOD", "REPEAT", "TIME"))
+    for name in ("x-AMQ_SCHEDULED_DELEY", "AMQ_SCHEDULER_ACTION"):
+        assert asked(Send, version, "SEND", QUEUE, f"{name}:1", *others).schedule is None
+
+
+def test_the_hundredth_send_with_a_misspelt_header_of_a_schedule_is_refused_as_the_first() -> None:
+    server = connected()
+    right = text("SEND", QUEUE, "x:1", "AMQ_SCHEDULEX:1", "content-length:1", body=b"x")
+    assert all(isinstance(send, Send) for _ in range(100) for send in server.receive(right))
+    with pytest.raises(RemoteProtocolError, match="AMQ_SCHEDULED_X"):
+        list(server.receive(right.replace(b"AMQ_SCHEDULEX", b"AMQ_SCHEDULED_X")))
+
+
 def test_the_hundredth_send_with_a_time_to_live_is_read_as_the_first() -> None:
     server = connected()
     frame = text("SEND", QUEUE, "truenext-ttl:500", "content-length:1", body=b"x")
@@ -1274,9 +1302,11 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
 
 
 BROKER_HEADERS = {*HOP_HEADERS, "destination", "content-length", "priority"}
-SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")]
+SCHEDULE_HEADERS = [f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME")]
 MEANT_FOR_THE_BROKER = {"", "reply-to", "priority", "persistent", "expires", *HOP_HEADERS[:6], *SCHEDULE_HEADERS}
-USER_NAMES = PRODUCER_TEXTS.filter(lambda name: name not in MEANT_FOR_THE_BROKER)
+USER_NAMES = PRODUCER_TEXTS.filter(
+    lambda name: name not in MEANT_FOR_THE_BROKER and not name.startswith("AMQ_SCHEDULED_")
+)
 USER_HEADERS = st.dictionaries(USER_NAMES | st.sampled_from(HOP_HEADERS[6:]), PRODUCER_TEXTS, max_size=5)
 BODIES = st.sampled_from([b"", b"x", b"\0", b"\n\n", b"\0MESSAGE\n\n\0"])
 

@@ -46,7 +46,7 @@ NAMES = [
         "x",
         "content-type",
     ),
-    *("redelivered", "truenext-sequence", "AMQ_SCHEDULED_DELAY", "colour", "a b", "n\u00e4me"),
+    *("redelivered", "truenext-sequence", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_DELEY", "colour", "a b", "n\u00e4me"),
 ]
 VALUES = {
     "destination": [

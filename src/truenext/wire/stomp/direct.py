@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import Ack, Begun, Send
 from truenext.destination import Destination, Kind, parse
-from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS
+from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import Message
@@ -264,6 +264,7 @@ def _is_read_here(names: set[str]) -> bool:
     return (
         {"destination", "content-length"} <= names
         and names.isdisjoint(_ELSEWHERE)
+        and not any(name.startswith(SCHEDULE_PREFIX) for name in names)
         and ("truenext-producer" in names) is ("truenext-number" in names)
         and ("truenext-gapless" not in names or "truenext-number" in names)
     )

@@ -34,9 +34,9 @@ from truenext.destination import (
     split_options,
 )
 from truenext.digits import are_digits
-from truenext.envelope import HOP_HEADERS, SCHEDULE_HEADERS
+from truenext.envelope import HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_NUMBER_MAX, TTL_MS_MAX
+from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.message import Message
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.question import read_question
@@ -56,6 +56,7 @@ _OF_A_MESSAGE = SCHEDULE_HEADERS | {"reply-to"}
 """What means nothing where a SEND is no message."""
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = Kind.QUEUE
+_SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 _SEQUENCE_DIGITS = 19
 
@@ -101,6 +102,9 @@ class Requests:
             known = _PRIORITIES.get(said)
             priority = _priority(said) if known is None else known
         header = frame.lines
+        # Lines are kept of a plain frame alone; of any other its headers have to be looked at.
+        if _SCHEDULE_PREFIX in header or not header:
+            _check_schedule_names(headers)
         producer = None
         number = 0
         is_gapless = False
@@ -410,8 +414,22 @@ def _ttl(headers: dict[str, str]) -> int:
     return ttl_ms
 
 
+def _check_schedule_names(headers: dict[str, str]) -> None:
+    """Raises: RemoteProtocolError at a header that begins as those of a schedule do, and is none of them: its message
+    would be dispatched at once.
+    """
+    for name in headers:
+        if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
+            raise RemoteProtocolError(
+                f"unknown header {name[:50]!r} of SEND: there are {', '.join(sorted(SCHEDULE_HEADERS))}; leave it out"
+            )
+
+
 def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) -> Schedule:
-    """When a SEND is to be sent, and how often, in ActiveMQ's words."""
+    """Return when a message is to be sent, and how often, in ActiveMQ's words.
+
+    Raises: RemoteProtocolError if there can be no such schedule.
+    """
     for part in destination.parts or (destination,):
         if part.session:
             raise RemoteProtocolError(f"{part.address} may be gone when a scheduled send is due", Code.DESTINATION)
@@ -426,6 +444,12 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
             repeat=FOR_EVER if repeat == str(FOR_EVER) else read_number("AMQ_SCHEDULED_REPEAT", repeat),
             cron=headers.get("AMQ_SCHEDULED_CRON", ""),
             ttl_ms=ttl_ms,
+            due_ms=read_number(
+                "AMQ_SCHEDULED_TIME",
+                headers.get("AMQ_SCHEDULED_TIME", "0"),
+                SCHEDULE_TIME_MAX,
+                " milliseconds since 1970 (the year 2169)",
+            ),
         )
     )
 
