@@ -3,7 +3,8 @@
 TruenextError
 ├── LocalProtocolError     our own caller broke the rules of a protocol
 ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
-│   └── NoRoomError        what it asked for would be allowed if there were room; it did nothing wrong
+│   ├── NoRoomError        what it asked for would be allowed if there were room; it did nothing wrong
+│   └── OtherProtocolError it speaks another protocol than STOMP
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
 ├── HistoryError           history cannot be written or read; the broker stops
@@ -71,6 +72,16 @@ class NoRoomError(RemoteProtocolError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, Code.NO_ROOM)
+
+
+class OtherProtocolError(RemoteProtocolError):
+    """The peer speaks another protocol than STOMP; its connection ends."""
+
+    def __init__(self, reason: str, protocol: str, answer: bytes) -> None:
+        super().__init__(reason, Code.NO_FRAME)
+        self.protocol = protocol
+        self.answer = answer
+        """Bytes that its client understands, in place of an ERROR; may be empty."""
 
 
 class StoreError(TruenextError):

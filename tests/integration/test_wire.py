@@ -8,6 +8,7 @@ and src/truenext/limits.py.
 """
 
 import contextlib
+import http.client
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -244,8 +246,6 @@ def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> 
         (b"DISCONNECT\n\n\0", "DISCONNECT may not come while connecting"),
         (b"HELLO\n\n\0", "unknown command before CONNECT is complete"),
         (b"CONNECTED\nversion:1.2\n\n\0", "unknown command before CONNECT is complete"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\0", "unknown command before CONNECT is complete"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "NUL inside a frame's header"),
         (b"x" * (LOGIN_BYTES_MAX + 1), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
         (b"CONNECT\nlogin:" + b"x" * LOGIN_BYTES_MAX, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT"),
         (hello(login="x" * LOGIN_BYTES_MAX), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
@@ -264,6 +264,32 @@ def test_a_fault_before_connect_is_refused_with_the_supported_versions(
     client = broker.connect(says_hello=False)
     client.write(said)
     assert refused(client, fault).headers["version"] == "1.0,1.1,1.2"
+
+
+def test_clients_of_other_protocols_are_told_in_their_own_words_and_logged_once_each(own_broker: BrokerProcess) -> None:
+    for _ in range(2):
+        web = http.client.HTTPConnection("127.0.0.1", own_broker.port, timeout=PATIENCE_SECONDS)
+        web.request("GET", "/")
+        answer = web.getresponse()
+        assert answer.status == 400
+        assert "the client speaks HTTP, and this port speaks STOMP" in answer.read().decode()
+        web.close()
+        with (
+            socket.create_connection(("127.0.0.1", own_broker.port), timeout=PATIENCE_SECONDS) as sock,
+            pytest.raises(ssl.SSLError, match=r"(?i)alert.protocol.version"),
+        ):
+            ssl.create_default_context().wrap_socket(sock, server_hostname="localhost")
+        for said in (b"AMQP\x00\x01\x00\x00", b"\x10\x0f\x00\x04MQTT\x04", b"\x00\x00\x00\xf0\x01ActiveMQ"):
+            other = own_broker.connect(says_hello=False)
+            for byte in said:
+                other.write(bytes([byte]))
+            assert other.read() == b""
+    lines = [line for line in own_broker.log.splitlines() if "it speaks another protocol" in line]
+    assert [re.findall("protocol='(.*)'", line) for line in lines] == [
+        *(["HTTP"], ["TLS"], ["AMQP"], ["MQTT"], ["OpenWire"])
+    ]
+    assert all(" WARNING client refused: " in line and "client='127.0.0.1:" in line for line in lines)
+    own_broker.connect().send("q", b"", confirmed=True)
 
 
 SECRET = "hidden-7351"

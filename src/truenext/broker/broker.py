@@ -83,6 +83,12 @@ LOOK_SECONDS = 1.0
 """Time between two looks for queues that are stuck."""
 
 
+OTHER_PROTOCOL_SECONDS = 60.0
+"""Time in which clients of the same other protocol are logged once."""
+
+_OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
+
+
 class Peer(Protocol):
     """What the broker needs of a connection."""
 
@@ -184,6 +190,8 @@ class Broker:
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
+        self._other_protocols: dict[str, float] = {}
+        """Protocols other than STOMP that clients have spoken, and when that is logged again."""
         self._is_turn_due = False
         self._has_ticked = False
         """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
@@ -236,6 +244,15 @@ class Broker:
         if not self._has_noted_login:
             self._has_noted_login = True
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
+
+    def note_other_protocol(self, client: str, protocol: str) -> None:
+        """Log a client of another protocol: once a minute for each protocol, since a port scan makes many."""
+        now = self._loop.time()
+        if now < self._other_protocols.get(protocol, now):
+            logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+            return
+        self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
+        logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
     def may_only_ask(self, session: Session) -> bool:
         """It is beyond a limit."""

@@ -23,7 +23,7 @@ from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.wishes import EndedWish
 from truenext.engine.state.consumer import Consumer, Subscriber
 from truenext.engine.state.queue import Entry
-from truenext.errors import Code, NoRoomError, RemoteProtocolError
+from truenext.errors import Code, NoRoomError, OtherProtocolError, RemoteProtocolError
 from truenext.limits import (
     ASKING_SECONDS_MAX,
     HEART_BEAT_GRACE,
@@ -192,6 +192,9 @@ class Connection:
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
             waiting = self._broker.execute(self._session, commands)
+        except OtherProtocolError as error:
+            self._refuse_other(error)
+            return
         except RemoteProtocolError as error:
             is_blameless = isinstance(error, NoRoomError)
             self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_blameless=is_blameless)
@@ -250,6 +253,15 @@ class Connection:
         self._is_reading = False
         self._broker.lose(self._session, is_blameless=is_blameless)
         self._broker.answer(self._session, _fault(reason, code, receipt))
+        self._broker.answer(self._session, Farewell())
+
+    def _refuse_other(self, error: OtherProtocolError) -> None:
+        """Answer a client of another protocol in its own words, and end the connection."""
+        self._broker.note_other_protocol(self._name, error.protocol)
+        self._is_reading = False
+        self._broker.lose(self._session)
+        if error.answer:
+            self._add(error.answer)
         self._broker.answer(self._session, Farewell())
 
     # ---- Writing ----

@@ -14,6 +14,7 @@ from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_ours
 from truenext.wire.stomp.login import read_login
+from truenext.wire.stomp.opening import Opening
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.requests import REQUESTS, Requests
@@ -36,6 +37,8 @@ class StompServer:
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
         self._requests = Requests(session_id, message_id_prefix, self.replies)
+        self._opening: Opening | None = Opening()
+        """Has the first bytes of the client until they tell its protocol."""
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
         self.sends_every_ms = 0
@@ -70,7 +73,13 @@ class StompServer:
         """What `data` asks for, one command after the other; do each before asking for the next.
 
         Raises: RemoteProtocolError at the frame that may not be, or means nothing; all before it stands.
+            OtherProtocolError if the client speaks another protocol.
         """
+        if self._opening is not None:
+            opened = self._opening.receive(data)
+            if opened is None:
+                return
+            self._opening, data = None, opened
         protocol = self._protocol
         requests = self._requests
         table = REQUESTS

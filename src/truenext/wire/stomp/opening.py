@@ -1,0 +1,75 @@
+"""The first bytes of a connection: are they of a client of another protocol?
+
+    bytes --> STOMP, or unknown: they go on to the decoder
+          --> TLS, HTTP, AMQP, MQTT, OpenWire: the client gets an answer that it can read, where there is one
+          --> too few to tell: they wait for more
+
+Only the beginning of each protocol is compared, so a few bytes decide, however they are cut.
+"""
+
+from truenext.errors import OtherProtocolError
+
+_METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT")
+_ANY = None
+"""Any byte."""
+
+_Beginning = tuple[int | None, ...]
+
+_BEGINNINGS: tuple[tuple[str, _Beginning], ...] = (
+    ("TLS", (0x16, 0x03)),
+    # Behind CONNECT, which STOMP has as well, STOMP has a line end.
+    *(("HTTP", tuple(method + b" ")) for method in _METHODS),
+    ("HTTP", tuple(b"PRI * HTTP/2")),
+    ("AMQP", tuple(b"AMQP")),
+    # A CONNECT: its length in one to four bytes, then the name of the protocol, that of version 3.1 being another one.
+    *(
+        ("MQTT", (0x10, *[_ANY] * size, 0x00, len(name), *name))
+        for size in range(1, 5)
+        for name in (b"MQTT", b"MQIsdp")
+    ),
+    # A WIREFORMAT_INFO behind its length, which is small.
+    ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
+)
+
+_TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+"""Fatal: protocol_version."""
+
+
+class Opening:
+    """Keeps the first bytes of a client until they tell its protocol."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Return all bytes of the client up to now once they begin no other protocol; None if that is not known yet.
+
+        Raises: OtherProtocolError if they do
+        """
+        self._data = data = self._data + data
+        may_be_other = False
+        for protocol, beginning in _BEGINNINGS:
+            if all(byte is _ANY or byte == came for byte, came in zip(beginning, data, strict=False)):
+                if len(data) >= len(beginning):
+                    raise _other(protocol)
+                may_be_other = True
+        return None if may_be_other else data
+
+
+def _other(protocol: str) -> OtherProtocolError:
+    reason = f"the client speaks {protocol}, and this port speaks STOMP 1.0 to 1.2"
+    if protocol == "TLS":
+        reason += " without TLS"
+        return OtherProtocolError(reason, protocol, _TLS_ALERT)
+    return OtherProtocolError(reason, protocol, _http_answer(reason) if protocol == "HTTP" else b"")
+
+
+def _http_answer(reason: str) -> bytes:
+    text = f"{reason}: connect with a client of STOMP.\n".encode()
+    lines = (
+        "HTTP/1.1 400 Bad Request",
+        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Length: {len(text)}",
+        "Connection: close",
+    )
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + text
