@@ -18,6 +18,11 @@ class Address:
     """0 lets a listener pick a free one."""
 
     @property
+    def url(self) -> str:
+        """The address as `parse_url` reads it."""
+        return f"stomp://{host_and_port(self.host, self.port)}"
+
+    @property
     def is_loopback(self) -> bool:
         if self.host == "localhost":
             return True
@@ -25,6 +30,15 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return an address as people write it.
+
+    >>> host_and_port("::1", 61613)
+    '[::1]:61613'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_url(url: str) -> Address:
@@ -42,7 +56,9 @@ def parse_url(url: str) -> Address:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigurationError(f"{url!r} is no address of a broker: {error}") from error
+        has_bare_ipv6 = url.count(":") > 2 and "[" not in url
+        reason = "an IPv6 address is written in brackets, stomp://[::1]:61613" if has_bare_ipv6 else error
+        raise ConfigurationError(f"{url!r} is no address of a broker: {reason}") from error
     if parts.scheme != "stomp" or not parts.hostname or parts.path or parts.query or parts.username:
         raise ConfigurationError(f"{url!r} is no address of a broker: it must be stomp://HOST:PORT")
     return Address(host=parts.hostname, port=STOMP_PORT if port is None else port)

@@ -30,6 +30,7 @@ from tests.integration import held_disk
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext import blocking
 from truenext.limits import (
     BODY_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -1270,6 +1271,49 @@ def test_an_address_that_others_can_reach_must_be_allowed() -> None:
         client = RawClient(int(url.rpartition(":")[2]))
         client.say_hello("1.2", "0,0")
         client.disconnect()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no loopback address of IPv6")
+def test_an_ipv6_address_has_its_brackets_wherever_it_is_shown() -> None:
+    with serving("--memory", "--listen", "stomp://[::1]:0") as (url,):
+        assert re.fullmatch(r"stomp://\[::1\]:\d+", url)
+        assert f"cannot listen on {url.removeprefix('stomp://')}: " in failed(
+            "serve", "--memory", "--listen", url, status=2
+        )
+        with blocking.connect(url) as client, client.consumer("/topic/t", prefetch=1) as consumer:
+            for _ in range(3):
+                client.send("/topic/t", b"x")
+            assert consumer.receive(PATIENCE_SECONDS) is not None
+            (row,) = json.loads(client.ask("status"))["temporary"]["largest"]
+            assert re.fullmatch(r"\[::1\]:\d+", row["client"])
+            assert f" of {row['client']}" in truenext("status", "--url", url).stdout.decode()
+    assert f"no broker at {url}: " in failed("status", "--url", url, status=2)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no loopback address of IPv6")
+def test_an_ipv6_client_has_its_brackets_in_the_log() -> None:
+    command = dying_with_us([TRUENEXT, "serve", "--memory", "--listen", "stomp://[::1]:0"])
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().rpartition(b":")[2])
+            with socket.create_connection(("::1", port), timeout=PATIENCE_SECONDS) as client:
+                client.sendall(b"HELLO\n\n\0")
+                assert client.recv(1000).startswith(b"ERROR\n")
+                place = f"[::1]:{client.getsockname()[1]}"
+            process.terminate()
+            log = process.communicate(timeout=PATIENCE_SECONDS)[1].decode()
+            assert f"client refused client={place!r}" in log
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

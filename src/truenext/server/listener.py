@@ -10,7 +10,7 @@ from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
 from truenext.server.connection import Connection
-from truenext.url import Address
+from truenext.url import Address, host_and_port
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 logger = logging.getLogger(__name__)
@@ -63,16 +63,18 @@ class Listener:
             self._sock = socket.create_server(where[:2], family=family, backlog=BACKLOG, reuse_port=False)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
-            raise ConfigurationError(f"cannot listen on {address.host}:{address.port}: {reason}") from error
+            raise ConfigurationError(
+                f"cannot listen on {host_and_port(address.host, address.port)}: {reason}"
+            ) from error
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._on_acceptable)
         self._next_look = loop.call_later(LOOK_SECONDS, self._look)
 
     @property
     def url(self) -> str:
-        """Where clients find it, with the port that was picked."""
+        """URL of this listener, with the port that was picked."""
         host, port = self._sock.getsockname()[:2]
-        return f"stomp://[{host}]:{port}" if ":" in host else f"stomp://{host}:{port}"
+        return Address(host=host, port=port).url
 
     def stop_reading(self) -> None:
         """Accept no one, and take nothing more from those who are there."""
@@ -114,9 +116,10 @@ class Listener:
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(RETRY_SECONDS, self._accept_again)
                 return
+            client = host_and_port(peer[0], peer[1])
             is_beyond = len(self._connections) - len(self._asking) >= self._connections_max
             if is_beyond and len(self._asking) >= CONNECTIONS_TO_ASK_MAX:
-                extra = {"client": f"{peer[0]}:{peer[1]}", "connections": self._connections_max}
+                extra = {"client": client, "connections": self._connections_max}
                 logger.error("connection refused: there are too many", extra=extra)
                 reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
                 sock.setblocking(False)
@@ -133,7 +136,7 @@ class Listener:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = self._make_connection(
                 sock,
-                f"{peer[0]}:{peer[1]}",
+                client,
                 self._broker,
                 self._loop,
                 identity=self._identity,
@@ -144,7 +147,7 @@ class Listener:
             )
             self._connections.add(connection)
             if is_beyond:
-                extra = {"client": f"{peer[0]}:{peer[1]}", "connections": self._connections_max}
+                extra = {"client": client, "connections": self._connections_max}
                 logger.warning("connection may only ask: there are too many", extra=extra)
                 self._asking.add(connection)
 

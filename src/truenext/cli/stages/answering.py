@@ -18,6 +18,7 @@ import msgspec
 
 from truenext.errors import ConfigurationError
 from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS
+from truenext.url import host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,10 +89,10 @@ async def answering(host: str, port: int, health: Callable[[], Health], figures:
     try:
         server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port} for --health: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise ConfigurationError(f"cannot listen on {host_and_port(host, port)} for --health: {reason}") from error
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.sockets[0].getsockname()[1]}"
+        yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"
     finally:
         server.close()
         for writer in open_now:

@@ -172,7 +172,7 @@ class Client:
 
     def not_there(self) -> ConnectionLost:
         """No broker could be connected to, and why."""
-        places = ", ".join(f"stomp://{each.host}:{each.port}" for each in self.login.addresses)
+        places = ", ".join(each.url for each in self.login.addresses)
         reason = (self.last_error.strerror if isinstance(self.last_error, OSError) else None) or self.last_error
         if reason is None:
             reason = (
