@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from bench.brokers import free_port
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
+from truenext.blocking import Message
 from truenext.cli import progress
 from truenext.cli.main import main
 
@@ -109,6 +110,29 @@ def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [*(f"{n},000 sent so far" for n in (1, 2, 3)), "3,500 sent"]
     assert broker.queues()[queue].waiting == 3500
+
+
+# ---- Receiving ----
+
+
+def test_receive_dispatches_no_message_that_it_does_not_print(broker: BrokerProcess, queue: str) -> None:
+    sender = broker.connect()
+    for number in range(5):
+        sender.send(queue, b"%d" % number, persistent=True, confirmed=True)
+    ack = Message.ack
+
+    def ack_and_wait(message: Message) -> None:
+        ack(message)
+        # So the broker has time to dispatch another message before the command ends.
+        time.sleep(0.05)
+
+    with mock.patch.object(Message, "ack", ack_and_wait):
+        done = CliRunner().invoke(main, ["receive", queue, "--count", "2", "--url", url(broker)])
+    assert done.stdout == "0\n1\n"
+    left = broker.what_is_left(queue)
+    assert [message.body for message in left] == [b"2", b"3", b"4"]
+    assert {message.headers["truenext-deliveries"] for message in left} == {"1"}
+    assert not any("redelivered" in message.headers for message in left)
 
 
 # ---- JSON ----

@@ -131,8 +131,8 @@ def receive(
     wanted = None if takes_all or follow else count or 1
     taken = 0
     with connected(url, reconnect=follow) as connection:
-        # What is printed is what was taken: nothing is to be ahead of that.
-        options: ConsumerOptions = {"prefetch": 1}
+        # Each message is asked for: one that is prefetched and not printed would be redelivered to its next consumer.
+        options: ConsumerOptions = {"prefetch": 0}
         if selector is not None:
             options["selector"] = selector
         with connection.consumer(queue, ack="individual", **options) as messages:
