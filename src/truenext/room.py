@@ -12,5 +12,8 @@ class Room(IntEnum):
     """Sends are refused. Acknowledgements never are."""
 
 
-FULL = "the broker's disk is as full as it may be (--disk-limit; of a broker with --memory, --memory-limit)"
-"""What is said to whom there is no room for."""
+FULL = (
+    "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
+    "--memory-limit)"
+)
+"""Why a message is refused for lack of room."""

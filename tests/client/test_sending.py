@@ -1,8 +1,11 @@
 """When a client writes what it is to send. Source: docs/client.md, "Sends"."""
 
-from tests.client.scripted import Script, named
-from truenext.client.core.outbox import GATHERED_BYTES
-from truenext.client.core.sending import enqueue, prepare
+import pytest
+
+from tests.client.scripted import Running, Script, named
+from truenext.client.core.outbox import GATHERED_BYTES, NO_ROOM_S, Batch
+from truenext.client.core.sending import enqueue, enqueue_if_room, prepare, send, settled
+from truenext.errors import Code, Refused
 
 
 def test_of_many_sends_the_first_are_written_while_more_are_made() -> None:
@@ -24,3 +27,49 @@ def test_few_sends_wait_for_each_other_and_share_a_receipt() -> None:
     assert not script.said
     sends = named(script.all_said(), "SEND")
     assert ["receipt" in each.headers for each in sends] == [False, False, True]
+
+
+# ---- No room on the broker's disk ----
+
+
+def test_a_send_that_was_refused_for_lack_of_room_was_not_taken_when_its_time_is_over() -> None:
+    script = Script()
+    script.connect()
+    client = script.client
+    sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
+    script.all_said()
+    script.refuse(2, Code.NO_ROOM)
+    with pytest.raises(TimeoutError, match=r"^the message was not taken: no-room$") as caught:
+        sending.is_too_late()
+    cause = caught.value.__cause__
+    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+
+
+def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() -> None:
+    script = Script()
+    script.connect()
+    client = script.client
+    sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
+    script.all_said()
+    script.refuse(2, Code.NO_ROOM)
+    script.now += NO_ROOM_S
+    client.tick()
+    assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
+    with pytest.raises(TimeoutError, match=r"it may have arrived$"):
+        sending.is_too_late()
+
+
+def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> None:
+    script = Script()
+    script.connect()
+    client = script.client
+    batch = Batch()
+    for _ in range(3):
+        assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
+    waiting = Running(settled(client, batch, 1.0))
+    script.all_said()
+    script.refuse(2, Code.NO_ROOM)
+    script.refuse(3, Code.GAP)
+    script.refuse(4, Code.GAP)
+    with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-room$"):
+        waiting.is_too_late()

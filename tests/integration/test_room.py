@@ -4,13 +4,20 @@ How full the disk is, is said by the test (held_disk.py). Source of what is expe
 disk".
 """
 
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
+from truenext.cli import messages
+from truenext.cli.main import main
+from truenext.client.core.outbox import NO_ROOM_S
 from truenext.room import Room
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
@@ -160,6 +167,90 @@ def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str)
     held_broker.set_room(Room.NONE)
     client.send(queue, b"transient")
     assert FULL in client.error().body.decode()
+
+
+# ---- What the broker says of it ----
+
+SHORT_OF_ROOM, ROOM_AGAIN = "too little room for messages", "there is room for messages again"
+
+
+def said_of_room(broker: BrokerProcess, count: int) -> list[str]:
+    """The lines of the log about room, once there are so many."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        lines = [line for line in broker.log.splitlines() if SHORT_OF_ROOM in line or ROOM_AGAIN in line]
+        if len(lines) >= count:
+            return lines
+        assert time.monotonic() < deadline, broker.log
+        time.sleep(0.01)
+
+
+def test_a_broker_that_starts_with_too_little_room_says_so_and_how_much_it_needs(held_broker: BrokerProcess) -> None:
+    held_broker.set_room(Room.LITTLE)
+    held_broker.restart(is_clean=True)
+    (line,) = said_of_room(held_broker, 1)
+    assert re.search(rf" WARNING {SHORT_OF_ROOM}.* room='little' free_bytes=\d+ needed_bytes=\d+$", line)
+    facts = held_broker.status()
+    assert f"needed_bytes={facts['room_bytes']['needed']}" in line
+    shown = held_broker.said("status")
+    assert "room: little, messages of producers are not taken; " in shown
+    assert f"{facts['room_bytes']['needed']:,} needed" in shown
+
+
+def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_broker: BrokerProcess, queue: str) -> None:
+    producers = [producer(held_broker, queue) for _ in range(3)]
+    held_broker.set_room(Room.LITTLE)
+    receipts = [send_unconfirmed(client, queue, b"second") for client in producers]
+    assert len(said_of_room(held_broker, 1)) == 1
+    held_broker.set_room(Room.NONE)
+    assert_waits(producers[0])
+    held_broker.set_room(Room.PLENTY)
+    for client, receipt in zip(producers, receipts, strict=True):
+        client.await_receipt(receipt)
+    short, again = said_of_room(held_broker, 2)
+    assert SHORT_OF_ROOM in short and ROOM_AGAIN in again
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [(["x"], "1 message was"), (["--lines", "--file", "numbers"], "3 messages were")],
+    ids=["one", "lines"],
+)
+def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
+    held_broker: BrokerProcess,
+    queue: str,
+    words: list[str],
+    count: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "numbers").write_text("1\n2\n3\n")
+    monkeypatch.chdir(tmp_path)
+    # Between two tries, in the pause of a client that was refused.
+    monkeypatch.setattr(messages, "SEND_SECONDS", 2.5 * NO_ROOM_S)
+    held_broker.set_room(Room.LITTLE)
+    done = CliRunner().invoke(main, ["send", queue, *words, "--url", f"stomp://127.0.0.1:{held_broker.port}"])
+    assert done.exit_code == 1
+    assert f"truenext: {count} not taken: the broker's {FULL}" in done.stderr
+    held_broker.set_room(Room.PLENTY)
+    assert held_broker.what_is_left(queue, once_durable=True) == []
+
+
+@pytest.mark.parametrize("command", ["move", "redrive"])
+def test_messages_that_cannot_be_moved_for_lack_of_room_stay_and_the_command_says_so(
+    held_broker: BrokerProcess, queue: str, command: str
+) -> None:
+    source = f"DLQ.{queue}" if command == "redrive" else queue
+    client = producer(held_broker, queue)
+    if command == "redrive":
+        client.subscribe(queue)
+        client.say("NACK", {"id": client.message().headers["ack"], "truenext-poison": "true"}, confirmed=True)
+    held_broker.set_room(Room.NONE)
+    words = [command, source, *(["other"] if command == "move" else [])]
+    done = completed(*words, "--url", f"stomp://127.0.0.1:{held_broker.port}")
+    assert done.returncode == 1
+    assert f"truenext: the broker's {FULL}".encode() in done.stderr
+    assert held_broker.queues()[source].waiting == 1
 
 
 # ---- Those who also take messages away ----

@@ -1707,8 +1707,10 @@ class BrokerMachine(RuleBasedStateMachine):
             destination = parse(_address(queue), session.id)
             note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
             # Some say after how long, others when.
-            named = {"delay_ms": delay} if self.serial % 2 else {"due_ms": self.oracle.now_ms + delay}
-            schedule = Schedule(**named, ttl_ms=parcel.ttl_ms)
+            if self.serial % 2:
+                schedule = Schedule(delay_ms=delay, ttl_ms=parcel.ttl_ms)
+            else:
+                schedule = Schedule(due_ms=self.oracle.now_ms + delay, ttl_ms=parcel.ttl_ms)
             self.engine.send(session, Send(destination, _message(parcel), schedule=schedule))
             planned = destination.address if destination.is_spread else queue
             self.oracle.schedule(peer, planned, parcel, delay)

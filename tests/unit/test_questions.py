@@ -55,7 +55,7 @@ class World:
 
     def begin(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, under_way=set())
-        return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE, self.caller))
+        return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
 
     @staticmethod
     def caller(session: Session) -> Caller:

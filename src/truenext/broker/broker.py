@@ -190,6 +190,8 @@ class Broker:
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
+        self._has_room_by_log = True
+        """The log has not said that there is too little room for messages, or said since that there is enough."""
         self._other_protocols: dict[str, float] = {}
         """Protocols other than STOMP that clients have spoken, and when that is logged again."""
         self._is_turn_due = False
@@ -415,6 +417,7 @@ class Broker:
         self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
+        self._note_room()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
     async def stop(self) -> None:
@@ -547,8 +550,25 @@ class Broker:
                 answered[peer] = session
         return answered
 
+    def _note_room(self) -> None:
+        """Log that there is too little room for messages of producers, and that there is enough again."""
+        room = self._store.room
+        has_room = room is Room.PLENTY
+        if has_room is self._has_room_by_log:
+            return
+        self._has_room_by_log = has_room
+        found: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.room_bytes.items()}
+        if has_room:
+            logger.warning("there is room for messages again: producers go on", extra=found)
+        else:
+            logger.warning(
+                "too little room for messages: those of producers are not taken",
+                extra={"room": room.name.lower()} | found,
+            )
+
     def _look_soon(self) -> None:
         self._tick()
+        self._note_room()
         if not self._look.begun:
             self._look.begin(self._look_for_stuck_queues())
             self._slices.begin(self._stretch_windows())
@@ -694,7 +714,9 @@ class Broker:
     def _begin_answer(self, verb: str, of: Session | None) -> AnswerInTheMaking:
         if of is not None:
             return connection_question.answer(self._engine, of)
-        asked = control.Asked(self._engine, self._stuck_audit, self._pager, self.reload, self._caller)
+        asked = control.Asked(
+            self._engine, self._stuck_audit, self._pager, self.reload, self._caller, self._store.room_bytes
+        )
         return control.VERBS[verb](asked)
 
     def _caller(self, session: Session) -> control.Caller:

@@ -67,6 +67,8 @@ class Asked(NamedTuple):
     pager: Pager
     reload: Callable[[], Outcome]
     caller: Callable[[Session], Caller]
+    room_bytes: dict[str, int]
+    """Bytes by which the room for messages was found, see `Store.room_bytes`."""
 
 
 def check(verb: str) -> None:
@@ -185,6 +187,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
                 "open": memory.open,
             },
             "room": engine.ledger.room.name.lower(),
+            "room_bytes": asked.room_bytes,
             "page_reads": len(asked.pager.under_way),
             "queues": lasting,
             "subscriptions": {"durable": durable, "others": others},

@@ -12,7 +12,7 @@ from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.ending import Failure
 from truenext.cli.values import URL
-from truenext.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TruenextError
+from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 
 url_option = click.option("--url", type=URL, default=DEFAULT_URL, show_default=True, help="Where the broker listens.")
@@ -35,6 +35,9 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
         with connect(url, reconnect=reconnect) as connection:
             yield connection
     except TimeoutError as error:
+        if isinstance(error.__cause__, Refused):
+            # The broker has answered, again and again.
+            raise failure(TruenextError(str(error))) from error
         raise failure(ConnectionLost(f"{url} does not answer in time: {error}")) from error
     except LocalProtocolError as error:
         # What was asked for is right; whoever has answered is no broker of ours.

@@ -36,6 +36,19 @@ def queues(as_json: bool, url: str) -> None:
     terminal.show(table)
 
 
+def _room(facts: dict[str, Any]) -> str:
+    """Return how much room a broker has for messages, from its answer to `status`."""
+    found = facts["room_bytes"]
+    text = f"room: {facts['room']}"
+    if facts["room"] != "plenty":
+        text += ", messages of producers are not taken"
+    if "free" in found:
+        text += f"; {found['free']:,} bytes free, {found['needed']:,} needed"
+    if "limit" in found:
+        text += f"; {found['used']:,} of {found['limit']:,} bytes used"
+    return text
+
+
 def _held_for(facts: dict[str, Any]) -> str:
     return f"{facts['waiting']:,} waiting, {facts['unacknowledged']:,} unacknowledged, {facts['bytes']:,} bytes"
 
@@ -69,7 +82,7 @@ def status(url: str) -> None:
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    terminal.say(f"disk       room: {facts['room']}; {counted(facts['page_reads'], 'page read')} under way")
+    terminal.say(f"disk       {_room(facts)}; {counted(facts['page_reads'], 'page read')} under way")
     for stuck in facts["stuck"]:
         terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

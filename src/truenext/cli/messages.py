@@ -21,6 +21,8 @@ from truenext.errors import ConnectionLost, TruenextError
 
 _OF_THE_CONNECTION = frozenset({"subscription", "ack", "truenext-round"})
 """Headers that mean nothing once the command has ended."""
+SEND_SECONDS = 60.0
+"""Longest time in which no message is confirmed; a broker without room on its disk has so long to get some."""
 LOOK_SECONDS = 1.0
 """Time between two looks at a queue, at least."""
 
@@ -74,6 +76,7 @@ def send(
                 connection.send_many(
                     queue,
                     progress.counted(bodies),
+                    timeout=SEND_SECONDS,
                     priority=priority,
                     persistent=not transient,
                     headers=dict(headers),

@@ -124,6 +124,10 @@ class EmbeddedStore:
     def room(self) -> Room:
         return self._room.room
 
+    @property
+    def room_bytes(self) -> dict[str, int]:
+        return self._room.bytes
+
     def recover(self) -> Recovered:
         try:
             recovered = self._recover()

@@ -59,6 +59,10 @@ class MemoryStore:
     def room(self) -> Room:
         return self._room
 
+    @property
+    def room_bytes(self) -> dict[str, int]:
+        return {} if self._limit is None else {"used": self._used, "limit": self._limit}
+
     def recover(self) -> Recovered:
         with self._whole:
             if not self._clean_stop:

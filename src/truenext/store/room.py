@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 LITTLE = 0.9
 """Part of a limit from which on there is little room; at the limit there is none."""
 
+LITTLE_RESERVES = 2
+"""Reserves of free space on the disk, below which there is little room; below one reserve there is none."""
+
 BACK = 0.03
 """Part of a limit by which a mark must be undercut again."""
 
@@ -50,7 +53,7 @@ def beside(reserve: int, free: int, before: Room) -> Room:
     part = free / reserve
     if part < 1 or (before is Room.NONE and part < 1 + BACK):
         return Room.NONE
-    if part < 2 or (before is not Room.PLENTY and part < 2 * (1 + BACK)):
+    if part < LITTLE_RESERVES or (before is not Room.PLENTY and part < LITTLE_RESERVES * (1 + BACK)):
         return Room.LITTLE
     return Room.PLENTY
 
@@ -73,16 +76,22 @@ class RoomOnDisk:
         self._ballast = path / "ballast"
         self.room = Room.PLENTY
         """As it was found last."""
+        self.bytes: dict[str, int] = {}
+        """Bytes by which it was found, see `Store.room_bytes`."""
         self.is_full = False
         """A write to the checkpoint found no space, or the ballast that was then given up is not there again."""
 
     def look(self) -> None:
         """Raises: lmdb.Error, OSError"""
         journal = self._journal
+        reserve, free = self._reserve(), folder.free_bytes(self._path)
+        found = {"free": free, "needed": LITTLE_RESERVES * reserve}
         if self._limit is not None:
             used = journal.size + journal.spare_size + self._checkpoint.size()
             self._in_limit = within(self._limit, used, self._in_limit)
-        self._beside = beside(self._reserve(), folder.free_bytes(self._path), self._beside)
+            found |= {"used": used, "limit": self._limit}
+        self._beside = beside(reserve, free, self._beside)
+        self.bytes = found
         self.room = Room.NONE if self.is_full else max(self._in_limit, self._beside)
 
     @property

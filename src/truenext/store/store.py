@@ -104,6 +104,11 @@ class Store(Protocol):
         It is advice: the store takes every batch that it can, whatever it said.
         """
 
+    @property
+    def room_bytes(self) -> dict[str, int]:
+        """Bytes by which `room` was found last: `free` and `needed` of a disk, below which producers wait; `used` and
+        `limit` where the store has a limit of its own."""
+
     def recover(self) -> Recovered:
         """Read what is there, once, before anything else; after an unclean stop drop the transients first.
 

@@ -64,6 +64,10 @@ class Disk:
     def room(self) -> Room:
         return Room.NONE if self._faults.is_disk_full else self._store.room
 
+    @property
+    def room_bytes(self) -> dict[str, int]:
+        return self._store.room_bytes
+
     def recover(self) -> Recovered:
         return self._store.recover()
 

@@ -147,8 +147,8 @@ class Outbox:
         """What was under way on a connection that was lost, in order."""
         self._behind: list[Send] | None = None
         """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
-        self._pause = False
-        """There is no room on the broker's disk, and a moment is waited."""
+        self._no_room: Refused | None = None
+        """Why the broker has refused sends for lack of room, while they wait a moment to be sent again."""
         self._messages = 0
         self._bytes = 0
         self._room: list[Signal] = []
@@ -191,22 +191,37 @@ class Outbox:
         """Enough waits to be written at once."""
         return self._gathered >= GATHERED_BYTES
 
-    def abandon(self, send: Send) -> None:
-        """Nobody waits for it any more, and it may not be repeated."""
+    def abandon(self, send: Send) -> Refused | None:
+        """Give up a send that its caller does not wait for any more: it is not repeated.
+
+        Returns why the broker has not taken it; None if it may have.
+        """
+        reason = self._not_taken(send)
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame:
                 self._settle(send, TimeoutError(_ABANDONED))
+        return reason
 
-    def abandon_all(self, batch: Batch) -> None:
-        """The same of those of a batch that are not settled."""
+    def abandon_all(self, batch: Batch) -> Refused | None:
+        """Give up those of a batch that are not settled.
+
+        Returns why the broker has taken none of them; None if it may have taken one.
+        """
         link = self._link
         under_way = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, Send)]
+        reasons: list[Refused | None] = []
         for send in (*self._waiting, *self._returned, *(self._behind or ()), *under_way):
             if send.batch is batch:
                 send.batch = None
                 batch.ended(None)
-                self.abandon(send)
+                reasons.append(self.abandon(send))
+        return reasons[0] if reasons and all(reasons) else None
+
+    def _not_taken(self, send: Send) -> Refused | None:
+        """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
+        # What waits while there is a connection has never been written, or was refused.
+        return self._no_room if self._link is not None and not (send.frame or send.is_done) else None
 
     @property
     def open(self) -> int:
@@ -237,7 +252,7 @@ class Outbox:
         """Write what waits."""
         self._gathered = 0
         link = self._link
-        if link is None or self._pause or self._behind is not None:
+        if link is None or self._no_room is not None or self._behind is not None:
             return
         waiting = self._waiting
         producer = self.producer
@@ -310,7 +325,7 @@ class Outbox:
                     self.producer.number = send.number - 1
             if error.code == Code.NO_ROOM:
                 behind.append(send)
-                self._pause = True
+                self._no_room = error
             else:
                 self._settle(send, error)
         if not self._under_way:
@@ -328,13 +343,13 @@ class Outbox:
             if send.is_abandoned and not send.is_done:
                 self._settle(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(behind))
-        if self._pause:
+        if self._no_room is not None:
             self._timers.at(self._clock() + NO_ROOM_S, self._resume)
         else:
             self._pump_soon()
 
     def _resume(self) -> None:
-        self._pause = False
+        self._no_room = None
         self._pump_soon()
 
     def lost(self, send: Send) -> None:

@@ -59,7 +59,9 @@ def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
         client.outbox.abandon(send)
         raise
     if not came:
-        client.outbox.abandon(send)
+        refused = client.outbox.abandon(send)
+        if refused is not None:
+            raise TimeoutError(f"the message was not taken: {refused}") from refused
         raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
     if send.error is not None:
         raise send.error
@@ -78,8 +80,10 @@ def await_room(client: Client, batch: Batch, deadline: float | None) -> Flow[Non
     """Until one more of a batch may be under way. Raises: TimeoutError; then none of the batch is repeated"""
     try:
         yield from _await_room(client, deadline)
-    except TimeoutError:
-        client.outbox.abandon_all(batch)
+    except TimeoutError as error:
+        refused = client.outbox.abandon_all(batch)
+        if refused is not None:
+            raise TimeoutError(f"{error}: {refused}") from refused
         raise
 
 
@@ -118,7 +122,10 @@ def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
                 batch.waiting.remove(awaited)
         if not came:
             count = batch.open
-            client.outbox.abandon_all(batch)
+            refused = client.outbox.abandon_all(batch)
+            if refused is not None:
+                what = "1 message was" if count == 1 else f"{count} messages were"
+                raise TimeoutError(f"{what} not taken: {refused}") from refused
             raise TimeoutError(f"the broker has not confirmed {count} messages in time; they may have arrived")
         error = awaited.error
     else:

@@ -169,4 +169,4 @@ class Sending:
 
 
 def _no_room() -> NoRoomError:
-    return NoRoomError(f"{FULL}; try again when messages were consumed")
+    return NoRoomError(f"{FULL}, and takes no message: free space on it, or try again when messages were consumed")
