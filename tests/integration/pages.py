@@ -88,7 +88,6 @@ class Folder:
             "PATH": f"{self._programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_ADDOPTS": "-p pytest_truenext -p no:cacheprovider",
             "PS1": _PROMPT,

@@ -10,8 +10,8 @@ import pytest
 
 import truenext
 from tests.stages.flows import Number, Text, gone, run, until
-from truenext.errors import InDoubt, Refused, RolledBack
-from truenext.stage import Flow, NotDecoded, Refuse, Service
+from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
+from truenext.stage import Flow, FlowError, NotDecoded, Refuse, Service
 from truenext.testing.stages import Stages
 
 
@@ -331,5 +331,134 @@ def test_an_ask_keeps_its_time_though_the_broker_says_nothing() -> None:
             # Amply: it was a minute.
             assert asyncio.get_running_loop().time() - begun < 20
         assert await t.ask(answer, Number(2)) == Number(2)
+
+    run(app, work)
+
+
+# ---- Asks that could never be answered ----
+
+
+def test_an_ask_of_its_own_endpoint_is_refused_in_each_stage_of_it() -> None:
+    app = Service("shop", concurrency=1)
+    chain = app.endpoint("chain", Number, Number)
+    heard: list[str] = []
+
+    async def ask_itself() -> None:
+        with pytest.raises(FlowError) as caught:
+            await app.ask(chain, Number(), trace="t", timeout=0.2)
+        heard.append(str(caught.value))
+
+    @chain.stage
+    async def first(number: Number, flow: Flow) -> None:
+        await ask_itself()
+        flow.next(number)
+
+    @chain.stage
+    async def last(number: Number) -> Number:
+        # A task that it waits for waits as well.
+        await asyncio.create_task(ask_itself())
+        return number
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(chain, Number(3)) == Number(3)
+        assert [each.partition(":")[0] for each in heard] == [
+            "stage first of chain asks chain itself",
+            "stage last of chain asks chain itself",
+        ]
+
+    run(app, work)
+
+
+def test_an_ask_of_an_endpoint_of_the_same_name_by_another_service_is_not_refused() -> None:
+    app, bridge = Service("shop"), Service("bridge")
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        if number.n > 3:
+            return Number(2 * number.n)
+        # Perhaps at another broker.
+        return await bridge.ask(theirs, Number(number.n + 1), trace="t", timeout=10)
+
+    theirs = bridge.remote("double", Number, Number)
+
+    async def work(t: Stages) -> None:
+        bridge.broker = (t.broker.url,)
+        async with bridge.connected():
+            assert await t.ask(double, Number(1)) == Number(8)
+
+    run(app, work)
+
+
+def test_async_methods_that_a_plain_stage_calls_are_refused_at_the_call() -> None:
+    app = Service("shop", attempts=1)
+    other = app.remote("other", Number, Number)
+    news = app.topic("news", Number)
+    heard: list[str] = []
+
+    @app.single("plain", Number, Number)
+    def plain(number: Number) -> Number:
+        calls: list[Any] = [
+            lambda: app.ask(other, number, trace="t"),
+            lambda: app.send(other, number, trace="t"),
+            lambda: app.publish(news, number, trace="t"),
+            lambda: app.outcome("token"),
+        ]
+        for call in calls:
+            with pytest.raises(FlowError, match="stage plain of plain is a plain function") as caught:
+                call()
+            heard.append(str(caught.value).partition(" must be awaited")[0])
+        return number
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(plain, Number(1)) == Number(1)
+        assert heard == ["shop.ask", "shop.send", "shop.publish", "shop.outcome"]
+
+    run(app, work)
+
+
+def test_an_async_method_is_a_hook_of_a_plain_stage_and_is_awaited() -> None:
+    app = Service("shop")
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number.n)
+
+    @app.terminator("plain", Number)
+    def plain(number: Number, flow: Flow) -> None:
+        flow.after_commit(app.send, take, number, trace="t")
+
+    async def work(t: Stages) -> None:
+        await t.send(plain, Number(7))
+        await until(lambda: came == [7])
+        await t.ended()
+
+    run(app, work)
+
+
+def test_a_service_used_in_another_event_loop_says_so() -> None:
+    app = Service("shop")
+
+    @app.single("double", Number, Number)
+    async def double(number: Number) -> Number:
+        return Number(2 * number.n)
+
+    async def initiates() -> None:
+        async with app.initiate() as begin:
+            begin.send(double, Number(), trace="t")
+
+    async def outside(call: Any) -> None:
+        with pytest.raises(ClosedError, match="shop belongs to the event loop in which it was connected"):
+            await call()
+
+    async def work(t: Stages) -> None:
+        for call in (
+            lambda: app.ask(double, Number(), trace="t"),
+            lambda: app.send(double, Number(), trace="t"),
+            lambda: app.outcome("token"),
+            initiates,
+        ):
+            await asyncio.to_thread(asyncio.run, outside(call))
+        assert await t.ask(double, Number(4)) == Number(8)
 
     run(app, work)

@@ -1,6 +1,7 @@
 """Do requests and replies go where they belong, over any number of endpoints and stages? Source: docs/stages.md"""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -375,3 +376,70 @@ def test_the_stages_of_a_service_are_shared_by_all_processes_that_run_it() -> No
         assert sorted(ran) == ["one a", "one b", "two a", "two b"]
 
     run(first, work)
+
+
+# ---- None is no reply ----
+
+
+def none_of(number: Number) -> Any:
+    """As a function returns that forgets a branch, or whose types are not checked."""
+    return None
+
+
+def test_a_stage_that_must_reply_and_returns_none_is_a_dead_letter_at_once() -> None:
+    app = Service("shop")
+
+    @app.single("forgets", Number, Number)
+    async def forgets(number: Number) -> Number:
+        return none_of(number)  # type: ignore[no-any-return]
+
+    @app.single("plain", Number, Number)
+    def plain(number: Number) -> Number:
+        return none_of(number)  # type: ignore[no-any-return]
+
+    async def work(t: Stages) -> None:
+        await t.send(forgets, Number())
+        await t.send(plain, Number())
+        letters = await t.ended(dead_letters=2)
+        for name, letter in zip(("forgets", "plain"), letters, strict=True):
+            assert letter.attempts == 1
+            assert f"{name} returns Number, but it has returned None" in letter.last_cause
+            assert f"annotate {name} with `-> Number | None`" in letter.last_cause
+
+    run(app, work)
+
+
+def test_a_stage_that_returns_none_may_have_replied_or_gone_on_or_may_end_the_flow() -> None:
+    app = Service("shop")
+    came: list[str] = []
+    chain = app.endpoint("chain", Text, Number)
+
+    @chain.stage
+    async def first(how: Text, flow: Flow) -> Number:
+        match how.text:
+            case "reply":
+                flow.reply(Number(1))
+            case "next":
+                flow.next(Number(2))
+            case "next_direct":
+                flow.next_direct(Number(2))
+            case _:
+                flow.goto(chain, Text("reply"))
+        return none_of(Number())  # type: ignore[no-any-return]
+
+    @chain.stage
+    async def may_end(number: Number) -> Number | None:
+        return number if number.n else None
+
+    @app.terminator("take", Number, state=Memo)
+    async def take(number: Number, memo: Memo) -> None:
+        came.append(memo.text)
+
+    async def work(t: Stages) -> None:
+        async with app.initiate() as begin:
+            for how in ("reply", "next", "next_direct", "goto"):
+                begin.send(chain, Text(how), trace="t", reply_to=take, reply_state=Memo(0, how))
+        await t.ended()
+        assert sorted(came) == ["goto", "next", "next_direct", "reply"]
+
+    run(app, work)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 
 from bench.brokers import free_port
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.forked import completed
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from tests.stages.services.working import blocking, never, slow, stubborn
@@ -69,6 +71,76 @@ def get(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def test_what_a_stage_prints_is_in_a_file_while_the_service_runs(broker: BrokerProcess, start: Start) -> None:
+    process = start()
+    begin(broker, never, range(1))
+    process.await_lines("begun 0")
+    assert not process.has_ended
+
+
+def run_without_a_broker(folder: Path, program: str) -> subprocess.CompletedProcess[bytes]:
+    """Which would be waited for, for ever."""
+    (folder / "lonely.py").write_text(program)
+    url = f"stomp://127.0.0.1:{free_port()}"
+    return completed("stages", "run", "lonely:app", "--broker", url, folder=folder)
+
+
+def test_a_service_whose_tables_are_missing_says_so_though_no_broker_is_there(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/lonely.db"
+    (tmp_path / "lonely.db").touch()
+    done = run_without_a_broker(
+        tmp_path,
+        f"""
+from truenext.stage import Service
+
+app = Service("lonely", database={database!r}, exactly_once=True)
+
+@app.terminator("lonely.take", int)
+async def take(number: int) -> None: ...
+""",
+    )
+    assert (done.returncode, b"truenext stages schema" in done.stderr) == (2, True), done.stderr.decode()
+
+
+def test_a_folder_for_events_that_cannot_be_made_is_said_though_no_broker_is_there(tmp_path: Path) -> None:
+    (tmp_path / "events").touch()
+    done = run_without_a_broker(
+        tmp_path,
+        """
+from truenext.stage import Service
+
+app = Service("lonely", events="events/of/stages")
+
+@app.terminator("lonely.take", int)
+async def take(number: int) -> None: ...
+""",
+    )
+    assert (done.returncode, b"cannot be written to" in done.stderr) == (2, True), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("call", "is_said"), [("basicConfig(level='DEBUG')", True), ("basicConfig(force=True)", False)]
+)
+def test_a_module_whose_basic_config_has_no_effect_is_told_so(tmp_path: Path, call: str, is_said: bool) -> None:
+    done = run_without_a_broker(
+        tmp_path,
+        f"""
+import logging
+
+from truenext.stage import Service
+
+logging.{call}
+app = Service("lonely", events="lonely.py/events")
+
+@app.terminator("lonely.take", int)
+async def take(number: int) -> None: ...
+""",
+    )
+    assert done.returncode == 2
+    assert (b"logging.basicConfig has no effect" in done.stderr) is is_said, done.stderr.decode()
+    assert (b"place='lonely.py:6'" in done.stderr) is is_said
 
 
 def test_on_sigterm_a_service_finishes_what_it_has_and_others_do_the_rest(broker: BrokerProcess, start: Start) -> None:

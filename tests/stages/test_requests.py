@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -321,6 +322,57 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
         (letter,) = await t.ended(dead_letters=1)
         assert (letter.queue, letter.attempts) == ("down", 1)
         assert reached == list(range(36, 0, -1))
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("begin", ["ask", "send with reply_to"])
+def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(begin: str) -> None:
+    app = Service("shop")
+    down, reached = count_down(app)
+    came: list[Number] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        came.append(number)
+
+    async def work(t: Stages) -> None:
+        async def begins(count: int) -> None:
+            if begin == "ask":
+                with suppress(TimeoutError):
+                    came.append(await t.ask(down, Number(count), timeout=10 if count == 34 else 0.1))
+            else:
+                async with app.initiate() as begun:
+                    begun.send(down, Number(count), trace="t", reply_to=take)
+
+        await begins(34)
+        await t.ended()
+        assert came == [Number(34)]
+        await begins(35)
+        (letter,) = await t.ended(dead_letters=1)
+        assert "more than 35 places wait for a reply" in letter.last_cause
+        assert reached[35:] == list(range(35, 0, -1))
+
+    run(app, work)
+
+
+@pytest.mark.parametrize("last", [199, 200])
+def test_200_messages_one_after_another_are_handled_and_the_next_one_is_refused(last: int) -> None:
+    app = Service("shop")
+    ran: list[int] = []
+    chain = app.endpoint("chain", Number)
+
+    @chain.stage
+    async def again(number: Number, flow: Flow) -> None:
+        ran.append(number.n)
+        if number.n < last:
+            flow.goto(chain, Number(number.n + 1))
+
+    async def work(t: Stages) -> None:
+        await t.send(chain, Number())
+        letters = await t.ended(dead_letters=0 if last == 199 else 1)
+        assert all("more than 200 messages one after another" in each.last_cause for each in letters)
+        assert ran == list(range(200))
 
     run(app, work)
 

@@ -2,10 +2,15 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 from truenext.cli.terminal import lines
+
+_logger = logging.getLogger("truenext.stage")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -39,3 +44,30 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+@contextmanager
+def noticing_basic_config() -> Iterator[None]:
+    """Say where in this block a program has called `logging.basicConfig`, if that did nothing: it does nothing once the
+    root logger has a handler, such as that of `configure`."""
+    basic_config = logging.basicConfig
+    places: list[str] = []
+
+    def noticing(*arguments: Any, **options: Any) -> None:
+        before = list(logging.root.handlers)
+        basic_config(*arguments, **options)
+        if logging.root.handlers == before:
+            caller = sys._getframe(1)
+            places.append(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+
+    logging.basicConfig = noticing
+    try:
+        yield
+    finally:
+        logging.basicConfig = basic_config
+    if places:
+        _logger.warning(
+            "logging.basicConfig has no effect: the command has set up logging. --log-level says what is logged, and "
+            "force=True keeps the program's own setting (docs/stages-deploying.md)",
+            extra={"place": places[0]},
+        )

@@ -8,6 +8,7 @@ others turn round the text beside them (the controls of bidirectional writing). 
     written as \u001b, \u202e   in JSON, wherever that goes
 """
 
+import io
 import os
 import re
 import sys
@@ -68,6 +69,13 @@ def open_output() -> None:
         sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
     else:
         os.close(nowhere)
+
+
+def print_at_once() -> None:
+    """Write each line to standard output when it is printed, also into a pipe or a file: for commands that print while
+    they run, and for the programs that they run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def forget(stream: TextIO) -> None:

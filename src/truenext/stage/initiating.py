@@ -45,6 +45,8 @@ class Initiating:
         self._said: Said | None = None
 
     async def __aenter__(self) -> Initiation:
+        """Raises: ClosedError in another event loop than that of the service"""
+        self._initiator.check_loop()
         return self._begin()
 
     async def __aexit__(

@@ -43,6 +43,16 @@ class Initiator:
     def loop(self) -> asyncio.AbstractEventLoop:
         return self._world.loop
 
+    def check_loop(self) -> None:
+        """Refuse a call in another event loop. Raises: ClosedError"""
+        if asyncio.get_running_loop() is not self.loop:
+            service = self._world.service
+            raise ClosedError(
+                f"the service {service} belongs to the event loop in which it was connected: make and connect another "
+                f"Service here, or run this in that loop. A thread without an event loop may use `with "
+                f"{service}.initiate()`"
+            )
+
     def initiation(self) -> tuple[Said, Initiation]:
         said = Said(self._world.new_id(), self._world.service)
         return said, Initiation(said, self._world.now_ms(), self._world.stages)
@@ -102,7 +112,9 @@ class Initiator:
     async def ask(
         self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: BeginOptions
     ) -> object:
-        """Raises: ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as `initiate`"""
+        """Raises: ClosedError, ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as
+        `initiate`"""
+        self.check_loop()
         deadline = self._world.loop.time() + checked_timeout(timeout)
         try:
             async with asyncio.timeout_at(deadline):
@@ -124,6 +136,7 @@ class Initiator:
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Raises: as `Connection.outcome`"""
+        self.check_loop()
         return await self._lanes[True].connection.outcome(doubt, timeout=timeout)
 
     async def stop(self) -> None:

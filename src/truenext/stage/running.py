@@ -22,12 +22,13 @@ from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from truenext.client.tasks.connection import Connection
     from truenext.stage.definition import Definition
     from truenext.stage.planning import Plans
+    from truenext.stage.sql.outbox import Outbox
     from truenext.stage.sql.work import TaskWork
 
 _logger = logging.getLogger("truenext.stage")
@@ -59,9 +60,9 @@ class Running:
         waits: bool = False,
         makes_tables: bool = False,
     ) -> None:
-        """To be followed by `connect`, and by `start` if its stages are to run. `events` is the folder into which they
-        write what they do. `waits`: for a broker and a database that are not there yet, as long as it takes.
-        `makes_tables`: those that remember what has happened once, if they are missing; for tests."""
+        """To be followed by `connect`; by `prepare`, `connect` and `start` if its stages are to run. `events` is the
+        folder into which they write what they do. `waits`: for a broker and a database that are not there yet, as long
+        as it takes. `makes_tables`: those that remember what has happened once, if they are missing; for tests."""
         self.process = os.getpid()
         self.world = World(definition, plans)
         self.consumptions: list[Consumption] = []
@@ -74,6 +75,7 @@ class Running:
         self._makes_tables = makes_tables
         self.once: ExactlyOnce | None = None
         """What its stages say whose effects happen once, if there are any."""
+        self._is_prepared = False
         self._is_alone = False
         """No stage runs in this process."""
         self._opening: asyncio.Task[None] | None = None
@@ -84,6 +86,25 @@ class Running:
         self._stack = AsyncExitStack()
 
     # ---- Coming up ----
+
+    async def prepare(self) -> None:
+        """Open what the stages need besides the broker: the database, with the tables of the outbox, and the folder of
+        the events. Before `connect`: what is missing there is said at once, whether or not a broker is there.
+
+        Raises: ConfigurationError; DatabaseAway if the database is not there
+        """
+        if self._is_prepared:
+            return
+        stages = self._definition.stages.values()
+        if any(map(self._plans.uses_database, stages)) or self._definition.has_outbox:
+            self._state = "waiting for the database"
+            await self._open_database()
+        if self._definition.has_outbox:
+            await self._until_reached(self._check_outbox)
+        if self._events is not None:
+            self.world.events = StageEvents(self._events, self.world.service, self.world.instance)
+        self._state = "waiting for the broker"
+        self._is_prepared = True
 
     async def connect(self) -> None:
         """Raises: ConfigurationError; ConnectionLost if no broker is there; Refused"""
@@ -104,18 +125,15 @@ class Running:
     async def start(self) -> None:
         """Run the stages, and send what the outbox has.
 
-        Raises: as `connect`; what the lifespan raises; DatabaseAway if the database is not there
+        Raises: as `prepare` and `connect`; what the lifespan raises
         """
+        await self.prepare()
         stages, plans = self._definition.stages.values(), self._plans
-        if any(map(plans.uses_database, stages)) or self._definition.has_outbox:
-            self._state = "waiting for the database"
-            await self._open_database()
         if self._definition.has_outbox:
-            await self._until_outbox_is_open()
+            self._state = "waiting for the database"
+            await self._until_reached(self._open_outbox)
         if plans.lifespan is not None:
             self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
-        if self._events is not None:
-            self.world.events = StageEvents(self._events, self.world.service, self.world.instance)
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
             for lane in self._lanes if stage.endpoint.topic is None else self._lanes[:1]:
@@ -185,11 +203,14 @@ class Running:
         await gate.open(waits=self._waits)
         self.world.gate = gate
 
-    async def _until_outbox_is_open(self) -> None:
-        """The database is there, and may be busy, or go once more. Raises: as `start`"""
+    async def _until_reached(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeat `step` while the outbox cannot be reached: the database was there, and may be busy, or go once more.
+
+        Raises: as `prepare`
+        """
         while True:
             try:
-                await self._open_outbox()
+                await step()
                 return
             except DatabaseAway as error:
                 if not self._waits:
@@ -197,14 +218,23 @@ class Running:
                 _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_S})
             await asyncio.sleep(OPEN_S)
 
-    async def _open_outbox(self) -> None:
+    def _outbox(self) -> Outbox:
         world, gate = self.world, self.world.gate
         assert gate is not None, "its database was opened"
-        outbox = gate.database.outbox(world.service, world.run_id, world.instance)
+        return gate.database.outbox(world.service, world.run_id, world.instance)
+
+    async def _check_outbox(self) -> None:
+        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
+        outbox = self._outbox()
         if self._makes_tables:
             await outbox.make_tables()
+        await outbox.check()
+
+    async def _open_outbox(self) -> None:
+        """Raises: as `_check_outbox`"""
+        await self._check_outbox()
         # Others than those who wait: what the relay sends is nobody's who waits.
-        once = ExactlyOnce(outbox, self._lanes[1], world.service)
+        once = ExactlyOnce(self._outbox(), self._lanes[1], self.world.service)
         await once.start()
         self.once = once
 

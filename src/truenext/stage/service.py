@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from truenext.errors import ConfigurationError, LocalProtocolError
+from truenext.stage.core.beginning import check_endpoint
 from truenext.stage.core.errors import FlowError
+from truenext.stage.current import check_asks_another, check_can_await
 from truenext.stage.definition import Definition
 from truenext.stage.initiating import Initiating, InitiatingInTransaction
 from truenext.stage.interceptors.chain import Chain
@@ -26,7 +28,7 @@ from truenext.stage.planning import Plans
 from truenext.stage.running import STOP_S, Running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
@@ -75,6 +77,8 @@ class Service(Definition):
     async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
         running = Running(self, self.plans(), broker=self.broker, database=self.database, events=self.events)
         async with self.as_run_by(running):
+            if with_stages:
+                await running.prepare()
             await running.connect()
             if with_stages:
                 await running.start()
@@ -145,7 +149,8 @@ class Service(Definition):
         (docs/stages-outbox.md). For 7 days all calls with the same `key` begin them once; the key is asked for when the
         block begins.
 
-        Raises: LocalProtocolError if the service is not connected; ValueError if `timeout` is not more than 0. At the
+        Raises: LocalProtocolError if the service is not connected; ClosedError in another event loop than that in which
+        it was connected; ValueError if `timeout` is not more than 0. At the
         end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds. With a
         session: ConfigurationError if nothing of the service happens once, so that nobody would send it, if the
         tables are missing, or the session commits each statement by itself; FlowError if it is too much, or something
@@ -174,7 +179,9 @@ class Service(Definition):
                 # Its loop may just end.
                 running.world.loop.call_soon_threadsafe(running.wake_relay)
 
-    async def send(
+    # These four are no async functions themselves: a stage that cannot await them is refused when it calls them.
+
+    def send(
         self,
         to: Endpoint[M, Any],
         message: M,
@@ -182,38 +189,63 @@ class Service(Definition):
         trace: str,
         timeout: float = TIMEOUT_S,
         **options: Unpack[BeginOptions],
-    ) -> str:
-        """Begin one flow: its id. Returns once the broker has it as safe as it will be. As `Initiation.send`.
+    ) -> Coroutine[Any, Any, str]:
+        """Begin one flow, and return its id once the broker has it as safe as it will be. To be awaited. As
+        `Initiation.send`.
 
         Raises: as `initiate`; FlowError
         """
+        check_can_await(f"{self.name}.send", _SEND_INSTEAD)
+        return self._send(to, message, trace, timeout, options)
+
+    async def _send(self, to: Endpoint[M, Any], message: M, trace: str, timeout: float, options: BeginOptions) -> str:
         async with self.initiate(timeout=timeout) as begin:
             return begin.send(to, message, trace=trace, **options)
 
-    async def publish(
+    def publish(
         self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
-    ) -> str:
+    ) -> Coroutine[Any, Any, str]:
         """Begin a flow with each subscriber of a topic; as `send`."""
+        check_can_await(f"{self.name}.publish", _SEND_INSTEAD)
+        return self._publish(to, message, trace, timeout, options)
+
+    async def _publish(self, to: Topic[M], message: M, trace: str, timeout: float, options: BeginOptions) -> str:
         async with self.initiate(timeout=timeout) as begin:
             return begin.publish(to, message, trace=trace, **options)
 
-    async def ask(
+    def ask(
         self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
-    ) -> R:
-        """Begin a flow and wait for its reply.
+    ) -> Coroutine[Any, Any, R]:
+        """Begin a flow, and return its reply when it comes. To be awaited.
 
         Raises: TimeoutError if none comes within `timeout` seconds: the flow goes on all the same; NotDecoded if what
-        comes is none; as `initiate`
+        comes is none; FlowError, also if a stage asks its own endpoint; as `initiate`
         """
+        check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
+        return self._ask(to, message, trace, timeout, options)
+
+    async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: BeginOptions) -> R:
+        check_endpoint(to)
+        check_asks_another(to, self.stages)
         return cast("R", await self._here.ask(to, message, trace, timeout, options))
 
-    async def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
-        """What became of an initiation that was in doubt, by its error or the token of that: "committed", "rolled back"
-        or "unknown". What has not happened by now never will.
+    def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
+        """Return what became of an initiation that was in doubt, by its error or the token of that: "committed",
+        "rolled back" or "unknown". What has not happened by now never will. To be awaited.
 
         Raises: TimeoutError, ConnectionLost
         """
+        check_can_await(f"{self.name}.outcome", "ask in an async stage")
+        return self._outcome(doubt, timeout)
+
+    async def _outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         return await self._here.outcome(doubt, timeout)
+
+
+_SEND_INSTEAD: Final = (
+    "say it with the flow, which sends when the stage has returned, or in a block `with service.initiate() as begin:`, "
+    "which sends at its end"
+)
 
 
 async def _stop(running: Running) -> None:

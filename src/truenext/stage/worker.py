@@ -44,6 +44,7 @@ from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
 from truenext.stage.core.unit import Unit
+from truenext.stage.current import CURRENT
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
 from truenext.stage.interceptors.interceptor import Ending, Execution
@@ -412,6 +413,9 @@ class Handling:
         now_ms = self._world.now_ms()
         flow = Flow(stage, envelope, said, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
         while True:
+            if stage.signature.is_async:
+                # In the context of its own task; for a plain function it is set in that of its thread.
+                CURRENT.set(stage)
             await self._call(stage, flow, work)
             if flow.direct is NOTHING:
                 return
@@ -443,6 +447,7 @@ class Handling:
         if not stage.signature.is_async:
 
             def call() -> object:
+                CURRENT.set(stage)
                 if around is None:
                     with plan.values_in_thread(given) as others:
                         return function(*arguments, **others)
@@ -460,6 +465,7 @@ class Handling:
                 async with plan.values(given) as others:
                     result = await function(*arguments, **others)
         if result is None:
+            flow.check_replied()
             return
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):

@@ -13,7 +13,8 @@ app = Service("work", concurrency=2, interceptors=[Metrics()])
 
 
 def say(what: str, job: Job, flow: Flow) -> None:
-    print(f"{what} {job.number} {flow.attempt}", flush=True)
+    # Not flushed: `truenext stages run` writes each line when it is printed.
+    print(f"{what} {job.number} {flow.attempt}")
 
 
 slow = app.endpoint("work.slow", Job)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,10 +92,12 @@ def run(
     Prints one line once it takes messages. A broker or database that is not there yet is waited for. On the first
     signal it finishes what it has in hand, 30 seconds at most, gives back the rest, and exits 0.
     """
+    terminal.print_at_once()
     logs.configure(log_level)
     deadline, status = Deadline(), 1
     try:
-        service = service_at(place)
+        with logs.noticing_basic_config():
+            service = service_at(place)
         if broker:
             service.broker = broker
         if database is not None:
@@ -163,6 +164,8 @@ class _Process:
                 said = f"; health at {url}"
             await stack.enter_async_context(service.as_run_by(running))
             try:
+                # Before the broker, which is waited for: tables that are missing are not to be said after that.
+                await running.prepare()
                 await running.connect()
                 await _warn_of_what_is_left(running, service)
                 await running.start()
@@ -170,7 +173,6 @@ class _Process:
                     f"{service.name} runs {counted(len(service.stages), 'stage')} of "
                     f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{said}"
                 )
-                sys.stdout.flush()
                 await running.until_failed()
             except asyncio.CancelledError:
                 self._check_signal()

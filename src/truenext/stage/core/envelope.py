@@ -63,7 +63,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     waiting: list[Waiting] = []
     """Who waits for a reply, the outermost first."""
     calls: int = 1
-    """How many messages of this flow were sent so far, without replies."""
+    """Number of this message among those of its flow that followed one another, without replies; a reply has that of
+    the message to which it replies."""
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
     """For tracing, such as traceparent."""

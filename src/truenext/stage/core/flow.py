@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from truenext.stage.core.said import Said
 
 WAITING_MAX: Final = 35
-"""Endpoints that wait for a reply in one flow: more is an endpoint that asks itself."""
+"""Places that wait for a reply in one flow, one within the other: endpoints, and where the flow's own reply goes. More
+is an endpoint that asks itself."""
 CALLS_MAX: Final = 200
-"""Messages of one flow, without replies: more is a circle."""
+"""Messages of one flow that follow one another, without replies: more is a circle. The requests of one stage do not
+follow one another."""
 NOTHING: Final = object()
 
 M = TypeVar("M")
@@ -121,7 +123,7 @@ class Flow:
             )
         waiting = [*self._envelope.waiting, Waiting(following.destination, self._state())]
         if len(waiting) > WAITING_MAX:
-            raise Refuse(f"more than {WAITING_MAX} endpoints wait for a reply in this flow: does one ask itself?")
+            raise Refuse(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
         self._go_on("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
@@ -194,6 +196,16 @@ class Flow:
             attempt=self.attempt,
         )
 
+    def check_replied(self) -> None:
+        """The function of the stage has returned None. Raises: FlowError if the flow would end there unnoticed"""
+        if self._stage.signature.must_reply and not self._has_said:
+            name, replied = self._stage.name, named(self._stage.signature.reply)
+            raise FlowError(
+                f"{name} returns {replied}, but it has returned None, and has neither replied nor gone on, so the flow "
+                f"would end here without a reply: return {replied}, or annotate {name} with `-> {replied} | None` if "
+                "the flow may end here"
+            )
+
     def _says(self, what: str) -> None:
         if self._has_said and not (self._has_said == what == "request"):
             raise FlowError(
@@ -227,7 +239,7 @@ class Flow:
     ) -> None:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
-            raise Refuse(f"this flow has had more than {CALLS_MAX} messages: does it go in a circle?")
+            raise Refuse(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
         self._says(kind)
         envelope = Envelope(
             version=VERSION,

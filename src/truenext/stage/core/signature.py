@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 
 class Signature:
-    __slots__ = ("is_async", "message", "others", "placed", "reply")
+    __slots__ = ("is_async", "message", "must_reply", "others", "placed", "reply")
 
     def __init__(
-        self, message: Any, reply: Any, placed: tuple[str, ...], others: dict[str, Any], *, is_async: bool
+        self,
+        message: Any,
+        reply: Any,
+        placed: tuple[str, ...],
+        others: dict[str, Any],
+        *,
+        is_async: bool,
+        must_reply: bool,
     ) -> None:
         self.message = message
         """The type of what it takes."""
@@ -34,6 +41,8 @@ class Signature:
         self.others = others
         """The types of all other parameters, by their names."""
         self.is_async = is_async
+        self.must_reply = must_reply
+        """The function is annotated with a reply that cannot be None."""
 
 
 def signature_of(function: Callable[..., object], state: Any, what: str) -> Signature:
@@ -78,6 +87,7 @@ def signature_of(function: Callable[..., object], state: Any, what: str) -> Sign
         tuple(each.name for each in parameters[:least]),
         {each.name: hints.get(each.name) for each in parameters[least:]},
         is_async=inspect.iscoroutinefunction(called),
+        must_reply=not takes(reply, NoneType),
     )
 
 

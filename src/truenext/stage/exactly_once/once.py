@@ -51,8 +51,7 @@ class ExactlyOnce:
         return as_text(self.counts, unsent)
 
     async def start(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
-        await self._outbox.check()
+        """Begin once the tables of the outbox are checked. Raises: DatabaseAway"""
         if not await self._outbox.is_durable():
             _logger.warning(
                 "synchronous_commit is off: when the database crashes it forgets what it has confirmed, and what was "
