@@ -1,10 +1,11 @@
 """What can a message, a reply and a state be, and what becomes of one that is something else? Source: docs/stages.md"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -15,7 +16,7 @@ from pydantic.alias_generators import to_camel
 import truenext
 from tests.stages.flows import Memo, Number, Text, run
 from truenext.errors import TruenextError
-from truenext.stage import DefinitionError, FlowError, NotDecoded, Service
+from truenext.stage import DefinitionError, Flow, FlowError, NotDecoded, Service
 from truenext.stage.core.codec import Codec
 from truenext.testing.stages import Stages
 
@@ -423,3 +424,194 @@ def test_nothing_that_comes_names_a_class() -> None:
     codec: Codec[Any] = Codec(dict[str, Any], "what is tested")
     data = b'{"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}'
     assert codec.decode(data) == {"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}
+
+
+# ---- What would come back as something else ----
+
+
+class Priced(msgspec.Struct):
+    price: float | None = None
+
+
+@dataclass
+class Order:
+    items: list[Priced] = field(default_factory=list)
+    below: "Order | None" = None
+    more: dict[str, Any] = field(default_factory=dict)
+    ratio: float = 0.0
+
+
+class Rated(msgspec.Struct, tag=True):
+    rate: float | None = None
+
+
+class Unrated(msgspec.Struct, tag=True):
+    name: str = ""
+
+
+class Pair(NamedTuple):
+    one: str
+    two: float | None
+
+
+class Typed(TypedDict):
+    n: float | None
+
+
+class Weighed(pydantic.BaseModel):
+    weight: float | None = None
+
+
+class Modelled(Weighed):
+    inner: list[Weighed] = []
+    more: dict[str, Any] = {}
+
+
+class WritesItself(pydantic.BaseModel):
+    more: Any = None
+
+    @pydantic.field_serializer("more")
+    def written(self, value: object) -> str:
+        return str(value)
+
+
+NAN, INF = float("nan"), float("inf")
+ITEMS = [Priced(1.0), Priced(), Priced(2.0), Priced(NAN)]
+LOST: dict[str, tuple[Any, Any, str]] = {
+    "nan deep inside": (Order, Order(ITEMS), "order.items[3].price is nan"),
+    "nan in what contains itself": (Order, Order(below=Order(ITEMS)), "order.below.items[3].price is nan"),
+    "nan in a field that must be a float": (Order, Order(ratio=NAN), "order.ratio is nan"),
+    "infinity": (Priced, Priced(INF), "priced.price is inf"),
+    "nan by itself": (float | None, NAN, "value is nan"),
+    "nan in a list": (list[float | None], [1.0, None, -INF], "value[2] is -inf"),
+    "nan in a tuple": (tuple[str, float | None], ("a", NAN), "value[1] is nan"),
+    "nan in a tuple of any length": (tuple[float | None, ...], (1.0, NAN), "value[1] is nan"),
+    "nan in a set": (set[float | None], {NAN}, "value[0] is nan"),
+    "nan in a dict": (dict[str, float | None], {"a": NAN}, "value['a'] is nan"),
+    "nan in a union": (Rated | Unrated, Rated(NAN), "value.rate is nan"),
+    "nan in a named tuple": (Pair, Pair("a", NAN), "pair.two is nan"),
+    "nan in a TypedDict": (Typed, {"n": NAN}, "typed['n'] is nan"),
+    "nan in a model": (Modelled, Modelled(weight=NAN), "modelled.weight is nan"),
+    "nan in a model of a model": (Modelled, Modelled(inner=[Weighed(weight=INF)]), "modelled.inner[0].weight is inf"),
+    "nan in Any of a model": (Modelled, Modelled(more={"a": INF}), "modelled.more['a'] is inf"),
+    "a dict instead of a Struct": (list[Priced], [{"price": NAN}], "value[0]['price'] is nan"),
+    "nan below Any": (dict[str, Any], {"a": [{"b": NAN}]}, "value['a'][0]['b'] is nan"),
+    "a tuple below Any": (dict[str, Any], {"a": (1, 2)}, "value['a'] is of the type tuple"),
+    "a set below Any": (Any, {1}, "value is of the type set"),
+    "bytes below Any": (Order, Order(more={"a": b"b"}), "order.more['a'] is of the type bytes"),
+    "a date below Any": (Modelled, Modelled(more={"a": date(2026, 1, 2)}), "modelled.more['a'] is of the type date"),
+    "a Decimal below Any": (dict[str, Any], {"a": Decimal(1)}, "value['a'] is of the type Decimal"),
+    "an enum below Any": (dict[str, Any], {"a": Color.RED}, "value['a'] is of the type Color"),
+    "a Struct below Any": (list[Any], [Priced()], "value[0] is of the type Priced"),
+    "a key that is a number below Any": (dict[str, Any], {"a": {1: 2}}, "value['a'] has the key 1 of the type int"),
+    "a bare dict": (dict, {1: 2}, "value has the key 1 of the type int"),
+    "a bare list": (list, [(1,)], "value[0] is of the type tuple"),
+    "a bare tuple": (tuple, ((1,),), "value[0] is of the type tuple"),
+    "a key of a dict of Any": (dict[Any, int], {1: 2}, "value has the key 1 of the type int"),
+    "Any or nothing": (Any | None, (1,), "value is of the type tuple"),
+    "Any in a union": (int | list[Any], [(1,)], "value[0] is of the type tuple"),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(what: str) -> None:
+    kind, value, says = LOST[what]
+    with pytest.raises(FlowError) as caught:
+        Codec(kind, "what is tested").encode(value)
+    assert str(caught.value).startswith(says)
+
+
+PLAIN_JSON: dict[str, Any] = {"a": [1, -2.5, None, True, "x", {}], "b": {"c": []}}
+KEPT: dict[str, tuple[Any, Any]] = {
+    "JSON below Any": (dict[str, Any], PLAIN_JSON),
+    "None beside floats": (Order, Order([Priced(), Priced(1.5)], Order(), PLAIN_JSON)),
+    "whole numbers as floats": (list[float | None], [1, None]),
+    "a decimal that is no number": (list[Decimal | None], [None, Decimal("Infinity")]),
+    "what is typed": (tuple[date, set[int], bytes, dict[int, None]], (date(2026, 1, 2), {1}, b"b", {1: None})),
+    "a bare tuple": (tuple, (1, None)),
+    "a TypedDict": (Typed, {"n": None}),
+    "a union": (Rated | Unrated, Unrated("x")),
+    "a model": (Modelled, Modelled(inner=[Weighed()], more=PLAIN_JSON)),
+    "a text that says null": (Priced | str, "null"),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_value_that_comes_back_as_it_was_is_not_refused(what: str) -> None:
+    kind, value = KEPT[what]
+    codec: Codec[Any] = Codec(kind, "what is tested")
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_a_model_that_writes_a_field_in_its_own_way_is_not_looked_at_there() -> None:
+    codec = Codec(WritesItself, "what is tested")
+    assert codec.decode(codec.encode(WritesItself(more=(1, 2)))).more == "(1, 2)"
+
+
+def test_values_of_a_class_without_equality_are_not_compared() -> None:
+    class Same(msgspec.Struct, eq=False):
+        more: dict[str, Any] = {}
+
+    codec = Codec(Same, "what is tested")
+    assert codec.decode(codec.encode(Same({"a": 1}))).more == {"a": 1}
+
+
+def test_a_type_in_which_nothing_can_be_lost_has_no_check() -> None:
+    assert Codec(Keyed, "what is tested")._plan is None
+    assert Codec(list[Customer], "what is tested")._plan is None
+    assert Codec(Envelope, "what is tested")._plan is not None
+
+
+def test_nan_is_refused_wherever_a_flow_says_it() -> None:
+    app = Service("shop", attempts=1)
+    sink = app.remote("sink", Priced)
+    asked = app.remote("asked", Priced, Priced)
+    chain = app.endpoint("chain", Text, Priced, state=Order)
+    heard: dict[str, str] = {}
+
+    def says(what: str, call: Callable[[], object]) -> None:
+        with pytest.raises(FlowError) as caught:
+            call()
+        heard[what] = str(caught.value).partition(",")[0]
+
+    @chain.stage
+    async def first(text: Text, order: Order, flow: Flow) -> Priced:
+        says("request", lambda: flow.request(asked, Priced(NAN)))
+        says("next", lambda: flow.next(Priced(NAN)))
+        says("next_direct", lambda: flow.next_direct(Priced(NAN)))
+        says("goto", lambda: flow.goto(asked, Priced(NAN)))
+        says("reply", lambda: flow.reply(Priced(NAN)))
+        says("send", lambda: flow.send(sink, Priced(NAN)))
+        says("a state of another service", lambda: flow.send(sink, Priced(), state={"a": [Priced(NAN)]}))
+        says("properties of a flow", lambda: flow.send(sink, Priced(), properties={"a": NAN}))
+        flow.properties["b"] = (1,)
+        says("properties", lambda: flow.next(Priced()))
+        del flow.properties["b"]
+        order.items.append(Priced(NAN))
+        says("a state", lambda: flow.next(Priced()))
+        says("a stash", flow.stash)
+        order.items.clear()
+        return Priced(1.0)
+
+    @chain.stage
+    async def last(priced: Priced, order: Order) -> Priced:
+        return priced
+
+    async def work(t: Stages) -> None:
+        assert await t.ask(chain, Text()) == Priced(1.0)
+        price = "priced.price is nan"
+        assert heard == {
+            **dict.fromkeys(["request", "next", "next_direct", "goto", "reply", "send"], price),
+            "a state of another service": "value['a'][0].price is nan",
+            "properties of a flow": "a property of the flow cannot be JSON: properties['a'] is nan",
+            "properties": "a property of the flow cannot be JSON: properties['b'] is of the type tuple",
+            "a state": "order.items[0].price is nan",
+            "a stash": "order.items[0].price is nan",
+        }
+        with pytest.raises(FlowError, match=price):
+            await app.ask(asked, Priced(NAN), trace="t")
+        with pytest.raises(FlowError, match=price):
+            async with app.initiate() as begin:
+                begin.send(sink, Priced(NAN), trace="t")
+
+    run(app, work)

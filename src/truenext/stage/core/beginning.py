@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import msgspec
 
 from truenext.limits import TTL_MS_MAX
-from truenext.stage.core.codec import EMPTY, encode_any
+from truenext.stage.core.codec import EMPTY, check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, Local, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
 from truenext.stage.core.errors import FlowError
@@ -63,6 +63,8 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Beg
     properties = options.get("properties", {})
     if not isinstance(properties, Mapping):
         raise FlowError(f"properties are values by their names, not {properties!r}")
+    properties = dict(properties)
+    check_properties(properties)
     return Facts(
         id="",
         trace=trace,
@@ -70,7 +72,7 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Beg
         begun_by=said.sender,
         interactive=options.get("interactive", of is not None and of.interactive),
         persistent=options.get("persistent", of is None or of.persistent),
-        properties=dict(properties) if of is None else {**of.properties, **properties},
+        properties=properties if of is None else {**of.properties, **properties},
     )
 
 

@@ -7,18 +7,22 @@ what was sent, and is refused. No class is ever named by the bytes: which type i
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, get_args, is_typeddict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
+from truenext.stage.core.lossless import Plan, fault_below_any, fault_of_floats
 from truenext.stage.core.schema import Schema, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    __slots__ = ("_class", "_decoder", "type")
+    __slots__ = ("_class", "_decoder", "_plan", "type")
 
     def __init__(self, type_: type[T], what: str) -> None:
         """`what` names the type's use for whoever reads an error, such as "what order.place takes".
@@ -30,7 +34,10 @@ class Codec(Generic[T]):
         self._class = type_ if is_class else None
         """None for types of which no value is an instance, such as list[int], Any and a TypedDict."""
         try:
-            fault = _fault(msgspec.inspect.type_info(type_))
+            info = msgspec.inspect.type_info(type_)
+            fault = _fault(info)
+            plan = Plan(info)
+            self._plan = plan if plan.has_checks else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are looked up by then: anything may be wrong with them.
@@ -39,7 +46,8 @@ class Codec(Generic[T]):
             raise DefinitionError(f"{what} is {named(type_)}, in which {fault}")
 
     def encode(self, value: object) -> msgspec.Raw:
-        """Raises: FlowError if it is none, or has a field of a wrong type, or more fields than are read again"""
+        """Raises: FlowError if it is none, or has a field of a wrong type, or more fields than are read again, or
+        something in it that would come back as something else"""
         try:
             if self._class is not None and type(value) is not self._class:
                 if isinstance(value, self._class):
@@ -48,11 +56,15 @@ class Codec(Generic[T]):
                     # Another class may look alike in JSON, above all if its fields have defaults.
                     msgspec.convert(value, self._class, dec_hook=_decode_model)
             data = _ENCODER.encode(value)
-            # What its fields hold shows when it is read; better here than where it comes.
-            self._decoder.decode(data)
+            lost = None if self._plan is None else self._plan.fault(value, data)
+            if lost is None:
+                # What its fields hold shows when it is read; better here than where it comes.
+                self._decoder.decode(data)
         except Exception as error:
             # A type may check itself, and raise what it likes.
             raise FlowError(f"{_short(value)} is no {named(self.type)}: {error or type(error).__name__}") from error
+        if lost is not None:
+            raise FlowError(f"{_root(self.type)}{lost}")
         return msgspec.Raw(data)
 
     def decode(self, data: msgspec.Raw | bytes) -> T:
@@ -84,11 +96,22 @@ EMPTY = msgspec.Raw(b"{}")
 
 
 def encode_any(value: object) -> msgspec.Raw:
-    """Raises: FlowError if it cannot be JSON"""
+    """Raises: FlowError if it cannot be JSON, or has a float that is not finite"""
     try:
-        return msgspec.Raw(_ENCODER.encode(value))
+        data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         raise FlowError(f"{_short(value)} cannot be JSON: {error}") from error
+    lost = fault_of_floats(value) if b"null" in data else None
+    if lost is not None:
+        raise FlowError(f"{_root(type(value))}{lost}")
+    return msgspec.Raw(data)
+
+
+def check_properties(properties: Mapping[str, Any]) -> None:
+    """Raises: FlowError if one of them would come back as something else"""
+    lost = fault_below_any(properties) if properties else None
+    if lost is not None:
+        raise FlowError(f"a property of the flow cannot be JSON: properties{lost}")
 
 
 def named(type_: object) -> str:
@@ -96,6 +119,13 @@ def named(type_: object) -> str:
     if type_ is None or type_ is type(None):
         return "None"
     return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
+
+
+def _root(type_: object) -> str:
+    """The name of a value in the path to a part of it, such as `order` of an Order."""
+    if not isinstance(type_, type) or get_origin(type_) is not None or type_.__module__ in ("builtins", "typing"):
+        return "value"
+    return type_.__name__[:1].lower() + type_.__name__[1:]
 
 
 def _is_model(type_: object) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 import msgspec
 
 from truenext.stage.core.beginning import BeginOptions, begin, check_endpoint, check_topic, inherited, state_for
-from truenext.stage.core.codec import EMPTY, named
+from truenext.stage.core.codec import EMPTY, check_properties, named
 from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
 from truenext.stage.core.errors import FlowError, Refuse
 from truenext.stage.core.said import Outgoing, checked_attachments
@@ -226,6 +226,8 @@ class Flow:
 
     @property
     def _facts(self) -> Facts:
+        """Raises: FlowError if a property would come back as something else"""
+        check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
 
     def _go_on(
@@ -240,11 +242,13 @@ class Flow:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
             raise Refuse(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
+        # What is refused is not said: the stage may catch the error, and say something else.
+        facts, checked = self._facts, checked_attachments(attachments)
         self._says(kind)
         envelope = Envelope(
             version=VERSION,
             id=self._said.new_id(),
-            flow=self._facts,
+            flow=facts,
             kind=kind,
             sender=self._said.sender,
             message=message,
@@ -252,7 +256,7 @@ class Flow:
             state=state,
             waiting=waiting,
             calls=calls,
-            attachments=checked_attachments(attachments),
+            attachments=checked,
         )
         self._said.outgoing.append(Outgoing(destination, envelope, self._expires_ms))
 

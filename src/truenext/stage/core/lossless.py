@@ -1,0 +1,300 @@
+"""Values that would come back from JSON as something else: a float that is not finite, and, below `Any`, what JSON does
+not have.
+
+    float                 nan and the infinities are written as null
+    Any, dict, list       a tuple comes back as a list, a set too, a date and bytes as text, a key 1 as "1"
+
+The checks are planned once for each type: `plan` looks for the places in a type at which a value may be lost. A type
+without a float and without `Any` has none, and its values are not looked at. Values are never compared.
+
+Source: docs/stages.md, "Endpoints"
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Check: TypeAlias = "Callable[[Any], str | None]"
+"""Return where in a value something would be lost, and what; None if nothing would be lost. Such as
+`.items[3].price is nan`."""
+
+_PLAIN: Final = frozenset({str, int, bool, NoneType})
+_Named = (
+    inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType | inspect.CustomType
+)
+"""A type with a name: it may contain itself."""
+
+
+class Plan:
+    """The checks of the values of one type."""
+
+    __slots__ = ("anything", "floats")
+
+    def __init__(self, info: inspect.Type) -> None:
+        self.anything: Final[Check | None] = _Planning(inspect.AnyType).check(info)
+        """Of what is below `Any`; None if no `Any` is in the type."""
+        self.floats: Final[Check | None] = _Planning(inspect.FloatType).check(info)
+        """Of floats. Only needed if the JSON of a value contains null, since that is what is written of them; None if
+        no float is in the type."""
+
+    @property
+    def has_checks(self) -> bool:
+        return self.anything is not None or self.floats is not None
+
+    def fault(self, value: object, data: bytes) -> str | None:
+        """As a `Check`; `data` is the JSON of the value."""
+        if self.anything is not None:
+            found = self.anything(value)
+            if found is not None:
+                return found
+        if self.floats is not None and b"null" in data:
+            return self.floats(value)
+        return None
+
+
+def fault_below_any(value: Any) -> str | None:
+    """A `Check` of a value of which JSON alone says what it is."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return None
+    if kind is dict:
+        for key, each in value.items():
+            if type(key) is not str:
+                return f" has the key {_short(key)} of the type {type(key).__name__}, and in JSON keys are texts"
+            if type(each) not in _PLAIN:
+                found = fault_below_any(each)
+                if found is not None:
+                    return f"[{_short(key)}]{found}"
+        return None
+    if kind is list:
+        for place, each in enumerate(value):
+            if type(each) not in _PLAIN:
+                found = fault_below_any(each)
+                if found is not None:
+                    return f"[{place}]{found}"
+        return None
+    if kind is float:
+        return None if value - value == 0.0 else f" is {value}, which JSON does not have"
+    return f" is of the type {kind.__name__}, and JSON alone does not say so: annotate its type, or make it text"
+
+
+def fault_of_floats(value: Any) -> str | None:
+    """A `Check` of floats alone, of a value whose type is not known."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return None
+    if kind is float:
+        return _float(value)
+    if isinstance(value, dict):
+        return _first((f"[{_short(key)}]", fault_of_floats(each)) for key, each in value.items())
+    if isinstance(value, Enum):
+        return None
+    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
+    if names is None:
+        names = getattr(kind, "__pydantic_fields__", None) or [
+            each.name for each in getattr(kind, "__attrs_attrs__", ())
+        ]
+    if names:
+        return _first((f".{name}", fault_of_floats(getattr(value, name, None))) for name in names)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _first((f"[{place}]", fault_of_floats(each)) for place, each in enumerate(value))
+    return None
+
+
+def _float(value: Any) -> str | None:
+    if type(value) is float and value - value != 0.0:
+        return f" is {value}, which JSON does not have"
+    return None
+
+
+def _first(found: Iterable[tuple[str, str | None]]) -> str | None:
+    return next((place + fault for place, fault in found if fault is not None), None)
+
+
+def _short(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+class _Planning:
+    """Makes a check that goes only where a type leads to `target`."""
+
+    def __init__(self, target: type[inspect.Type]) -> None:
+        self._target = target
+        self._leaf: Check = fault_below_any if target is inspect.AnyType else _float
+        self._otherwise: Check | None = None if target is inspect.AnyType else fault_of_floats
+        """For a value that is not of its type's class."""
+        self._made: dict[Any, list[Check]] = {}
+        """Of classes whose check is made, or is just being made; then it is empty."""
+
+    def check(self, info: inspect.Type) -> Check | None:
+        return self._of(info) if self._leads(info) else None
+
+    def _leads(self, info: inspect.Type) -> bool:
+        seen: set[Any] = set()
+        rest = [info]
+        while rest:
+            each = rest.pop()
+            if isinstance(each, self._target):
+                return True
+            if isinstance(each, _Named):
+                if each.cls in seen:
+                    continue
+                seen.add(each.cls)
+            rest.extend(_parts(each))
+        return False
+
+    def _of(self, info: inspect.Type) -> Check:
+        """`info` leads to the target."""
+        match info:
+            case inspect.Metadata():
+                return self._of(info.type)
+            case inspect.UnionType():
+                return self._of_union(info)
+            case inspect.DictType() | inspect.FrozenDictType():
+                return self._of_dict(info)
+            case inspect.TupleType():
+                return self._of_tuple(info)
+            case inspect.CollectionType():
+                return self._of_array(self._of(info.item_type))
+            case _ if isinstance(info, _Named):
+                if info.cls not in self._made:
+                    self._made[info.cls] = made = []
+                    made.append(self._of_class(info))
+                made = self._made[info.cls]
+                # It may contain itself, and is not made then.
+                return made[0] if made else lambda value: made[0](value)
+            case _:
+                return self._leaf
+
+    def _of_array(self, check: Check) -> Check:
+        def of_array(value: Any) -> str | None:
+            if isinstance(value, list | tuple | set | frozenset):
+                for place, each in enumerate(value):
+                    found = check(each)
+                    if found is not None:
+                        return f"[{place}]{found}"
+            return None
+
+        return of_array
+
+    def _of_tuple(self, info: inspect.TupleType) -> Check:
+        checks = [(place, self._of(each)) for place, each in enumerate(info.item_types) if self._leads(each)]
+
+        def of_tuple(value: Any) -> str | None:
+            if not isinstance(value, list | tuple) or len(value) != len(info.item_types):
+                return None
+            return _first((f"[{place}]", check(value[place])) for place, check in checks)
+
+        return of_tuple
+
+    def _of_dict(self, info: inspect.DictType | inspect.FrozenDictType) -> Check:
+        check = self.check(info.value_type)
+        has_any_key = self._target is inspect.AnyType and isinstance(info.key_type, inspect.AnyType)
+        if has_any_key and isinstance(info.value_type, inspect.AnyType):
+            return lambda value: fault_below_any(value if type(value) is dict else dict(value))
+
+        def of_dict(value: Any) -> str | None:
+            if not isinstance(value, dict):
+                return None
+            for key, each in value.items():
+                if has_any_key and type(key) is not str:
+                    return fault_below_any({key: None})
+                found = None if check is None else check(each)
+                if found is not None:
+                    return f"[{_short(key)}]{found}"
+            return None
+
+        return of_dict
+
+    def _of_union(self, info: inspect.UnionType) -> Check:
+        options = [each.type if isinstance(each, inspect.Metadata) else each for each in info.types]
+        leading = [each for each in options if self._leads(each)]
+        if any(isinstance(each, self._target) and isinstance(each, inspect.AnyType) for each in leading):
+            return self._leaf
+        classes = {each.cls: self._of(each) for each in leading if isinstance(each, _Named)}
+        others = [self._of(each) for each in leading if not isinstance(each, _Named)]
+        if not classes and len(others) == 1:
+            # Such as `float | None`: a check passes over what is not of its type.
+            return others[0]
+
+        def of_union(value: Any) -> str | None:
+            check = classes.get(type(value))
+            if check is not None:
+                return check(value)
+            return _first(("", each(value)) for each in (*others, *classes.values()))
+
+        return of_union
+
+    def _of_class(self, info: Any) -> Check:
+        class_, otherwise = info.cls, self._otherwise
+        if isinstance(info, inspect.CustomType):
+            fields = [(name, name, kind) for name, kind in _fields_of_model(class_)]
+        else:
+            fields = [(each.name, each.encode_name, each.type) for each in info.fields]
+        checks = [(name, written, self._of(kind)) for name, written, kind in fields if self._leads(kind)]
+        is_dict = isinstance(info, inspect.TypedDictType)
+
+        def of_class(value: Any) -> str | None:
+            if not is_dict and isinstance(value, class_):
+                for name, _, check in checks:
+                    found = check(getattr(value, name, None))
+                    if found is not None:
+                        return f".{name}{found}"
+            elif isinstance(value, dict):
+                for _, written, check in checks:
+                    found = check(value.get(written))
+                    if found is not None:
+                        return f"[{written!r}]{found}"
+            elif otherwise is not None:
+                return otherwise(value)
+            return None
+
+        return of_class
+
+
+def _parts(info: Any) -> Iterable[inspect.Type]:
+    match info:
+        case inspect.Metadata():
+            return (info.type,)
+        case inspect.UnionType():
+            return info.types
+        case inspect.DictType() | inspect.FrozenDictType():
+            # Numbers in keys are not written as null.
+            keys = (info.key_type,) if isinstance(info.key_type, inspect.AnyType) else ()
+            return (*keys, info.value_type)
+        case inspect.TupleType():
+            return info.item_types
+        case inspect.CollectionType():
+            return (info.item_type,)
+        case inspect.CustomType():
+            return [kind for _, kind in _fields_of_model(info.cls)]
+        case _:
+            return [each.type for each in getattr(info, "fields", ())]
+
+
+def _fields_of_model(class_: Any) -> list[tuple[str, inspect.Type]]:
+    """Names and types of the fields of a model of pydantic. A field whose model writes it in its own way, and a type
+    that msgspec does not know, are the model's affair."""
+    decorators = getattr(class_, "__pydantic_decorators__", None)
+    if decorators is None or decorators.model_serializers:
+        return []
+    own = {name for each in decorators.field_serializers.values() for name in each.info.fields}
+    fields = []
+    for name, field in class_.model_fields.items():
+        if name in own or "*" in own:
+            continue
+        try:
+            fields.append((name, msgspec.inspect.type_info(field.annotation)))
+        except Exception:
+            # It may be anything.
+            continue
+    return fields
