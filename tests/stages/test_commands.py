@@ -196,6 +196,57 @@ def test_a_field_of_a_reply_that_may_be_missing_is_a_warning(folder: Path) -> No
     assert result.stdout.startswith("warning: order.place: its reply: `id` may be missing now\n")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        (
+            "count: int = 1",
+            "number: int = 1",
+            "warning: order.place: its message: it has `count` no more, and has `number`",
+        ),
+        ("price: int = 0", "cost: int = 0", "warning: order.place: its reply: it has `cost` now, instead of `price`"),
+    ],
+)
+def test_a_field_that_was_perhaps_renamed_is_a_warning(folder: Path, old: str, new: str, finding: str) -> None:
+    result = changed(folder, old, new)
+    assert result.exit_code == 0
+    assert any(line.startswith(finding) for line in result.stdout.splitlines()), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "finding"),
+    [
+        (
+            "id: bytes",
+            "id: str",
+            "breaks: order.place: its message: `id` was bytes in base64, and is read as string now",
+        ),
+        (
+            "id: str, omit_defaults=True\n    count: int = 1",
+            "id: str, omit_defaults=True\n    count: int = 2",
+            "breaks: order.place: its message: `count` is left out if it is 1, and is read as 2 then",
+        ),
+    ],
+)
+def test_what_is_read_as_something_else_breaks(folder: Path, before: str, after: str, finding: str) -> None:
+    def shop(text: str) -> str:
+        fields, _, option = text.partition(", ")
+        option, _, more = option.partition("\n")
+        inherits = f"msgspec.Struct, {option}" if option else "msgspec.Struct"
+        old = "class Order(msgspec.Struct):\n    id: str\n    count: int = 1\n"
+        return SHOP.replace(old, f"class Order({inherits}):\n    {fields}\n{more or '    count: int = 1'}\n")
+
+    (folder / "before.py").write_text(shop(before))
+    (folder / "after.py").write_text(shop(after))
+    assert stages("check", "before:app", "--against", "shop.json", "--write").exit_code == 0
+    result = stages("check", "after:app", "--against", "shop.json")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:2] == [
+        finding,
+        "    what was sent before is read as something else, and no error shows it",
+    ]
+
+
 def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(folder: Path) -> None:
     first = stages("check", "shop:app", "--against", "a.json", "--write")
     assert first.stdout == "a.json says how shop is now.\n"
@@ -212,7 +263,12 @@ def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(fo
     [
         (None, "there is no file a.json: --write makes it, and it is to be committed"),
         ("{", "a.json is not what --write has written: "),
-        ('{"format": 2, "service": "shop", "endpoints": {}}', "a.json has format 2, and this knows 1: update truenext"),
+        ('{"format": 3, "service": "shop", "endpoints": {}}', "a.json has format 3, and this knows 2: update truenext"),
+        (
+            '{"format": 1, "service": "shop", "endpoints": {}}',
+            "a.json has format 1, which does not say all that is compared now: with the code that is deployed, make a "
+            "new one (--write), and commit it",
+        ),
     ],
 )
 def test_a_file_that_says_nothing_is_no_answer(folder: Path, content: str | None, complaint: str) -> None:
@@ -221,6 +277,16 @@ def test_a_file_that_says_nothing_is_no_answer(folder: Path, content: str | None
     result = stages("check", "shop:app", "--against", "a.json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"truenext: {complaint}")
+
+
+def test_a_file_of_an_older_format_is_written_anew(folder: Path) -> None:
+    (folder / "a.json").write_text('{"format": 1, "service": "shop", "endpoints": {}}')
+    result = stages("check", "shop:app", "--against", "a.json", "--write")
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        0,
+        ["note: a.json has the older format 1, so nothing was compared.", "a.json says how shop is now."],
+    )
+    assert stages("check", "shop:app", "--against", "a.json").stdout == "Nothing breaks shop.\n"
 
 
 # ---- describe ----

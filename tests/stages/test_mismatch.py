@@ -1,8 +1,12 @@
 """What of a type that has changed can no longer be read, and where? Source: docs/stages-deploying.md"""
 
 import datetime
+import decimal
 import enum
-from typing import Annotated, Any, Literal
+import uuid
+from dataclasses import field as dataclass_field
+from dataclasses import make_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import pydantic
@@ -126,6 +130,155 @@ def test_what_can_no_longer_be_read_is_found(old: Any, new: Any, expected: list[
 )
 def test_what_can_be_read_still_is_not_named(old: Any, new: Any) -> None:
     assert found(old, new) == []
+
+
+class First(enum.IntEnum):
+    RED = 1
+    BLUE = 2
+
+
+class Swapped(enum.IntEnum):
+    RED = 2
+    BLUE = 1
+
+
+class Renamed(enum.IntEnum):
+    CRIMSON = 1
+    BLUE = 2
+
+
+class Place(NamedTuple):
+    x: int
+    y: int
+
+
+class PlaceSwapped(NamedTuple):
+    y: int
+    x: int
+
+
+class PlaceLonger(NamedTuple):
+    x: int
+    y: int
+    z: int = 0
+
+
+class PlaceInserted(NamedTuple):
+    z: int
+    x: int
+    y: int = 0
+
+
+class PlaceRenamed(NamedTuple):
+    x: int
+    depth: int
+
+
+class TypedPlace(TypedDict):
+    x: int
+    y: NotRequired[int]
+
+
+class TypedPlaceRenamed(TypedDict):
+    x: int
+    z: NotRequired[int]
+
+
+class ModelRenamed(pydantic.BaseModel):
+    b: int = 0
+
+
+class BytesModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    a: bytes
+
+
+class TextModel(pydantic.BaseModel):
+    a: str
+
+
+def row(*fields: Any, **options: Any) -> Any:
+    return msgspec.defstruct("Row", fields, array_like=True, **options)
+
+
+def sparse(*fields: Any) -> Any:
+    return msgspec.defstruct("Sparse", fields, omit_defaults=True)
+
+
+def plain(*fields: Any) -> Any:
+    return make_dataclass("Plain", fields)
+
+
+a_int, b_int = ("a", int), ("b", int)
+camel = msgspec.defstruct("Camel", [("some_name", int, 0)], rename="camel")
+snake = msgspec.defstruct("Snake", [("some_name", int, 0)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        # Read as something else, without an error.
+        (bytes, str, [("", "meaning")]),
+        (struct(("a", bytes)), struct(("a", str | None)), [("a", "meaning")]),
+        (struct(("a", bytes | None)), struct(("a", str | None)), [("a", "meaning")]),
+        (struct(("a", list[bytes])), struct(("a", list[str])), [("a[]", "meaning")]),
+        (dict[bytes, int], dict[str, int], [("{}", "meaning")]),
+        (BytesModel, TextModel, [("a", "meaning")]),
+        (First, Swapped, [("", "meaning"), ("", "meaning")]),
+        (Place, PlaceSwapped, [("[0]", "meaning"), ("[1]", "meaning")]),
+        (Place, PlaceInserted, [("[0]", "meaning"), ("[1]", "meaning")]),
+        (struct(("a", Place)), struct(("a", PlaceSwapped | None)), [("a[0]", "meaning"), ("a[1]", "meaning")]),
+        (row(a_int, b_int), row(b_int, a_int), [("[0]", "meaning"), ("[1]", "meaning")]),
+        (row(a_int, b_int), row(b_int), [("[0]", "meaning")]),
+        (list[int], set[int], [("", "meaning")]),
+        (tuple[int, int], frozenset[int], [("", "meaning")]),
+        (sparse(("a", int, 1)), sparse(("a", int, 2)), [("a", "default")]),
+        (sparse(("a", int, 1)), struct(("a", int, 2)), [("a", "default")]),
+        (sparse(("a", int, 1)), struct(("a", int, msgspec.field(default_factory=lambda: 1))), [("a", "default")]),
+        (sparse(("a", int, 1)), struct(a_int), [("a", "field")]),
+        (sparse(("a", list[int], [])), sparse(("a", list[int] | None, None)), [("a", "default")]),
+        # Perhaps.
+        (struct(a_int), struct(("b", int, 0)), [("", "renamed")]),
+        (struct(("s", struct(a_int))), struct(("s", struct(("b", int, 0)) | None)), [("s", "renamed")]),
+        (plain(a_int), plain(("b", int, dataclass_field(default=0))), [("", "renamed")]),
+        (Model, ModelRenamed, [("", "renamed")]),
+        (TypedPlace, TypedPlaceRenamed, [("", "renamed")]),
+        (camel, snake, [("", "renamed")]),
+        (Place, PlaceRenamed, [("[1]", "replaced")]),
+        # Not read, or not any more.
+        (str, bytes, [("", "type")]),
+        (str, uuid.UUID, [("", "type")]),
+        (datetime.timedelta, datetime.datetime, [("", "type")]),
+        (decimal.Decimal, float, [("", "type")]),
+        (float, datetime.timedelta, [("", "type")]),
+        (bool, int, [("", "type")]),
+        (Place, struct(("x", int)), [("", "type")]),
+        (camel, struct(("some_name", int)), [("some_name", "field")]),
+        # Read as what it was.
+        (uuid.UUID, str, []),
+        (datetime.date, str, []),
+        (datetime.timedelta, str, []),
+        (decimal.Decimal, str, []),
+        (float, decimal.Decimal, []),
+        (First, int, []),
+        (First, Renamed, []),
+        (dict[int, str], dict[str, str], []),
+        (set[int], list[int], []),
+        (Place, PlaceLonger, []),
+        (Place, tuple[int, int], []),
+        (tuple[int, int], Place, []),
+        (row(a_int), row(a_int, ("b", int, 0)), []),
+        (sparse(("a", int, 1)), sparse(("a", float, 1.0)), []),
+        (sparse(("a", list[int], [])), sparse(("a", list[int], [])), []),
+        (struct(("a", int, 1)), sparse(("a", int, 2)), []),
+        (struct(a_int, b_int), struct(b_int, a_int), []),
+        (plain(a_int), struct(a_int), []),
+        (Literal["x"], str, []),
+    ],
+    ids=str,
+)
+def test_what_json_means_to_the_new_type_is_compared(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+    assert found(old, new) == expected
 
 
 def test_what_is_not_known_is_named() -> None:

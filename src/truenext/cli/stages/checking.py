@@ -35,7 +35,7 @@ def check(place: str, file: Path, write: bool) -> None:
     try:
         service = service_at(place)
         now = interface_of(service.name, service.endpoints)
-        before = None if write and not file.exists() else _read(file)
+        before = None if write and not file.exists() else _read(file, is_replaced=write)
     except ConfigurationError as error:
         raise Failure(error) from error
     except OSError as error:
@@ -61,14 +61,22 @@ def check(place: str, file: Path, write: bool) -> None:
         terminal.say(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
 
 
-def _read(file: Path) -> Interface:
-    """Raises: ConfigurationError, OSError"""
+def _read(file: Path, *, is_replaced: bool) -> Interface | None:
+    """None if it is of an older format, and is replaced now. Raises: ConfigurationError, OSError"""
     try:
         interface = msgspec.json.decode(file.read_bytes(), type=Interface)
     except FileNotFoundError as error:
         raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
     except msgspec.MsgspecError as error:
         raise _not_written(file, error) from error
+    if interface.format < FORMAT:
+        if is_replaced:
+            terminal.say(f"note: {file} has the older format {interface.format}, so nothing was compared.")
+            return None
+        raise ConfigurationError(
+            f"{file} has format {interface.format}, which does not say all that is compared now: with the code that is "
+            "deployed, make a new one (--write), and commit it"
+        )
     if interface.format != FORMAT:
         raise ConfigurationError(f"{file} has format {interface.format}, and this knows {FORMAT}: update truenext")
     return interface

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from truenext.stage.core.mismatch import Mismatch, mismatches
+from truenext.stage.core.mismatch import PERHAPS, Mismatch, mismatches
 from truenext.stage.core.schema import Schema
 
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from truenext.stage.core.definitions import Local
 
-FORMAT: Final = 1
-"""Of an interface that is written down."""
+FORMAT: Final = 2
+"""Of an interface that is written down. 1 said nothing of names, members, defaults and sets, so a change of these could
+not be seen."""
 
 _DEAD = "such a message becomes a dead letter"
+_UNNOTICED = "what was sent before is read as something else, and no error shows it"
 _WAIT = "Once nothing of the old code runs or is under way"
 
 
@@ -154,6 +156,39 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     why,
                     f"Stop writing what is beyond it first, and take it still. {_WAIT}, it may be refused.",
                 )
+            case "meaning":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} was {each.written}, and is read as {each.wanted} now",
+                    _UNNOTICED,
+                    f"Add a field of another name with a default, and read either. {_WAIT}, the old one may go.",
+                )
+            case "default":
+                yield Finding(
+                    True,
+                    where,
+                    f"{subject} is left out if it is {each.written}, and is read as {each.wanted} then",
+                    _UNNOTICED,
+                    "Keep the default, or write defaults first (without omit_defaults). "
+                    f"{_WAIT}, another default may be given.",
+                )
+            case "renamed":
+                yield Finding(
+                    False,
+                    where,
+                    f"{subject} has {each.written} no more, and has {each.wanted} with a default: was one renamed?",
+                    "what was sent before has the old name, so the new one is read as its default",
+                    f"If so: read both for a while, the old one with a default, too. {_WAIT}, the old one may go.",
+                )
+            case "replaced":
+                yield Finding(
+                    False,
+                    where,
+                    f"{subject} was {each.written}, and is {each.wanted} now: was it renamed?",
+                    "fields are told by their place here, so what was sent before as the one is read as the other",
+                    "If it is another thing, add it as the last field, with a default.",
+                )
 
 
 def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
@@ -169,7 +204,28 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
         return
     for each in mismatches(new, old):
         subject = f"its reply: {_field(each)}"
-        if each.kind == "field":
+        if each.kind in ("meaning", "default"):
+            what = (
+                f"was {each.wanted}, and is {each.written} now"
+                if each.kind == "meaning"
+                else f"is left out if it is {each.written}, and callers take it for {each.wanted} then"
+            )
+            yield Finding(
+                True,
+                where,
+                f"{subject} {what}",
+                "callers that know it as it was read something else, and no error shows it",
+                "Add a field of another name, let callers read that one, and then let the old one go.",
+            )
+        elif each.kind in PERHAPS:
+            yield Finding(
+                False,
+                where,
+                f"{subject} has {each.written} now, instead of {each.wanted}: was it renamed?",
+                "callers that know the old name read a default, or another field, and no error shows it",
+                "If so: reply both for a while, and let callers read the new one.",
+            )
+        elif each.kind == "field":
             yield Finding(
                 False,
                 where,

@@ -1,4 +1,4 @@
-"""Would all that is written by one JSON Schema be read by another? If not: where not, and why?
+"""Would all that is written by one JSON Schema be read by another, as what it was? If not: where not, and why?
 
 What is not known is a mismatch: rather one too many than one too few. Whoever writes writes the fields that it names,
 and no others; whoever reads ignores those that it does not name, unless it refuses them.
@@ -15,17 +15,32 @@ from truenext.stage.core.schema import ANNOTATIONS, Schema
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-Kind = Literal["field", "type", "value", "bound"]
-"""A field that must be there may be missing; a value is of another type; is none of those that are allowed; or is
-beyond a bound."""
+Kind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
+"""Why something cannot be read, or is read as something else.
+
+    field      a field that must be there may be missing
+    type       a value is of another type
+    value      a value is none of those that are allowed
+    bound      a value is beyond a bound
+    meaning    a value can be read, and is read as something else
+    default    a field is left out because it has its default, and is read as another default
+    renamed    fields are gone, and others are new and have a default: perhaps one was renamed
+    replaced   a field that is known by its place alone has another name: perhaps it was renamed
+
+The last two may be as they are meant.
+"""
+PERHAPS: frozenset[Kind] = frozenset({"renamed", "replaced"})
 
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _COMPARED = ANNOTATIONS | {
-    *("type", "anyOf", "oneOf", "allOf", "enum", "const", "format", "uniqueItems"),
+    *("type", "anyOf", "oneOf", "allOf", "enum", "const", "format", "uniqueItems", "contentEncoding"),
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LEAST, *_MOST),
 }
 _INFINITE = float("inf")
+_UNKNOWN = object()
+_ENCODINGS = ("base64", "base64url")
+"""Formats of pydantic."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -100,6 +115,12 @@ class _Place:
         further = self.get("items", None if placed else {})
         return placed, None if further is False else further
 
+    @property
+    def encoding(self) -> str:
+        """In which a text stands for bytes; empty if it stands for itself."""
+        format_ = self.get("format")
+        return str(self.get("contentEncoding") or (format_ if format_ in _ENCODINGS else ""))
+
     def __str__(self) -> str:
         if self.schema is False:
             return "no such field"
@@ -107,6 +128,8 @@ class _Place:
             return " or ".join(map(str, self.options))
         if self.values is not None:
             return f"one of {', '.join(map(_json, self.values))}"
+        if self.encoding:
+            return f"bytes in {self.encoding}"
         said = self.get("title") if self.get("type") in ("object", "array") else self.get("format")
         return str(said or self.get("type", "anything"))
 
@@ -137,7 +160,9 @@ class _Comparison:
             return [found for each in wanted.get("allOf") for found in self.compare(written, wanted.at(each), path)]
         if written.values is not None:
             lost = [each for each in written.values if not _is_value(each, wanted)]
-            return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(wanted))] if lost else []
+            if lost:
+                return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(wanted))]
+            return list(self._moved(written, wanted, path))
         if wanted.values is not None:
             return [Mismatch(path, "value", str(written), str(wanted))]
         return self._of_type(written, wanted, path)
@@ -146,14 +171,30 @@ class _Comparison:
         """What is wrong with the option that comes nearest."""
         nearest = [Mismatch(path, "type", str(written), str(wanted))]
         is_near = False
+        perhaps: list[Mismatch] = []
         for option in wanted.options or ():
             found = self.compare(written, option, path)
             if not found:
                 return []
+            if all(each.kind in PERHAPS for each in found):
+                perhaps = perhaps or found
+                continue
             # Something of the same type, in which a part is wrong.
+            if not is_near and found[0].kind == "meaning":
+                nearest = found
             if found[0].path != path and (not is_near or len(found) < len(nearest)):
                 nearest, is_near = found, True
-        return nearest
+        return perhaps or nearest
+
+    def _moved(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+        """Values of an enum that another member has now, while theirs has another value."""
+        members: dict[str, Any] = written.get("members", {})
+        members_wanted: dict[str, Any] = wanted.get("members", {})
+        names = {_json(value): name for name, value in members_wanted.items()}
+        for name, value in members.items():
+            other = names.get(_json(value), name)
+            if other != name and name in members_wanted:
+                yield Mismatch(path, "meaning", f"{_json(value)} for {name}", f"{_json(value)} for {other}")
 
     def _of_type(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
         kind, kind_wanted = written.get("type"), wanted.get("type")
@@ -162,6 +203,9 @@ class _Comparison:
         is_same = kind == kind_wanted or (kind, kind_wanted) == ("integer", "number")
         if not is_same or wanted.schema is False or wanted.get("format") not in (None, written.get("format")):
             return [Mismatch(path, "type", str(written), str(wanted))]
+        if written.encoding != wanted.encoding:
+            # The text of bytes is read as any other text; other text is no bytes.
+            return [Mismatch(path, "type" if wanted.encoding else "meaning", str(written), str(wanted))]
         found = list(self._bounds(written, wanted, path))
         if kind == "array":
             found += self._arrays(written, wanted, path)
@@ -170,12 +214,9 @@ class _Comparison:
         return found
 
     def _bounds(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
-        is_encoded_alike = written.get("contentEncoding") == wanted.get("contentEncoding")
         for words, sign in ((_LEAST, 1), (_MOST, -1)):
             for word in words:
-                # Lengths of base64 are those of what it stands for.
-                is_known = is_encoded_alike or not word.endswith("Length")
-                bound, before = wanted.get(word), written.get(word) if is_known else None
+                bound, before = wanted.get(word), written.get(word)
                 if bound is not None and (before is None or sign * before < sign * bound):
                     if word == "maxItems" and before is None and self._count_max(written) <= bound:
                         continue
@@ -193,7 +234,16 @@ class _Comparison:
     def _arrays(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
         placed, further = written.items
         placed_wanted, further_wanted = wanted.items
+        if wanted.get("uniqueItems") and not written.get("uniqueItems"):
+            yield Mismatch(path, "meaning", "a list", "a set, without its order and what is in it twice")
+        names, names_wanted = written.get("names", []), wanted.get("names", [])
         for place, each in enumerate(placed):
+            if place < min(len(names), len(names_wanted)) and names[place] != names_wanted[place]:
+                name, other = names[place], names_wanted[place]
+                kind: Kind = "meaning" if name in names_wanted or other in names else "replaced"
+                yield Mismatch(f"{path}[{place}]", kind, f"`{name}`", f"`{other}`")
+                if kind == "meaning":
+                    continue
             is_placed = place < len(placed_wanted)
             other = placed_wanted[place] if is_placed else further_wanted
             if other is not None:
@@ -211,7 +261,13 @@ class _Comparison:
         always = written.get("required", [])
         others = written.get("additionalProperties", None if "properties" in (written.schema or {}) else {})
         others_wanted = wanted.get("additionalProperties")
-        for name in wanted.get("required", []):
+        must = wanted.get("required", [])
+        if "properties" in (written.schema or {}) and "properties" in (wanted.schema or {}) and others_wanted is None:
+            gone = [name for name in fields if name not in fields_wanted]
+            new = [name for name in fields_wanted if name not in fields and name not in must]
+            if gone and new:
+                yield Mismatch(path, "renamed", _names(gone), _names(new))
+        for name in must:
             if name not in always:
                 said = "it may be missing" if name in fields or others else "it is not there"
                 yield Mismatch(_field(path, name), "field", said, "it must be there")
@@ -220,6 +276,8 @@ class _Comparison:
             if other is not None:
                 yield from self.compare(written.at(schema), wanted.at(other), _field(path, name))
             keys = wanted.get("keys")
+            if name in fields_wanted and written.get("omitsDefaults") and "default" in schema:
+                yield from _of_default(schema["default"], fields_wanted[name], _field(path, name), name not in must)
             if name not in fields_wanted and keys is not None and not _is_value(name, wanted.at(keys)):
                 yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {wanted.at(keys)}")
         if not others and others != {}:
@@ -229,9 +287,31 @@ class _Comparison:
                 yield from self.compare(written.at(others), wanted.at(schema), _field(path, name))
         if others_wanted is not None:
             yield from self.compare(written.at(others), wanted.at(others_wanted), f"{path}{{}}")
-        if "keys" in (wanted.schema or {}):
-            keys = written.at(written.get("keys", {"type": "string"}))
-            yield from self.compare(keys, wanted.at(wanted.get("keys")), f"{path}{{}}")
+        keys = written.at(written.get("keys", {"type": "string"}))
+        if "keys" in (wanted.schema or {}) or keys.encoding:
+            yield from self.compare(keys, wanted.at(wanted.get("keys", {"type": "string"})), f"{path}{{}}")
+
+
+def _of_default(default: Any, wanted: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
+    """`default` is what a field is that is left out; `wanted` the schema of that field where it is read."""
+    if not has_default:
+        # It is said to be missing.
+        return
+    other = wanted.get("default", _UNKNOWN) if isinstance(wanted, dict) else _UNKNOWN
+    if other is _UNKNOWN:
+        yield Mismatch(path, "default", _json(default), "something that is not known")
+    elif not _is_same(default, other):
+        yield Mismatch(path, "default", _json(default), _json(other))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) in (int, float) and type(other) in (int, float):
+        return bool(one == other)
+    return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _together(found: list[Mismatch], path: str) -> list[Mismatch]:

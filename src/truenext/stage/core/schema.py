@@ -1,9 +1,14 @@
 """What JSON is written of a type, and is read as one: its JSON Schema.
 
 `msgspec.json.schema` leaves out what decides whether a message can be read: a time looks like any text there, and keys
-that are numbers like any keys. So this goes through the type by itself. It says nothing of defaults and descriptions:
-of a field only whether it must be there. Two words are not of JSON Schema: the formats `local-date-time` and
-`local-time` for times without a zone, and `keys` for what the keys of an object say.
+that are numbers like any keys. So this goes through the type by itself. It says nothing of descriptions. These words
+are not of JSON Schema:
+
+    local-date-time, local-time   the formats of times without a zone
+    keys                          what the keys of an object say
+    names                         the names of fields that are written one after the other, without their names
+    members                       the values of an enum, by the names of its members
+    omitsDefaults                 a field that has its default is not written
 
 Source: JSON Schema, 2020-12; msgspec, "Supported Types"
 """
@@ -12,12 +17,19 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import msgspec
 from msgspec import inspect
 
 Schema: TypeAlias = dict[str, Any]
 
-ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"})
-"""What does not decide whether a value can be read."""
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"}
+    | {"names", "members", "omitsDefaults"}
+)
+"""What does not decide whether a value can be read. The last three, and `default`, decide what it means."""
+
+_EMPTY: dict[Any, Any] = {list: [], set: [], frozenset: [], tuple: [], dict: {}, bytearray: ""}
+"""The JSON of what a default factory makes."""
 
 _BOUNDS = {
     "ge": "minimum",
@@ -74,7 +86,8 @@ class _Writing:
             case inspect.DateType() | inspect.TimeDeltaType() | inspect.UUIDType() | inspect.DecimalType():
                 return {"type": "string", "format": _TEXTS[type(info)]}
             case inspect.EnumType():
-                return {"title": info.cls.__name__, "enum": _ordered(each.value for each in info.cls)}
+                members = {each.name: each.value for each in info.cls}
+                return {"title": info.cls.__name__, "enum": _ordered(members.values()), "members": members}
             case inspect.LiteralType():
                 return {"enum": _ordered(info.values)}
             case inspect.UnionType():
@@ -89,7 +102,8 @@ class _Writing:
                     "maxItems": len(items),
                 }
             case inspect.CollectionType():
-                return {"type": "array", "items": self._of(info.item_type), **_said(info, _lengths("Items"))}
+                unique = {"uniqueItems": True} if isinstance(info, inspect.SetType | inspect.FrozenSetType) else {}
+                return {"type": "array", "items": self._of(info.item_type), **unique, **_said(info, _lengths("Items"))}
             case inspect.DictType() | inspect.FrozenDictType():
                 return self._mapping(info)
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
@@ -123,7 +137,7 @@ class _Writing:
         return {"$ref": f"#/$defs/{name}"}
 
     def _fields(self, info: Any) -> Schema:
-        properties = {each.encode_name: self._of(each.type) for each in info.fields}
+        properties = {each.encode_name: {**self._of(each.type), **_default(each)} for each in info.fields}
         required = [each.encode_name for each in info.fields if each.required]
         tag = getattr(info, "tag", None)
         if tag is not None:
@@ -132,15 +146,35 @@ class _Writing:
         is_closed = getattr(info, "forbid_unknown_fields", False)
         if isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False):
             return _in_array(properties, required, is_closed or isinstance(info, inspect.NamedTupleType))
-        schema = {"type": "object", "properties": properties, "required": sorted(required)}
+        schema: Schema = {"type": "object", "properties": properties, "required": sorted(required)}
+        if getattr(getattr(info.cls, "__struct_config__", None), "omit_defaults", False):
+            schema["omitsDefaults"] = True
         return {**schema, "additionalProperties": False} if is_closed else schema
 
 
 def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schema:
     """Fields that are written one after the other, without their names: some at the end may be missing."""
     least = max((place for place, name in enumerate(properties, 1) if name in required), default=0)
-    schema = {"type": "array", "prefixItems": list(properties.values()), "minItems": least}
+    schema = {
+        "type": "array",
+        "prefixItems": list(properties.values()),
+        "names": list(properties),
+        "minItems": least,
+    }
     return {**schema, "maxItems": len(properties)} if is_closed else schema
+
+
+def _default(field: inspect.Field) -> Schema:
+    """Its default as it would be written, if it is known."""
+    if field.default is msgspec.NODEFAULT:
+        factory = field.default_factory
+        # Never called: it may be anything.
+        return {"default": _EMPTY[factory]} if factory in _EMPTY else {}
+    try:
+        return {"default": msgspec.json.decode(msgspec.json.encode(field.default))}
+    except Exception:
+        # A value that only the codec of stages can write.
+        return {}
 
 
 def _said(info: Any, words: dict[str, str]) -> Schema:
