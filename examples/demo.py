@@ -28,7 +28,9 @@ from rich.table import Table
 
 from examples.broker import Broker
 from examples.orders.demo import show as show_orders
+from truenext.errors import ConfigurationError
 from truenext.spark.audit.command import SPARK_LOG, audit_all, write_page
+from truenext.url import parse_url
 
 RECEIVE_SECONDS = 10.0
 """A message that does not come within this time counts as lost."""
@@ -81,11 +83,12 @@ class Result(NamedTuple):
 class Client(stomp.ConnectionListener):
     """A STOMP 1.2 connection made by stomp.py."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, url: str) -> None:
         self.messages: queue.Queue[stomp.utils.Frame] = queue.Queue()
         self._receipts: queue.Queue[str] = queue.Queue()
         self._refusals: list[str] = []
-        self._connection = stomp.Connection12([("127.0.0.1", port)], reconnect_attempts_max=1)
+        address = parse_url(url)
+        self._connection = stomp.Connection12([(address.host, address.port)], reconnect_attempts_max=1)
         self._connection.set_listener("demo", self)
         self._connection.connect(wait=True)
 
@@ -131,7 +134,7 @@ class Client(stomp.ConnectionListener):
 
 @contextmanager
 def client(broker: "Broker | RunningBroker") -> Iterator[Client]:
-    connection = Client(broker.port)
+    connection = Client(broker.url)
     try:
         yield connection
     finally:
@@ -191,7 +194,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
     destination = f"/queue/demo.killed.prefetch-{prefetch}"
     producer = {"truenext-producer": f"demo-{prefetch}"}
     started = time.perf_counter()
-    sender = Client(broker.port)
+    sender = Client(broker.url)
     confirmed = 0
     for message in messages[:1700]:
         numbered = {**producer, "truenext-number": str(message.number + 1)}
@@ -212,7 +215,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
         sender.await_receipt("all")
 
     delivered: list[int] = []
-    receiver = Client(broker.port)
+    receiver = Client(broker.url)
     receiver.subscribe(destination, prefetch)
     receive(receiver, 1200, delivered, progress)
     broker.kill()
@@ -243,17 +246,22 @@ def mix(rng: random.Random) -> list[Message]:
 
 
 class RunningBroker(NamedTuple):
-    """A broker that somebody else has started."""
+    """A broker that was started before the demo, of any make."""
 
-    port: int
+    url: str
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument(
-        "--port", type=int, help="a broker of any make that listens for STOMP on this loopback port; nothing is killed"
+        "--url", help="address of a running STOMP broker of any make, stomp://HOST:PORT; it is not killed"
     )
-    port = parser.parse_args().port
+    url = parser.parse_args().url
+    if url is not None:
+        try:
+            parse_url(url)
+        except ConfigurationError as error:
+            parser.error(str(error))
     console = Console(width=None if sys.stdout.isatty() else 120)
     seed = random.randrange(2**32)
     rng = random.Random(seed)
@@ -262,11 +270,11 @@ def main() -> int:
     results: list[Result] = []
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
         ours = None
-        if port is None:
+        if url is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="truenext-demo-"))
             ours = Broker(Path(folder) / "truenext")
             stack.callback(ours.stop)
-        broker = ours or RunningBroker(port)
+        broker = ours or RunningBroker(url)
         for prefetch in (1, 1000):
             for queue, name, messages in (
                 ("production", "3000 persistent 4, 1000 transient 9", production()),

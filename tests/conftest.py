@@ -15,6 +15,8 @@ from tests.drawing import not_drawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Commands that tests run get their broker from the tests alone.
+    os.environ.pop("TRUENEXT_URL", None)
     # The processes of a run inherit it: all must draw the same.
     os.environ.setdefault("TRUENEXT_DRAW", str(SystemRandom().randrange(2**32)))
 

@@ -135,7 +135,7 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
     with ExitStack() as stack:
         broker = Broker(folder / "data")
         stack.callback(broker.kill)
-        command = ("truenext", "stages", "run", SERVICE, "--broker", broker.url, "--database", url)
+        command = ("truenext", "stages", "run", SERVICE, "--url", broker.url, "--database", url)
         services = [Program(folder / f"service-{n}.log", *command, "--events", str(events)) for n in (1, 2)]
         for each in services:
             stack.callback(each.kill)

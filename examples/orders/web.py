@@ -168,7 +168,7 @@ if __name__ == "__main__":
         prog="python -m examples.orders.web", description="The web application of the demo."
     )
     for name, about in (
-        ("broker", "its URL"),
+        ("url", "address of the broker"),
         ("database", "its URL, as SQLAlchemy writes it"),
         ("list", "the file of what it has committed"),
         ("customers", "so many orders in users' transactions"),

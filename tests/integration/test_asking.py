@@ -45,7 +45,7 @@ def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_b
     full_broker.said("pause", "q")
     assert "q (paused)" in full_broker.said("queues")
     full_broker.said("resume", "q")
-    full_broker.said("move", "q", "r", "--limit", "5")
+    full_broker.said("move", "q", "r", "--count", "5")
     full_broker.said("purge", "q")
     assert full_broker.queues().keys() == {"q", "r"}
     assert full_broker.queues()["r"].waiting == 5

@@ -145,7 +145,7 @@ def test_the_command_prints_what_waits_and_leaves_it(broker: BrokerProcess, queu
     for _ in range(2):
         ended = truenext("browse", queue, "--url", url)
         assert (ended.returncode, ended.stdout.decode().split()) == (0, expected)
-    ended = truenext("browse", queue, "--limit", "3", "--selector", "weight = 4", "--json", "--url", url)
+    ended = truenext("browse", queue, "--count", "3", "--selector", "weight = 4", "--json", "--url", url)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [line["body"] for line in lines] == [body for body in expected if int(body) % 7 == 4][:3]
     assert lines[0]["headers"]["weight"] == "4"

@@ -46,7 +46,7 @@ def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, qu
 
 def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
-    broker.said("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--limit", "2")
+    broker.said("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--count", "2")
     assert bodies(broker.what_is_left(f"{queue}.red")) == ["1", "3"]
     (third,) = [each for each in broker.what_is_left(queue) if each.body == b"5"]
     sequence = third.headers["truenext-sequence"]

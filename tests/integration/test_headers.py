@@ -270,7 +270,7 @@ def test_queues_with_a_question_mark_from_before_can_be_moved_and_purged(tmp_pat
         # What was scheduled is due by now, also for a topic of that name that nobody can send to any more.
         broker.await_facts(OLD, waiting=4)
         broker.said("scheduled", OLD)
-        assert broker.said("move", OLD, "new", "--limit", "2") == "2 moved to new\n"
+        assert broker.said("move", OLD, "new", "--count", "2") == "2 moved to new\n"
         assert bodies(broker.what_is_left("new", once_durable=True)) == ["1", "2"]
         assert broker.said("purge", OLD) == "2 removed\n"
         broker.await_facts(OLD, waiting=0)

@@ -235,7 +235,7 @@ def test_following_goes_on_after_the_broker_was_away_and_ends_with_ctrl_c(tmp_pa
 def test_what_comes_is_shown_once_wherever_its_place_is(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send(queue, b"1", confirmed=True)
-    with following(broker.port, ["browse", queue, "--limit", "4"]) as follower:
+    with following(broker.port, ["browse", queue, "--count", "4"]) as follower:
         assert follower.lines(1) == [b"1\n"]
         client.send(queue, b"2", confirmed=True)
         assert follower.lines(1) == [b"2\n"]

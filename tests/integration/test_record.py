@@ -80,7 +80,7 @@ def test_another_machine_must_be_asked_for() -> None:
 def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="recordings need truenext[spark]")
     out = tmp_path / "recording"
-    done = record_command(broker, "--case", "mix", "--seed", "11", "--messages", "50", "--out", str(out))
+    done = record_command(broker, "--case", "mix", "--seed", "11", "--count", "50", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "seed 11" in done.stderr and "50 of 50 messages came" in done.stderr
     paths = [Path(line) for line in done.stdout.splitlines()]
@@ -92,7 +92,7 @@ def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue:
     schema = parquet.read_schema(paths[0])
     assert not schema.field("at").nullable and str(schema.field("at").type) == "timestamp[us, tz=UTC]"
 
-    again = record_command(broker, "--messages", "5", "--out", str(out))
+    again = record_command(broker, "--count", "5", "--out", str(out))
     assert again.returncode == 2
     assert "is not empty" in again.stderr
 

@@ -421,7 +421,7 @@ def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProce
 
 def test_a_limit_takes_the_true_next_ones(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 5)
-    broker.truenext("redrive", f"DLQ.{queue}", "--limit", "2")
+    broker.truenext("redrive", f"DLQ.{queue}", "--count", "2")
     assert bodies(broker.what_is_left(queue)) == ["0", "1"]
     assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["2", "3", "4"]
 

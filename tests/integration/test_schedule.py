@@ -109,16 +109,16 @@ def fill(broker: BrokerProcess, count: int) -> None:
 
 def test_the_command_shows_what_is_due_first_first(own_broker: BrokerProcess) -> None:
     fill(own_broker, 1200)
-    done = own_broker.truenext("scheduled", "q", "--limit", "3", "--json")
+    done = own_broker.truenext("scheduled", "q", "--count", "3", "--json")
     assert done.returncode == 0, done.stderr
     sends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["body"] for each in sends] == ["1199", "1198", "1197"]
     assert {each["to"] for each in sends} == {"/queue/q"}
     assert sends[0]["headers"]["even"] == "False"
     assert sends[0]["due_ms"] == pytest.approx(time.time() * 1000 + HOUR_MS, abs=60_000)
-    assert done.stderr == "3 of 1,200; --limit shows more\n"
-    assert len(own_broker.said("scheduled", "--limit", "2000", "--json").splitlines()) == 1200
-    assert "1199" in own_broker.said("scheduled", "/queue/q", "--limit", "1")
+    assert done.stderr == "3 of 1,200; --count shows more\n"
+    assert len(own_broker.said("scheduled", "--count", "2000", "--json").splitlines()) == 1200
+    assert "1199" in own_broker.said("scheduled", "/queue/q", "--count", "1")
     assert scheduled(own_broker) == {"q": 1200}
 
 
@@ -132,7 +132,7 @@ def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
     assert scheduled(own_broker) == {"q": 600}
     own_broker.restart(is_clean=is_clean)
     left = [number for number in range(1, 1200, 2) if is_clean or number % 3]
-    shown = own_broker.said("scheduled", "q", "--limit", "2000", "--json").splitlines()
+    shown = own_broker.said("scheduled", "q", "--count", "2000", "--json").splitlines()
     assert [json.loads(line)["body"] for line in shown] == [str(number) for number in reversed(left)]
     number = json.loads(shown[0])["number"]
     assert own_broker.said("unschedule", "q", "--id", str(number)) == "1 cancelled\n"
@@ -143,7 +143,7 @@ def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
 
 def test_of_many_ids_each_is_cancelled(own_broker: BrokerProcess) -> None:
     fill(own_broker, 2500)
-    shown = own_broker.said("scheduled", "q", "--limit", "2500", "--json").splitlines()
+    shown = own_broker.said("scheduled", "q", "--count", "2500", "--json").splitlines()
     ids = [str(json.loads(line)["number"]) for line in shown][::2]
     assert own_broker.said("unschedule", "q", *(f"--id={each}" for each in ids)) == "1,250 cancelled\n"
     assert scheduled(own_broker) == {"q": 1250}

@@ -437,7 +437,7 @@ def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
     listed = {each["name"]: each for each in json.loads(broker.said("queues", "--json"))}
     assert (listed[name]["waiting"], listed[name]["topic"]) == (10, queue)
     assert broker.said("browse", name, "--selector", "colour = 'red'").split() == list("13579")
-    assert broker.said("browse", f"/subscription/{queue},n", "--limit", "2").split() == ["0", "1"]
+    assert broker.said("browse", f"/subscription/{queue},n", "--count", "2").split() == ["0", "1"]
     assert broker.said("move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
     broker.said("pause", name)
     follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
@@ -511,7 +511,7 @@ def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_th
         *(f"1 left: they failed in {name}, {why}" for name in ended),
         "1 left: consumers hold them, they are still being committed, or they do not say where they came from",
     ]
-    assert broker.said("move", dead, f"{queue}.saved", "--limit", "2") == f"2 moved to {queue}.saved\n"
+    assert broker.said("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
     assert broker.said("redrive", dead).splitlines()[1:] == [
         "1 left: consumers hold them, they are still being committed, or they do not say where they came from"
     ]

@@ -17,7 +17,7 @@ class ServiceProcess:
     ) -> None:
         """`service` is MODULE:NAME, such as tests.stages.services.killing:app."""
         self._log = folder / f"service-{id(self)}.log"
-        command = ["stages", "run", service, "--broker", broker, *options]
+        command = ["stages", "run", service, "--url", broker, *options]
         self._process = Forked(command, stdout=self._log, stderr=self._log, folder=_ROOT, environment=environment)
 
     @property

@@ -340,10 +340,10 @@ def test_with_a_broker_it_says_how_many_messages_wait(broker: BrokerProcess) -> 
     for queue in ("order.place", "order.place", "DLQ.order.place.stage.reserve"):
         broker.said("send", queue, "{}")
     url = f"stomp://127.0.0.1:{broker.port}"
-    said = stages("describe", "shop:app", "--broker", url).stdout
+    said = stages("describe", "shop:app", "--url", url).stdout
     assert "check(Order) at order.place: 2 waiting" in said
     assert "reserve(Reserved) at order.place.stage.reserve: 0 waiting, 1 dead letter" in said
-    queues = json.loads(stages("describe", "shop:app", "--broker", url, "--json").stdout)["queues"]
+    queues = json.loads(stages("describe", "shop:app", "--url", url, "--json").stdout)["queues"]
     assert queues["order.place"]["waiting"] == 2
     assert queues["order.place.stage.reserve"]["dead_letters"] == 1
 

@@ -84,7 +84,7 @@ def run_without_a_broker(folder: Path, program: str) -> subprocess.CompletedProc
     """Which would be waited for, for ever."""
     (folder / "lonely.py").write_text(program)
     url = f"stomp://127.0.0.1:{free_port()}"
-    return completed("stages", "run", "lonely:app", "--broker", url, folder=folder)
+    return completed("stages", "run", "lonely:app", "--url", url, folder=folder)
 
 
 def test_a_service_whose_tables_are_missing_says_so_though_no_broker_is_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from truenext.cli.values import (
     Text,
     Url,
 )
+from truenext.url import DEFAULT_URL
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
 """As Python hands over what the shell had in another encoding."""
@@ -242,3 +244,53 @@ def test_a_command_that_asks_a_broker_loads_nothing_of_what_one_is_made_of(comma
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+ADDRESSES_TO_LISTEN_ON = {("serve", "--listen")}
+OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messages", "--number"}
+"""Names for what is `--url` and `--count`."""
+
+
+def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
+    options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
+    urls = {(*path, param.opts[-1]) for path, param in options if isinstance(param.type, Url)}
+    assert {each[-1] for each in urls - ADDRESSES_TO_LISTEN_ON} == {"--url"}
+    assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
+
+
+def test_every_broker_address_is_taken_from_the_environment_except_for_describe() -> None:
+    urls = {path: param for path, _, param in ALL if param.opts[-1] == "--url"}
+    described = urls.pop(("stages", "describe"))
+    assert described.envvar is None
+    assert {param.envvar for param in urls.values()} == {"TRUENEXT_URL"}
+    for path in urls:
+        assert "TRUENEXT_URL" in CliRunner().invoke(main, [*path, "--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "used"),
+    [
+        ([], "stomp://127.0.0.1:2", "stomp://127.0.0.1:2"),
+        ([], "", DEFAULT_URL),
+        (["--url", NOBODY], "stomp://127.0.0.1:2", NOBODY),
+    ],
+)
+def test_url_option_overrides_the_variable_and_an_empty_variable_is_unset(
+    options: list[str], variable: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    @contextmanager
+    def not_connected(url: str, **_: object) -> Iterator[None]:
+        asked.append(url)
+        raise SystemExit
+        yield
+
+    monkeypatch.setattr("truenext.cli.looking.connected", not_connected)
+    CliRunner().invoke(main, ["queues", *options], env={"TRUENEXT_URL": variable})
+    assert asked == [used]
+
+
+def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
+    told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": "localhost"}))
+    assert "TRUENEXT_URL" in told and "'localhost'" in told

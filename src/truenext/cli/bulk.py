@@ -9,14 +9,14 @@ from truenext.cli.work import Work, dead_letter_selector_option, id_option, json
 HELD = "consumers hold them, or they are still being committed"
 
 
-limit_option = click.option("--limit", type=COUNT, help="Move so many at most, the true next first.")
+count_option = click.option("--count", type=COUNT, help="Messages to move at most, the true next first.")
 
 
 @click.command()
 @click.argument("queue", type=QueueName())
 @id_option("dead letter")
 @dead_letter_selector_option
-@limit_option
+@count_option
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
 @json_option
 @url_option
@@ -24,7 +24,7 @@ def redrive(
     queue: str,
     numbers: tuple[int, ...],
     selector: str | None,
-    limit: int | None,
+    count: int | None,
     dry_run: bool,
     as_json: bool,
     url: str,
@@ -36,7 +36,7 @@ def redrive(
     --id was not moved.
     """
     why_left = "consumers hold them, they are still being committed, or they do not say where they came from"
-    work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, limit, is_dry=dry_run)
+    work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, count, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
 
@@ -45,7 +45,7 @@ def redrive(
 @click.argument("to", type=QueueName(is_made=True))
 @id_option("message")
 @selector_option
-@limit_option
+@count_option
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing.")
 @json_option
 @url_option
@@ -54,7 +54,7 @@ def move(
     to: str,
     numbers: tuple[int, ...],
     selector: str | None,
-    limit: int | None,
+    count: int | None,
     dry_run: bool,
     as_json: bool,
     url: str,
@@ -64,7 +64,7 @@ def move(
     What consumers hold is left alone, and said; so is what is sent meanwhile, but not said. Whatever ends it, a second
     call goes on where it ended. Exits 1 if one of --id was not moved.
     """
-    work = Work("move", "moved", {"queue": queue}, HELD, numbers, selector, limit, is_dry=dry_run)
+    work = Work("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
     work.question["to"] = to
     work.run(url, as_json=as_json)
 

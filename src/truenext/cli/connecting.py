@@ -15,7 +15,18 @@ from truenext.cli.values import URL
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 
-url_option = click.option("--url", type=URL, default=DEFAULT_URL, show_default=True, help="Where the broker listens.")
+URL_VARIABLE = "TRUENEXT_URL"
+"""Environment variable for the address of the broker; the option overrides it, and an empty one counts as unset."""
+
+url_option = click.option(
+    "--url",
+    type=URL,
+    envvar=URL_VARIABLE,
+    show_envvar=True,
+    default=DEFAULT_URL,
+    show_default=True,
+    help="Address of the broker.",
+)
 
 
 @contextmanager

@@ -155,17 +155,17 @@ def receive(
 @click.command()
 @click.argument("queue", type=Address())
 @selector_option
-@click.option("--limit", type=COUNT, help="Messages to show at most.")
+@click.option("--count", type=COUNT, help="Messages to show at most.")
 @click.option("--follow", is_flag=True, help="Then show what comes until Ctrl-C, also after the broker was away.")
 @json_option
 @url_option
-def browse(queue: str, selector: str | None, limit: int | None, follow: bool, as_json: bool, url: str) -> None:
+def browse(queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, url: str) -> None:
     """Print the bodies of what waits in QUEUE, the true next first. Everything stays where it is."""
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
             shown = _followed(connection, url, queue, selector)
-        for message in islice(shown, limit):
+        for message in islice(shown, count):
             _print(message, as_json=as_json)
             if follow:
                 sys.stdout.buffer.flush()

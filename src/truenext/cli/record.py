@@ -29,7 +29,13 @@ from truenext.spark.recording import check_folder, write_recording
     help="What is sent: 3 in 4 persistent of priority 4 and then the rest non-persistent of priority 9; persistent and "
     "non-persistent in turn; or any priority, persistent or not, at random.",
 )
-@click.option("--messages", type=click.IntRange(1, MESSAGES_MAX), default=4000, show_default=True, help="How many.")
+@click.option(
+    "--count",
+    type=click.IntRange(1, MESSAGES_MAX),
+    default=4000,
+    show_default=True,
+    help="Messages to send and receive.",
+)
 @click.option(
     "--prefetch",
     type=click.IntRange(1, WINDOW_MAX),
@@ -40,15 +46,19 @@ from truenext.spark.recording import check_folder, write_recording
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
 @click.option("--queue", type=Text(), help="An empty queue that nobody else uses; a new one without.")
 @click.option("--out", "folder", type=Place(file_okay=False), required=True, help="A new folder for it.")
-@click.option("--login", type=Text(), help="If the broker asks for one.")
+@click.option("--login", type=Text(), help="User name, if the broker needs one.")
 @click.option(
-    "--passcode", type=Text(), envvar="TRUENEXT_PASSCODE", help="Rather in the environment, as TRUENEXT_PASSCODE."
+    "--passcode",
+    type=Text(),
+    envvar="TRUENEXT_PASSCODE",
+    show_envvar=True,
+    help="Its passcode; safer in the environment, where other users do not see it.",
 )
 @click.option("--remote", is_flag=True, help="Load a broker on another machine.")
 @url_option
 def record(
     case: str,
-    messages: int,
+    count: int,
     prefetch: int,
     seed: int | None,
     queue: str | None,
@@ -67,23 +77,23 @@ def record(
         raise click.UsageError(f"--seed is for --case mix: nothing of {case} is random")
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
-    workload = CASES[case](messages, random.Random(seed))
+    workload = CASES[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
         recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
-        terminal.say(f"{case}, {messages} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
+        terminal.say(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True) as progress:
-            tasks = {done: progress.add_task(done, total=messages) for done in ("sent", "received")}
+            tasks = {done: progress.add_task(done, total=count) for done in ("sent", "received")}
             events = recorder.record(
                 workload,
                 queue=queue,
                 window=prefetch,
-                report=lambda done, count: progress.update(tasks[done], completed=count),
+                report=lambda done, so_far: progress.update(tasks[done], completed=so_far),
             )
         for path in write_recording(events, folder):
             terminal.say(str(path))
     except TruenextError as error:
         raise Failure(error) from error
     arrived = len({event.sequence for event in events if event.kind == "dispatched"})
-    terminal.say(f"{len(events)} events; {arrived} of {messages} messages came", err=True)
+    terminal.say(f"{len(events)} events; {arrived} of {count} messages came", err=True)

@@ -25,32 +25,32 @@ WIDTH = 40
 @click.command()
 @click.argument("destination", type=Address(), required=False)
 @selector_option
-@click.option("--limit", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
+@click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
 @url_option
-def scheduled(destination: str | None, selector: str | None, limit: int, as_json: bool, url: str) -> None:
+def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, url: str) -> None:
     """Show what is scheduled for DESTINATION, or everywhere, soonest first. Everything stays as it is.
 
     DESTINATION is a queue, a /topic/NAME, or the several destinations that were named together in the SEND: what goes
     to a queue among others is shown with these, and not with the queue.
     """
     shown: list[dict[str, Any]] = []
-    count = damaged = 0
+    total = damaged = 0
     with connected(url) as connection:
         for piece in _pieces(connection, destination, selector):
-            count += piece["moved"]
+            total += piece["moved"]
             damaged += piece["left"]
             shown += piece["sends"]
-            if len(shown) >= 2 * limit:
-                shown = nsmallest(limit, shown, key=_due)
-    shown = nsmallest(limit, shown, key=_due)
+            if len(shown) >= 2 * count:
+                shown = nsmallest(count, shown, key=_due)
+    shown = nsmallest(count, shown, key=_due)
     if as_json:
         for send in shown:
             terminal.write_json(send)
     else:
         _print_table(shown)
-    if count > limit:
-        terminal.say(f"{limit:,} of {count:,}; --limit shows more", err=True)
+    if total > count:
+        terminal.say(f"{count:,} of {total:,}; --count shows more", err=True)
     if damaged:
         terminal.say(f"{damaged:,} not shown: {DAMAGED}", err=True)
 

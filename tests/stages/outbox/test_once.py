@@ -388,7 +388,7 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
                 await connection.send(f"/queue/{queue}", body, priority=7)
             await expect_sent(t, 1)
             # Moved, and driven again, it is known.
-            assert (await asyncio.to_thread(say, "move", "kept", "placing", "--limit", "1")).exit_code == 0
+            assert (await asyncio.to_thread(say, "move", "kept", "placing", "--count", "1")).exit_code == 0
             await expect_sent(t, 1)
             done = await asyncio.to_thread(say, "stages", "rerun", "kept")
             assert done.exit_code == 2 and "--to" in done.output

@@ -10,7 +10,7 @@ import msgspec
 from rich.tree import Tree
 
 from truenext.cli import terminal
-from truenext.cli.connecting import ask, connected
+from truenext.cli.connecting import URL_VARIABLE, ask, connected
 from truenext.cli.ending import Failure, Unasked
 from truenext.cli.stages.drawing import dot, svg
 from truenext.cli.stages.loading import service_argument, service_at
@@ -48,11 +48,16 @@ class Counts(msgspec.Struct, frozen=True):
 
 @click.command()
 @service_argument
-@click.option("--broker", type=URL, help="Say how many messages wait in each queue of this broker.")
+@click.option(
+    "--url",
+    type=URL,
+    help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
+    f"needed, and {URL_VARIABLE} is ignored.",
+)
 @click.option("--svg", "picture", type=Place(dir_okay=False), metavar="FILE", help="Draw a picture into FILE.")
 @click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def describe(place: str, broker: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
+def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
     """Say which endpoints a service has, their stages in order, their queues, what each takes and replies, and whom
     each names.
 
@@ -65,7 +70,7 @@ def describe(place: str, broker: str | None, picture: Path | None, as_dot: bool,
     except ConfigurationError as error:
         raise Failure(error) from error
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
-    counts = None if broker is None else _counts(broker)
+    counts = None if url is None else _counts(url)
     notes = _notes(graph, counts)
     if picture is not None:
         try:

@@ -40,10 +40,10 @@ WAIT_S = 2.0
     help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
 )
 @dead_letter_selector_option
-@click.option("--limit", type=COUNT, help="So many at most, the true next first.")
+@click.option("--count", type=COUNT, help="Messages to send at most, the true next first.")
 @click.option("--force", is_flag=True, help="Do it. Without this it is only said how many there are.")
 @url_option
-def rerun(queue: str, to: str | None, selector: str | None, limit: int | None, force: bool, url: str) -> None:
+def rerun(queue: str, to: str | None, selector: str | None, count: int | None, force: bool, url: str) -> None:
     """Send the messages that wait in QUEUE to their stage under new ids, and have them go from QUEUE.
 
     A stage whose effects happen once knows a message by its id, and does not run again for one that it has handled:
@@ -59,15 +59,15 @@ def rerun(queue: str, to: str | None, selector: str | None, limit: int | None, f
         if force:
             rerunning = Rerunning(connection, f"/queue/{queue}", f"/queue/{to}")
             try:
-                rerunning.run(selector, limit)
+                rerunning.run(selector, count)
             except KeyboardInterrupt:
                 terminal.say(rerunning.left, err=True)
                 raise
             terminal.say(f"{counted(rerunning.count, 'message')} sent to {to} under new ids")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
-    count = waiting if limit is None else min(waiting, limit)
-    terminal.say(f"{counted(count, 'message')} would be sent to {to} under new ids: say --force")
+    due = waiting if count is None else min(waiting, count)
+    terminal.say(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force")
 
 
 class Rerunning:

@@ -21,6 +21,7 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
+from truenext.cli.connecting import URL_VARIABLE
 from truenext.cli.ending import Failure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.answering import answering
@@ -52,7 +53,15 @@ LEAVE_S = 10.0
 
 @click.command()
 @service_argument
-@click.option("--broker", type=URL, multiple=True, help="Instead of the service's own; of several the first there is.")
+@click.option(
+    "--url",
+    "urls",
+    type=URL,
+    multiple=True,
+    envvar=URL_VARIABLE,
+    show_envvar=True,
+    help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
+)
 @click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option(
     "--events", type=Place(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
@@ -80,7 +89,7 @@ LEAVE_S = 10.0
 )
 def run(
     place: str,
-    broker: tuple[str, ...],
+    urls: tuple[str, ...],
     database: str | None,
     events: Path | None,
     health_at: tuple[str, int] | None,
@@ -98,8 +107,8 @@ def run(
     try:
         with logs.noticing_basic_config():
             service = service_at(place)
-        if broker:
-            service.broker = broker
+        if urls:
+            service.broker = urls
         if database is not None:
             service.database = database
         if events is not None:
