@@ -110,7 +110,8 @@ class FaultyFileError(ConfigurationError):
 
 
 class ClosedError(TruenextError):
-    """The connection, session or consumer was closed by its own program, or belongs to another process or loop."""
+    """The connection, session or consumer was closed by its own program, belongs to another process or loop, or the
+    handler of the session has returned."""
 
 
 class ConnectionLost(TruenextError):

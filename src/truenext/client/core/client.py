@@ -370,7 +370,11 @@ class Client:
         def answered(facts: OfProducer) -> None:
             if unit.outcome is Outcome.IN_DOUBT:
                 outcome = _OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)
-                producer.number = facts.commits
+                is_crash = producer.is_told(facts.commits, link.number) and unit.number > facts.commits + 1
+                if is_crash and unit.is_kept and facts.outcome == "not so far":
+                    # The broker has crashed, and forgotten numbers before it, of transactions without anything
+                    # persistent. This one had something: it would be known. It cannot come any more.
+                    outcome = Outcome.ROLLED_BACK
                 unit.settle(outcome, ConnectionLost("the connection was lost while it was committed"))
 
         question = {"producer": producer.name, "commit": unit.number, "settle": True}

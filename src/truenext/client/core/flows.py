@@ -30,6 +30,12 @@ CLOSE_S = 10.0
 """For handlers that run when a connection is closed."""
 
 
+def note(error: BaseException, ours: Exception) -> None:
+    """A block of the program ends with `error`, and its own end has failed: keep that beside the error."""
+    if ours is not error:
+        error.add_note(f"Besides, the end of the block has failed: {type(ours).__name__}: {ours}")
+
+
 def first_connection(client: Client, deadline: float) -> Flow[None]:
     """Raises: ConnectionLost if no broker is there in time; Refused"""
     try:
@@ -197,6 +203,8 @@ class Block:
         self._is_used = False
         self._before: Unit | None = None
         """The unit that had ended before."""
+        self._undecided: Unit | None = None
+        """A unit that had not ended before: its commit was cancelled, or is in doubt."""
 
     @property
     def outcome(self) -> Outcome:
@@ -207,9 +215,23 @@ class Block:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
-        self._transactions.enter(self)
+        transactions = self.session.transacted()
+        transactions.enter(self)
         self._is_used = True
-        self._before = self._transactions.last
+        self._before = transactions.last
+        self._undecided = transactions.undecided
+
+    def fail(self, received: Received) -> None:
+        """Name the message that made the transaction fail.
+
+        Raises: LocalProtocolError if the block has not begun, or has ended, or the message is not one of its
+        transaction
+        """
+        if not self._transactions.is_in(self):
+            raise LocalProtocolError(
+                "the block of this transaction has not begun, or has ended: name the message inside the block"
+            )
+        self.session.fail(received)
 
     def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
@@ -217,18 +239,24 @@ class Block:
         transactions = self._transactions
         transactions.leave()
         unit = transactions.unit
-        if unit is None and transactions.last is not self._before:
+        is_begun = unit is None or unit is not self._undecided
+        if not is_begun:
+            unit = None
+        elif unit is None and transactions.last not in (self._before, self._undecided):
             # Its code has ended it by itself.
             unit = transactions.last
         try:
-            if error is None:
+            if not is_begun:
+                # Nothing was handed out or sent before the outcome of the transaction before is known.
+                pass
+            elif error is None:
                 try:
                     yield from commit(session, self._timeout)
                 except LocalProtocolError:
                     # The broker cannot do that, and the block is over.
                     yield from rollback(session, owner, Charge.NONE)
                     raise
-            else:
+            elif transactions.undecided is None:
                 yield from rollback(session, owner, charge_for(error))
         finally:
             self._unit = unit

@@ -12,7 +12,7 @@ from truenext.client.core.session import Session
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.errors import ClosedError, RolledBack
+from truenext.errors import ClosedError, InDoubt, RolledBack
 
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Consuming:
-    """One `consume`: its subscription, and the workers, each with a session of its own, that run handlers."""
+    """One `consume`: its subscription, and the workers that run handlers."""
 
     def __init__(self, client: Client, mode: Mode, beside: Beside) -> None:
         self.client = client
@@ -30,8 +30,8 @@ class Consuming:
         self._mode = mode
         self._buffer = SharedBuffer(beside)
         self._subscription: Subscription | None = None
-        self._working: dict[Session, object] = {}
-        """Who works in it."""
+        self._working: dict[Worker, object] = {}
+        """With the task or thread of each."""
         self._changed = Signal()
 
     def subscribe(self, wanted: Wanted) -> Flow[None]:
@@ -41,48 +41,28 @@ class Consuming:
 
     # ---- Workers ----
 
+    def worker(self) -> Worker:
+        return Worker(self)
+
     def session(self) -> Session:
-        """For one more worker."""
+        """A session for a worker."""
         return Session(self.client, self._mode, self._buffer)
 
-    def next(self, session: Session, owner: object) -> Flow[Received | None]:
-        """What a worker is to handle. None: it has ended. Raises: Refused, ClosedError, ConnectionLost"""
+    def begin(self, worker: Worker, owner: object) -> None:
+        """The worker waits for a message, or has one: `until_handled` waits for the worker."""
         if not self._buffer.is_over:
-            self._working[session] = owner
-        while not session.is_closed:
-            try:
-                got = yield from session.receive(None, 1, None, owner)
-            except RolledBack:
-                session.rollback(owner, charge=Charge.NONE)
-                continue
-            return got[0] if got else None
-        # Its handler has closed it, and with it what all get their messages from.
-        self.stop()
-        return None
+            self._working[worker] = owner
 
-    def handled(self, session: Session, received: Received, owner: object) -> Flow[None]:
-        """The handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
-        if session.is_closed:
-            session.give_back(received)
-        elif session.transactions is not None:
-            yield from session.commit(self.client.clock() + TIMEOUT_S)
-        elif received.state is State.HELD:
-            session.settle(received, DONE)
+    def end(self, worker: Worker) -> object:
+        """The worker has no message, and takes none for now. Returns its task or thread."""
+        owner = self._working.pop(worker, None)
+        self._change()
+        return owner
 
-    def is_failure(self, error: Exception) -> bool:
-        """Whether it is the handler's; what was rolled back from elsewhere, or closed, is not."""
-        if isinstance(error, ClosedError):
-            return not self.client.is_closed_by_program
-        return not isinstance(error, RolledBack)
-
-    def ended(self, session: Session, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
         """A worker has ended, for there is nothing more to do, or by an error: then no other goes on."""
-        owner = self._working.pop(session, None)
-        unit = session.unit
-        if unit is not None and unit.outcome is Outcome.DOOMED:
-            session.rollback(unit.owner, charge=Charge.NONE)
-        session.leave(owner)
-        if isinstance(error, ClosedError) and self.client.is_closed_by_program:
+        if isinstance(error, ClosedError | InDoubt) and self.client.is_closed_by_program:
+            # What was in doubt has been logged.
             error = None
         if self.error is None:
             self.error = error
@@ -118,8 +98,8 @@ class Consuming:
     def leave(self) -> None:
         """Handlers that run still are not waited for: what they have goes back."""
         working, self._working = self._working, {}
-        for session in working:
-            session.leave(None)
+        for worker in working:
+            worker.session.leave(None)
         if self._subscription is not None:
             self.client.subscriptions.unsubscribe(self._subscription)
         self._change()
@@ -127,3 +107,80 @@ class Consuming:
     def _change(self) -> None:
         changed, self._changed = self._changed, Signal()
         changed.set()
+
+
+class Worker:
+    """What runs one handler after the other, in one task or thread.
+
+    Each call of a handler in transactions has a session of its own, which ends with the call: what the handler has left
+    running can put nothing into the transaction of another message, and cannot commit it.
+    """
+
+    __slots__ = ("_consuming", "session")
+
+    def __init__(self, consuming: Consuming) -> None:
+        self._consuming = consuming
+        self.session = consuming.session()
+        """That of the handler that runs, or is next."""
+
+    def next(self, owner: object) -> Flow[Received | None]:
+        """Return the message to handle; None at the end. Raises: Refused, ClosedError, ConnectionLost"""
+        consuming = self._consuming
+        if self.session.is_expired:
+            yield from self._renew()
+        consuming.begin(self, owner)
+        while not self.session.is_closed:
+            try:
+                got = yield from self.session.receive(None, 1, None, owner)
+            except RolledBack:
+                self.session.rollback(owner, charge=Charge.NONE)
+                continue
+            return got[0] if got else None
+        # Its handler has closed the session, and with it what all workers get their messages from.
+        consuming.stop()
+        return None
+
+    def _renew(self) -> Flow[None]:
+        """Raises: InDoubt if the connection ends for good"""
+        consuming = self._consuming
+        transactions = self.session.transactions
+        assert transactions is not None, "no other session expires"
+        if not transactions.may_go_on() and not consuming.is_over:
+            # A commit is in doubt, or the broker has no room: no handler runs meanwhile.
+            consuming.end(self)
+            yield from transactions.until_one_may_go_on()
+        self.session.leave_to_next()
+        self.session = consuming.session()
+
+    def handled(self, received: Received) -> Flow[None]:
+        """The handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
+        session = self.session
+        if session.is_closed:
+            session.give_back(received)
+        elif session.transactions is not None:
+            yield from session.commit_and_expire(session.client.clock() + TIMEOUT_S)
+        elif received.state is State.HELD:
+            session.settle(received, DONE)
+
+    def failed(self, received: Received, error: BaseException) -> None:
+        """The handler has raised, or what it has done did not happen."""
+        session = self.session
+        if session.transactions is not None and not session.is_closed:
+            session.expire()
+        session.ended(received, error)
+
+    def is_failure(self, error: Exception) -> bool:
+        """Tell whether the handler has failed; what was rolled back from elsewhere, or closed, is no failure."""
+        if isinstance(error, ClosedError):
+            return not self._consuming.client.is_closed_by_program
+        return not isinstance(error, RolledBack)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Nothing more is handled here."""
+        consuming, session = self._consuming, self.session
+        owner = consuming.end(self)
+        transactions, unit = session.transactions, session.unit
+        if transactions is not None and unit is not None and unit.outcome is Outcome.DOOMED:
+            transactions.rollback(unit.owner, charge=Charge.NONE)
+        session.leave(owner)
+        consuming.ended(error)

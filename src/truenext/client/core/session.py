@@ -35,6 +35,10 @@ GATHERED_MAX = 64
 """Frames of a transaction that are written together."""
 NOTHING_NOW_S = 0.05
 """Seconds until the broker is asked again whether something is about to come."""
+_EXPIRED = (
+    "the session has ended with the call of its handler: await what uses the session before the handler returns, or "
+    "make another session with connection.session()"
+)
 
 
 class Mode(Enum):
@@ -48,11 +52,17 @@ TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
 
 
 class Session:
+    # `consume` makes one for each message that it handles in a transaction.
+    __slots__ = ("_given", "_has_left", "_told", "buffer", "client", "is_closed", "is_expired", "mode", "transactions")
+
     def __init__(self, client: Client, mode: Mode, buffer: Buffer) -> None:
         self.client = client
         self.mode = mode
         self.buffer = buffer
         self.is_closed = False
+        self.is_expired = False
+        """The handler that the session was made for has returned: later calls are refused."""
+        self._has_left = False
         self.transactions: Transactions | None = None
         if mode in TRANSACTED:
             self.transactions = Transactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
@@ -69,7 +79,7 @@ class Session:
     def check_open(self) -> None:
         """Raises: ClosedError, or what ended the connection"""
         if self.is_closed:
-            raise ClosedError("the session is closed")
+            raise ClosedError(_EXPIRED if self.is_expired else "the session is closed")
         self.client.check_open()
 
     # ---- Receiving ----
@@ -462,9 +472,11 @@ class Session:
     # ---- In a transaction ----
 
     def transacted(self) -> Transactions:
-        """Raises: LocalProtocolError"""
+        """Raises: LocalProtocolError; ClosedError if the handler that the session was made for has returned"""
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
+        if self.is_expired:
+            raise ClosedError(_EXPIRED)
         return self.transactions
 
     def send_now(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
@@ -498,7 +510,7 @@ class Session:
             link = yield from client.wait_until_up(deadline, "send")
             if not (yield from client.wait_until_written(deadline)):
                 raise TimeoutError("the broker has not taken what was sent before in time")
-            if client.link is link and transactions.may_go_on():
+            if client.link is link and transactions.may_go_on() and not self.is_closed:
                 # Nothing has ended while we waited.
                 break
         transactions.send(link, head, body, ttl_s, called_at, owner)
@@ -525,9 +537,33 @@ class Session:
             if numbered is not None:
                 raise LocalProtocolError("nothing is in the transaction that is to be committed under a number")
             return True
+        return (yield from self._commit(transactions, unit, deadline, numbered))
+
+    def _commit(
+        self, transactions: Transactions, unit: Unit, deadline: float | None, numbered: Numbered | None
+    ) -> Flow[bool]:
         if any(each.unit is unit for each in self._told.values()):
             transactions.doom(unit, "it has a message whose receive was cancelled")
         return (yield from transactions.commit(unit, deadline, numbered))
+
+    def expire(self) -> None:
+        """Refuse later calls: the handler that the session was made for has returned or raised."""
+        self.is_closed = self.is_expired = True
+
+    def commit_and_expire(self, deadline: float | None) -> Flow[None]:
+        """Commit what the handler has left open. What the handler has left running is refused from now on, so that
+        nothing of it is part of another message's transaction.
+
+        Raises: RolledBack, InDoubt
+        """
+        transactions = self.transacted()
+        self.expire()
+        unit = transactions.unit
+        if unit is None:
+            # The handler has ended it by itself.
+            self.client.check_open()
+        else:
+            yield from self._commit(transactions, unit, deadline, None)
 
     def rollback(self, owner: object, *, charge: Charge) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step.
@@ -545,14 +581,20 @@ class Session:
 
     # ---- The end ----
 
+    def leave_to_next(self) -> None:
+        """The session has expired, and another one follows: what it leaves is free for that."""
+        self._has_left = True
+        if self.transactions is not None:
+            self.transactions.free_producer()
+
     def leave(self, owner: object) -> None:
         """What is open is rolled back without an attempt. Others go on with the same buffer."""
         transactions = self.transactions
         if transactions is not None:
             transactions.close(owner)
-        if self.is_closed:
+        if self._has_left:
             return
-        self.is_closed = True
+        self.is_closed = self._has_left = True
         self.end_given(None)
         if transactions is not None:
             transactions.free_producer()
@@ -561,7 +603,12 @@ class Session:
 
     def close(self, owner: object) -> None:
         """The same, and what is buffered goes back. If others go on with the same buffer, it is over: whoever shares it
-        ends what they have begun."""
+        ends what they have begun.
+
+        Raises: ClosedError if the handler that the session was made for has returned
+        """
+        if self.is_expired:
+            raise ClosedError(_EXPIRED)
         self.leave(owner)
         if self.buffer.is_shared:
             self.buffer.is_over = True

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import ref
 
+import msgspec
+
 from truenext.client.core import frames
 from truenext.client.core.charging import Charge
 from truenext.client.core.holding import State
 from truenext.client.core.link import UNANSWERED_MAX, Ignored
 from truenext.client.core.outbox import NO_ROOM_S
+from truenext.client.core.questions import OfProducer, worded
 from truenext.client.core.sends import ttl_line
 from truenext.client.core.unit import ENDED, Begin, Commit, Outcome, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.errors import Code, InDoubt, LocalProtocolError, Refused, RolledBack
+from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,11 +27,18 @@ if TYPE_CHECKING:
     from truenext.client.core.unit import Numbered
     from truenext.client.core.verdict import Verdict
 
+_TO_QUEUE, _PERSISTENT = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
+_TOO_LATE = "whether the transaction happened could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
 """Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
 
 
 class Transactions:
+    __slots__ = (
+        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_not_before", "_producer"),
+        *("last", "unit"),
+    )
+
     def __init__(self, client: Client, buffer: Buffer, *, acknowledges_at_commit: bool) -> None:
         """`buffer` is that of the session: what is in it is given back with a unit that does not happen. What a unit is
         given it acknowledges when it is handed out, or at its commit."""
@@ -50,7 +60,9 @@ class Transactions:
     def may_go_on(self) -> bool:
         """A unit is open, or may begin at once."""
         unit = self.unit
-        return (not self._not_before) if unit is None else unit.outcome is Outcome.OPEN
+        if unit is None:
+            return not self._not_before and not self._may_be_forgotten
+        return unit.outcome is Outcome.OPEN
 
     def check(self) -> None:
         """Raises: RolledBack if the unit was ended from elsewhere"""
@@ -62,13 +74,46 @@ class Transactions:
         """Raises: RolledBack; InDoubt of the one before"""
         unit = self.unit
         if unit is not None and unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
-            # Another task, or a commit that was cancelled: its outcome is needed first.
-            yield from self._await_outcome(unit, None)
+            # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
+            # is cancelled here has not committed anything, and waits no longer.
+            yield Wait(unit.settled)
+            self._check_settled(unit)
             self._end(unit)
         elif unit is None and self._not_before:
             yield Wait(Signal(), self._not_before)
             self._not_before = 0.0
+        while self.unit is None and self._may_be_forgotten:
+            yield from self._ask_for_number()
         self.check()
+
+    @property
+    def _may_be_forgotten(self) -> bool:
+        """The last transactions had nothing persistent, and if the broker has crashed since, their numbers are the next
+        again. Source: docs/contract.md, "Did it happen?"
+        """
+        producer = self._producer
+        if producer.number == producer.kept:
+            return False
+        link = self._client.link
+        return link is not None and link.is_up and link.number != producer.link and link.store == producer.store
+
+    def _ask_for_number(self) -> Flow[None]:
+        """Raises: ClosedError, or what ended the connection"""
+        client, producer = self._client, self._producer
+        link = client.link
+        assert link is not None, "it is asked"
+        head, body = worded("producer", {"producer": producer.name})
+        try:
+            frame = yield from client.request(head, body, None)
+        except ConnectionLost:
+            return
+        except Refused:
+            # Then the broker's answer to the COMMIT says whether its number may be used.
+            producer.link = link.number
+            return
+        facts = msgspec.json.decode(frame.body, type=OfProducer)
+        if client.link is link and producer.link != link.number and self.unit is None:
+            producer.is_told(facts.commits, link.number)
 
     def _open(self, link: Link, owner: object) -> Unit:
         unit = self.unit
@@ -105,6 +150,16 @@ class Transactions:
     def leave(self) -> None:
         self._block = None
 
+    def is_in(self, block: object) -> bool:
+        """The code of this block runs."""
+        return self._block is not None and self._block() is block
+
+    @property
+    def undecided(self) -> Unit | None:
+        """The transaction whose COMMIT was sent and whose outcome is not known."""
+        unit = self.unit
+        return unit if unit is not None and unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT) else None
+
     # ---- What is in it ----
 
     def give(self, received: Received, link: Link, owner: object) -> None:
@@ -112,6 +167,8 @@ class Transactions:
         unit = self._open(link, owner)
         received.unit = unit
         unit.given.append(received)
+        if not unit.is_kept:
+            unit.is_kept = received.persistent and received.subscription.wanted.destination.startswith("/queue/")
         if self._acknowledges_at_commit:
             self._client.subscriptions.hold(received)
         else:
@@ -137,6 +194,8 @@ class Transactions:
             ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
         unit = self._open(link, owner)
         self._begin(unit, link)
+        if not unit.is_kept:
+            unit.is_kept = _PERSISTENT in head and head.startswith(_TO_QUEUE)
         said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
         unit.sent = link.ask(b"".join((head, said, body, b"\0")), unit.frame)
 
@@ -204,6 +263,9 @@ class Transactions:
                     self._acknowledge(received, unit, link)
         # What has failed does not happen with the rest of it.
         self._refuse(unit.failed, unit, link)
+        if unit.failed:
+            # Nothing else may be in it.
+            unit.is_kept = False
         headers = {"transaction": unit.name}
         if link.is_truenext:
             unit.numbered = numbered
@@ -226,6 +288,7 @@ class Transactions:
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             producer = self._producer = self._client.another_producer()
         producer.store = link.store
+        producer.link = link.number
         unit.producer = producer
         unit.number = producer.number = producer.number + 1
         return producer.name, unit.number
@@ -246,9 +309,16 @@ class Transactions:
             else:
                 self._free_later(unit)
             raise
-        if not came or unit.outcome is Outcome.IN_DOUBT:
+        if not came:
             self._free_later(unit)
-            raise _in_doubt(unit, "whether the transaction happened could not be found out in time")
+            raise _in_doubt(unit, _TOO_LATE)
+        self._check_settled(unit)
+
+    def _check_settled(self, unit: Unit) -> None:
+        """Raises: InDoubt if the connection has ended for good before the outcome was known"""
+        if unit.outcome is Outcome.IN_DOUBT:
+            self._free_later(unit)
+            raise _in_doubt(unit, _TOO_LATE)
 
     # ---- Rollback ----
 
@@ -403,8 +473,7 @@ class Transactions:
 
     def free_producer(self) -> None:
         """No COMMIT follows; what is in doubt keeps its producer."""
-        unit = self.unit
-        if unit is None or unit.outcome not in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+        if self.undecided is None:
             self._client.free_producer(self._producer)
 
 

@@ -52,16 +52,30 @@ ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Out
 class Producer:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
-    __slots__ = ("is_given_up", "name", "number", "store")
+    __slots__ = ("is_given_up", "kept", "link", "name", "number", "store")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = 0
         """The highest that was used."""
+        self.kept = 0
+        """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
+        broker has said what became of it."""
+        self.link = 0
+        """The connection on which the broker knew `number`."""
         self.store = ""
         """Of the broker that knows it."""
         self.is_given_up = False
         """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
+
+    def is_told(self, highest: int, link: int) -> bool:
+        """The broker has said on this connection which number is the highest that it knows; it keeps that. False if it
+        has lost what no crash takes: the number stays, so that its next COMMIT is refused."""
+        self.link = link
+        if highest < self.kept:
+            return False
+        self.number = self.kept = highest
+        return True
 
 
 class Numbered(NamedTuple):
@@ -82,6 +96,7 @@ class Unit:
         "given",
         "has_begun",
         "has_messages",
+        "is_kept",
         "link",
         "name",
         "number",
@@ -113,6 +128,8 @@ class Unit:
         """Why it was doomed or rolled back, if its own code did not want that."""
         self.given: list[Received] = []
         """Messages that it was given."""
+        self.is_kept = False
+        """Something persistent of a queue is in it, so that its number is on the broker's disk once it is committed."""
         self.sent = 0
         """Which frame of its connection was its last send; 0 if there was none."""
         self.failed: dict[Received, None] = {}
@@ -188,6 +205,8 @@ class Commit:
     def confirmed(self, frame: Frame) -> None:
         unit = self._unit
         if frame.headers.get("truenext-repeat") != "true":
+            if unit.is_kept and unit.producer is not None:
+                unit.producer.kept = unit.number
             unit.settle(Outcome.COMMITTED)
         else:
             unit.settle(Outcome.UNKNOWN if unit.numbered is None else Outcome.REPEATED)
@@ -201,7 +220,10 @@ class Commit:
             unit.producer.number = unit.number - 1
             if error.code == Code.GAP:
                 unit.producer.is_given_up = True
-                cause = TruenextError(f"the broker has lost what it had confirmed, and the next one may go: {error}")
+                cause = TruenextError(
+                    "the broker was restored from an older copy, and has lost transactions that it had confirmed: see "
+                    f"what is missing, and commit again ({error})"
+                )
         unit.settle(Outcome.ROLLED_BACK, unit.cause or cause)
 
     def lost(self) -> None:

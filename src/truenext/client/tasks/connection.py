@@ -23,7 +23,7 @@ from truenext.client.core.charging import Charge
 from truenext.client.core.client import Login, login_of
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming
+from truenext.client.core.handling import Consuming, Worker
 from truenext.client.core.health import Health, health
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
@@ -197,7 +197,7 @@ class Processing:
     ) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process:
-            await source.driver.run(flows.leave_message(source.core, self._message, error))
+            await source.driver.leave_block(flows.leave_message(source.core, self._message, error), error)
 
 
 class _Source:
@@ -296,7 +296,7 @@ class Consumer:
         if os.getpid() == self._driver.process:
             owner = asyncio.current_task()
             flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
-            await self._driver.run(flow)
+            await self._driver.leave_block(flow, error)
 
 
 class Transaction:
@@ -315,10 +315,10 @@ class Transaction:
     def failed(self, message: Message) -> None:
         """Name the message that made it fail: it alone is charged with an attempt.
 
-        Raises: LocalProtocolError if it is not one of the transaction's
+        Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
         self._driver.check_place()
-        self._block.session.fail(message)
+        self._block.fail(message)
 
     async def __aenter__(self) -> Self:
         self._driver.check_place()
@@ -329,7 +329,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            await self._driver.run(self._block.leave(error, self._driver.owner()))
+            await self._driver.leave_block(self._block.leave(error, asyncio.current_task()), error)
 
 
 class Session:
@@ -434,8 +434,9 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._source.driver.process:
-            await self.close()
+        driver = self._source.driver
+        if os.getpid() == driver.process:
+            await driver.leave_block(flows.close_session(self._source.core, asyncio.current_task()), error)
 
 
 class Sent:
@@ -639,7 +640,8 @@ class Connection:
         """Hand each message to `handler`, several at once, until cancelled or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
-        `transacted`; for `ack` see `session`. It has failed if the handler raises, which is logged. Never two messages
+        `transacted`; for `ack` see `session`. Then the session of a transaction has ended: calls of it that come later
+        or still wait raise ClosedError. A message has failed if the handler raises, which is logged. Never two messages
         of a group run at once, and beside one whose last attempt was a lost connection runs nothing. A cancellation
         waits for the handlers that run, and is raised again; a second one cancels them.
 
@@ -666,7 +668,7 @@ class Connection:
         try:
             await driver.run(consuming.subscribe(asked))
             for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._work(consuming, consuming.session(), handler, is_over)))
+                tasks.add(driver.loop.create_task(self._work(consuming.worker(), handler, is_over)))
             await driver.run(consuming.until_stopped())
         finally:
             consuming.stop()
@@ -686,29 +688,30 @@ class Connection:
 
     async def _work(
         self,
-        consuming: Consuming,
-        core: CoreSession,
+        worker: Worker,
         handler: Callable[[Message, Session], Awaitable[None]],
         is_over: Callable[[], bool],
     ) -> None:
         """`is_over`: `consume` ends, or was cancelled, and so are the handlers."""
         driver = self._driver
-        session = Session(self, core)
+        session = Session(self, worker.session)
         owner = asyncio.current_task()
         ended: BaseException | None = None
         try:
-            while (got := await driver.run(consuming.next(core, owner))) is not None:
+            while (got := await driver.run(worker.next(owner))) is not None:
+                if session._source.core is not worker.session:
+                    session = Session(self, worker.session)
                 message = cast("Message", got)
                 message._session = session._source
                 try:
                     await handler(message, session)
-                    await driver.run(consuming.handled(core, message, owner))
+                    await driver.run(worker.handled(message))
                 except Exception as error:
-                    core.ended(message, error)
-                    if consuming.is_failure(error):
+                    worker.failed(message, error)
+                    if worker.is_failure(error):
                         log.handler_failed(message, error)
                 except asyncio.CancelledError as error:
-                    core.ended(message, error)
+                    worker.failed(message, error)
                     if is_over():
                         raise
                     # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
@@ -716,7 +719,7 @@ class Connection:
                     while owner is not None and owner.uncancel():
                         pass
                 except BaseException as error:
-                    core.ended(message, error)
+                    worker.failed(message, error)
                     raise
         except asyncio.CancelledError:
             raise
@@ -724,7 +727,7 @@ class Connection:
             # Whoever has called `consume` gets it.
             ended = error
         finally:
-            consuming.ended(core, ended)
+            worker.ended(ended)
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -809,8 +812,12 @@ class Connection:
             return
         if error is None:
             await self.close()
-        else:
+            return
+        try:
             await self._close(0.0)
+        except Exception as ours:
+            # The program's exception leaves the block, whatever its end says.
+            flows.note(error, ours)
 
 
 def connect_as(login: Login) -> Opening[Connection]:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from truenext.client import log
 from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, Login
+from truenext.client.core.flows import note
 from truenext.client.core.link import HEART_BEAT
 from truenext.client.core.world import World
 from truenext.client.tasks.heart import Heart
@@ -122,6 +123,15 @@ class Driver:
             return value
         finally:
             self._after()
+
+    async def leave_block(self, flow: Flow[None], error: BaseException | None) -> None:
+        """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
+        try:
+            await self.run(flow)
+        except Exception as ours:
+            if error is None:
+                raise
+            note(error, ours)
 
     async def _until(self, wait: Wait) -> bool:
         signal, deadline = wait

@@ -19,7 +19,7 @@ from truenext.client.core.charging import Charge
 from truenext.client.core.client import Login, login_of
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming
+from truenext.client.core.handling import Consuming, Worker
 from truenext.client.core.health import Health, health
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
@@ -145,7 +145,7 @@ class Processing:
     ) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process:
-            source.driver.run(flows.leave_message(source.core, self._message, error))
+            source.driver.leave_block(flows.leave_message(source.core, self._message, error), error)
 
 
 class _Source:
@@ -250,7 +250,7 @@ class Consumer:
         if os.getpid() == self._driver.process:
             owner = current_thread()
             flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
-            self._driver.run(flow)
+            self._driver.leave_block(flow, error)
 
 
 class Transaction:
@@ -269,9 +269,9 @@ class Transaction:
     def failed(self, message: Message) -> None:
         """Name the message that made it fail: it alone is charged with an attempt.
 
-        Raises: LocalProtocolError if it is not one of the transaction's
+        Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
-        self._driver.call(self._block.session.fail, message)
+        self._driver.call(self._block.fail, message)
 
     def __enter__(self) -> Self:
         self._driver.call(self._block.enter)
@@ -281,7 +281,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            self._driver.run(self._block.leave(error, current_thread()))
+            self._driver.leave_block(self._block.leave(error, current_thread()), error)
 
 
 class Session:
@@ -376,8 +376,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._source.driver.process:
-            self.close()
+        driver = self._source.driver
+        if os.getpid() == driver.process:
+            driver.leave_block(flows.close_session(self._source.core, current_thread()), error)
 
 
 class Sent:
@@ -566,7 +567,8 @@ class Connection:
         """Hand each message to `handler`, several at once in as many threads, until Ctrl-C or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
-        `transacted`; for `ack` see `session`. It has failed if the handler raises, which is logged. Never two messages
+        `transacted`; for `ack` see `session`. Then the session of a transaction has ended: calls of it that come later
+        or still wait raise ClosedError. A message has failed if the handler raises, which is logged. Never two messages
         of a group run at once, and beside one whose last attempt was a lost connection runs nothing. Ctrl-C waits for
         the handlers that run, and is raised again; a second one ends at once, and what they have goes back.
 
@@ -585,10 +587,10 @@ class Connection:
         try:
             driver.run(consuming.subscribe(asked))
             for number in range(concurrency):
-                core = driver.call(consuming.session)
+                worker = driver.call(consuming.worker)
                 name = f"truenext handler {number}"
                 # Those that run when the program ends do not keep it.
-                Thread(target=self._work, args=(consuming, core, handler), name=name, daemon=True).start()
+                Thread(target=self._work, args=(worker, handler), name=name, daemon=True).start()
             driver.run(consuming.until_stopped())
         finally:
             try:
@@ -600,29 +602,31 @@ class Connection:
         if consuming.error is not None:
             raise consuming.error
 
-    def _work(self, consuming: Consuming, core: CoreSession, handler: Callable[[Message, Session], None]) -> None:
+    def _work(self, worker: Worker, handler: Callable[[Message, Session], None]) -> None:
         driver = self._driver
-        session = Session(self, core)
+        session = Session(self, worker.session)
         owner = current_thread()
         ended: BaseException | None = None
         try:
-            while (got := driver.run(consuming.next(core, owner))) is not None:
+            while (got := driver.run(worker.next(owner))) is not None:
+                if session._source.core is not worker.session:
+                    session = Session(self, worker.session)
                 message = cast("Message", got)
                 message._session = session._source
                 try:
                     handler(message, session)
-                    driver.run(consuming.handled(core, message, owner))
+                    driver.run(worker.handled(message))
                 except BaseException as error:
-                    driver.call(core.ended, message, error)
+                    driver.call(worker.failed, message, error)
                     if not isinstance(error, Exception):
                         raise
-                    if consuming.is_failure(error):
+                    if worker.is_failure(error):
                         log.handler_failed(message, error)
         except BaseException as error:
             # Whoever consumes raises it.
             ended = error
         finally:
-            driver.call(consuming.ended, core, ended)
+            driver.call(worker.ended, ended)
 
     def browse(self, destination: str, *, selector: str | None = None) -> Iterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -707,8 +711,12 @@ class Connection:
             return
         if error is None:
             self.close()
-        else:
+            return
+        try:
             self._close(0.0)
+        except Exception as ours:
+            # The program's exception leaves the block, whatever its end says.
+            flows.note(error, ours)
 
 
 def connect_as(login: Login) -> Connection:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from truenext.client import log
 from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, Login
+from truenext.client.core.flows import note
 from truenext.client.core.world import World
 from truenext.client.threads.interrupts import Interruptible
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
@@ -173,6 +174,15 @@ class Driver:
                 return value
             finally:
                 self._after()
+
+    def leave_block(self, flow: Flow[None], error: BaseException | None) -> None:
+        """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
+        try:
+            self.run(flow)
+        except Exception as ours:
+            if error is None:
+                raise
+            note(error, ours)
 
     def _until(self, wait: Wait, hold: threading.Lock | Interruptible) -> bool:
         signal, deadline = wait
