@@ -57,6 +57,8 @@ class Script:
         self.now = 0.0
         self.said: deque[Said] = deque()
         """What the client has written, and nobody has looked at."""
+        self.reports: list[str] = []
+        """What the log of the program says."""
         self.is_blocked = False
         """The socket takes nothing."""
         world = World(
@@ -64,7 +66,7 @@ class Script:
             chance=lambda: 0.5,
             flush=self.flush,
             flush_soon=lambda: None,
-            report=lambda what, facts: None,
+            report=lambda what, facts: self.reports.append(what % facts),
             has_ended=lambda owner: False,
         )
         self.client = Client(Login(addresses=[ADDRESS], heart_beat_s=0), "me", world)

@@ -18,7 +18,9 @@ from truenext.url import parse_url
 
 
 @asynccontextmanager
-async def broker_here(data: Path | None = None, *, connections_max: int = CONNECTIONS_MAX) -> AsyncIterator[Listener]:
+async def broker_here(
+    data: Path | None = None, *, connections_max: int = CONNECTIONS_MAX, url: str = "stomp://127.0.0.1:0"
+) -> AsyncIterator[Listener]:
     """A running broker, which is stopped in the end; without a data folder it keeps nothing on disk. Clients that block
     need threads of their own."""
     loop = asyncio.get_running_loop()
@@ -31,7 +33,7 @@ async def broker_here(data: Path | None = None, *, connections_max: int = CONNEC
     engine, recovered = recover(store, Policies(), history=history)
     broker = Broker(engine, store, loop, history=history)
     await broker.start(after_clean_stop=recovered.clean_stop)
-    address = parse_url("stomp://127.0.0.1:0")
+    address = parse_url(url)
     listener = Listener(
         address, broker, loop, identity=recovered.identity, server_name="truenext/test", connections_max=connections_max
     )

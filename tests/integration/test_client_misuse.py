@@ -12,7 +12,7 @@ import pytest
 from truenext import testing
 from truenext.client.core import flows, outbox
 from truenext.client.tasks.connection import Connection, connect
-from truenext.errors import ConnectionLost, LocalProtocolError, Refused, TruenextError
+from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, TruenextError
 from truenext.testing.local import LocalBroker
 from truenext.url import Address
 
@@ -216,4 +216,22 @@ def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(
 
     with caplog.at_level(logging.WARNING, "truenext.client"):
         asyncio.run(main())
-    assert "cannot connect: [Errno" in caplog.text
+    assert "cannot connect to stomp://127.0.0.1:1: Connection refused" in caplog.messages
+
+
+# ---- Tokens ----
+
+
+@pytest.mark.parametrize(
+    "token", ["", " ", "store producer", "store producer x", "a b 1 2", "a b \u00b2", "a b 0", " b 1"]
+)
+def test_outcome_of_a_text_that_is_no_token_is_refused(token: str) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises(ValueError, match="attribute `token` of an InDoubt"):
+            await connection.outcome(token)
+        with pytest.raises(TypeError, match="takes an InDoubt or its token"):
+            await connection.outcome(None)  # type: ignore[arg-type]
+        # That of another broker has none.
+        assert await connection.outcome(InDoubt("reason", "")) == "unknown"
+
+    run(work)

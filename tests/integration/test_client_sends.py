@@ -466,3 +466,30 @@ def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_fro
                         await each
 
     asyncio.run(test())
+
+
+# ---- Headers ----
+
+
+@pytest.mark.parametrize("transacted", [True, False])
+def test_message_has_room_for_110_headers_of_the_program_and_not_for_111(transacted: bool) -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        headers = {f"name-{number}": "x" for number in range(110)}
+        async with connection.session(transacted=transacted) as session:
+            await session.send("/queue/q", "1", headers=headers)
+            # Its time to live is no header of the caller's; each other option here is.
+            await session.send("/queue/q", "2", headers=dict(list(headers.items())[:109]), priority=9, ttl=60)
+            others: list[SendOptions] = [{}, {"persistent": False, "group": "g"}]
+            for options in others:
+                with pytest.raises(ValueError, match="113 headers are too many"):
+                    await session.send("/queue/q", "3", headers={**headers, "one": "more"}, **options)
+            # A transient message has one header less.
+            await session.send("/queue/q", "4", headers={**headers, "one": "more"}, persistent=False)
+            if transacted:
+                await session.commit()
+        found = {shown.text: shown async for shown in connection.browse("/queue/q")}
+        assert sorted(found) == ["1", "2", "4"]
+        assert len([name for name in found["1"].application_headers if name.startswith("name-")]) == 110
+        assert found["4"].application_headers["one"] == "more"
+
+    on_a_connection(work)

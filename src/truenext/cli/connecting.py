@@ -63,11 +63,11 @@ class _Said(logging.Handler):
     _has_gone = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        has_come = record.levelno == logging.INFO
+        # Only what has come has a session.
+        has_come = isinstance(record.args, dict) and "session" in record.args
         if has_come is self._has_gone:
             self._has_gone = not has_come
-            error = getattr(record, "error", "")
-            terminal.say(f"truenext: {record.getMessage()}{f' ({error})' if error else ' again'}", err=True)
+            terminal.say(f"truenext: {'connected again' if has_come else record.getMessage()}", err=True)
 
 
 def ask(connection: Connection, verb: str, question: object = None) -> Any:

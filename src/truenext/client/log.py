@@ -5,27 +5,30 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from truenext.client.core.world import CONNECTED
 from truenext.errors import TruenextError
 
 if TYPE_CHECKING:
-    from truenext.client.core.message import Content
+    from truenext.client.core.holding import Received
 
 _logger = logging.getLogger("truenext.client")
 
 
 def report(what: str, facts: dict[str, object]) -> None:
-    """What happened to the connection."""
-    level = logging.INFO if what == "connected" else logging.WARNING
-    # Where nobody has set up a log, only the text of a warning is seen.
-    told = facts.get("error") or facts.get("count") or facts.get("seconds")
-    _logger.log(level, "%s: %s" if told else "%s", what, *([told] if told else []), extra=facts)
+    """Log what happened to the connection. Facts that the text has are no fields besides: a log that shows fields would
+    say them twice, and one that shows none has them."""
+    level = logging.INFO if what == CONNECTED else logging.WARNING
+    fields = {name: fact for name, fact in facts.items() if f"%({name})s" not in what}
+    _logger.log(level, what, facts, extra=fields)
 
 
-def handler_failed(message: Content, error: BaseException) -> None:
+def handler_failed(message: Received, error: BaseException) -> None:
+    facts = {"consumer": message.subscription.wanted.destination, "message_id": message.key}
     _logger.warning(
-        "a handler has failed",
+        "the handler of %(consumer)s has failed with message %(message_id)s",
+        facts,
         exc_info=error,
-        extra={"message_id": message.key, "destination": message.destination},
+        extra={"destination": message.destination},
     )
 
 

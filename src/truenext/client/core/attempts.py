@@ -27,9 +27,14 @@ class Attempts:
         self._chance = chance
         self._at = 0
 
+    @property
+    def address(self) -> Address:
+        """The one that is tried, or connected to."""
+        return self.addresses[self._at % len(self.addresses)]
+
     def next(self) -> tuple[Address, float]:
         """Where to, and after how many seconds."""
-        address = self.addresses[self._at % len(self.addresses)]
+        address = self.address
         if not self.failures:
             return address, 0.0
         rounds = (self.failures - 1) // len(self.addresses)

@@ -25,6 +25,7 @@ from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.timers import Timer
 from truenext.client.core.unit import Outcome, Producer, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.client.core.world import CONNECTED
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError, for_another
 from truenext.url import DEFAULT_URL, parse_url
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 LOGIN_S = 10.0
 """From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""
 HEART_BEAT_S_MAX = 24 * 3600
+COMPLAINT_S = 60.0
+"""Seconds until the same reason why nothing can be connected to is reported again."""
 PROMPT_S = 4.0
 """A login that is refused so soon was not refused for its slowness."""
 
@@ -138,6 +141,10 @@ class Client:
         """DISCONNECT was said."""
         self.since = world.clock()
         """When the connection came, or went."""
+        self._tries = 0
+        """Attempts to connect that have failed since."""
+        self._complaints: dict[tuple[str, str], float] = {}
+        """When each of their reasons was reported, by URL."""
         self.reconnects = -1
         self.browse: Browsing | None = None
         self.is_full = False
@@ -163,21 +170,30 @@ class Client:
 
     def connecting_failed(self, error: Exception) -> None:
         """Nobody was there."""
+        url, reason = self.attempts.address.url, _reason(error)
         self.attempts.failed()
         self.last_error = error
+        self._tries += 1
         if not self.login.reconnects and self.attempts.failures >= len(self.login.addresses):
             self.fail(self.not_there())
         else:
-            self.world.report("cannot connect", {"error": str(error), "attempt": self.attempts.failures})
+            now = self.clock()
+            complained = self._complaints.get((url, reason))
+            if complained is None or now - complained >= COMPLAINT_S:
+                self._complaints[url, reason] = now
+                self.world.report(
+                    "cannot connect to %(url)s: %(error)s", {"url": url, "error": reason, "attempts": self._tries}
+                )
 
     def not_there(self) -> ConnectionLost:
         """No broker could be connected to, and why."""
         places = ", ".join(each.url for each in self.login.addresses)
-        reason = (self.last_error.strerror if isinstance(self.last_error, OSError) else None) or self.last_error
-        if reason is None:
-            reason = (
-                "it takes connections and does not answer" if self.link is not None else "it has not answered in time"
-            )
+        if self.last_error is not None:
+            reason = _reason(self.last_error)
+        elif self.link is not None:
+            reason = "it takes connections and does not answer"
+        else:
+            reason = "it has not answered in time"
         return ConnectionLost(f"no broker at {places}: {reason}")
 
     def opened(self, address: Address) -> None:
@@ -263,9 +279,14 @@ class Client:
             now = self.clock()
             self.attempts.ended(now - self.since)
             self.since = now
+            self._tries = 0
+            self._complaints.clear()
             self.up = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
-                self.world.report("connection lost", {"error": str(error), "connection": link.number})
+                self.world.report(
+                    "connection lost to %(url)s: %(error)s",
+                    {"url": self.attempts.address.url, "error": _reason(error), "connection": link.number},
+                )
         else:
             self.connecting_failed(error)
         why = ConnectionLost(f"the connection was lost: {error}")
@@ -323,12 +344,18 @@ class Client:
         if self._login_timer is not None:
             self._login_timer.cancel()
         self.reconnects += 1
-        self.since = self.clock()
+        now = self.clock()
+        away_s, self.since = now - self.since, now
         self._secret = frame.headers.get("truenext-secret", "")
         is_another, self._store = bool(self._store) and self._store != link.store, link.store
-        self.world.report(
-            "connected", {"session": link.session_id, "server": link.server, "reconnects": self.reconnects}
-        )
+        facts: dict[str, object] = {"url": self.attempts.address.url, "session": link.session_id, "server": link.server}
+        if self.reconnects or self._tries:
+            self.world.report(
+                "connected to %(url)s, after %(seconds)s seconds and %(attempts)s attempts",
+                {**facts, "seconds": round(away_s, 1), "attempts": self._tries + 1, "reconnects": self.reconnects},
+            )
+        else:
+            self.world.report(CONNECTED, facts)
         if self.reconnects and (is_another or not link.is_truenext):
             self.outbox.fail_returned(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
@@ -558,7 +585,11 @@ class Client:
             while in_time and self.outbox.open and self.error is None:
                 in_time = yield Wait(self.outbox.emptied(), deadline)
             if self.outbox.open:
-                self.world.report("messages were not confirmed", {"count": self.outbox.open})
+                self.world.report(
+                    "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have "
+                    "arrived",
+                    {"count": self.outbox.open, "url": self.attempts.address.url},
+                )
                 self.outbox.fail(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
@@ -605,6 +636,10 @@ class Asked:
     def lost(self) -> None:
         self.error = ConnectionLost("the connection was lost before the broker answered")
         self.settled.set()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 _FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.TAKEN})

@@ -15,7 +15,7 @@ from truenext.client.core.session import Mode, Session
 from truenext.client.core.unit import Numbered, Outcome
 from truenext.client.core.verdict import DONE, FAILED, Verdict
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.errors import LocalProtocolError
+from truenext.errors import InDoubt, LocalProtocolError
 from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 if TYPE_CHECKING:
@@ -263,6 +263,15 @@ class Block:
             self._nothing = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK
 
 
+def _parts_of(token: str) -> tuple[str, str, int]:
+    """Raises: ValueError"""
+    store, producer, number = (*token.split(" "), "", "", "")[:3]
+    is_number = number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= PRODUCER_NUMBER_MAX
+    if not (store and producer and is_number and token.count(" ") == 2):
+        raise ValueError(f"{token!r} is no token: one is the attribute `token` of an InDoubt, unchanged")
+    return store, producer, int(number)
+
+
 def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:
     """Raises: ValueError, TypeError"""
     said = spoken(destination, options)
@@ -331,20 +340,21 @@ def reply_options(message: Content) -> SendOptions:
     return options
 
 
-def outcome(client: Client, token: str, deadline: float) -> Flow[str]:
-    """Raises: ValueError, TimeoutError, ConnectionLost"""
+def outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
+    """Raises: ValueError, TypeError, TimeoutError, ConnectionLost"""
+    token = doubt
+    if isinstance(doubt, InDoubt):
+        token = doubt.token
+        if not token:
+            # Another broker's, which nobody can ask, or one under a number of the program's own.
+            return "unknown"
     if not isinstance(token, str):
-        raise TypeError(f"a token is text, not {token!r}")
-    if not token:
-        return "unknown"
-    parts = token.split(" ")
-    if len(parts) != 3 or not parts[2].isdigit():
-        raise ValueError(f"{token!r} is no token of a transaction in doubt")
-    store, producer, number = parts
+        raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")
+    store, producer, number = _parts_of(token)
     link = yield from client.wait_until_up(deadline, "ask what became of a transaction")
     if link.store != store:
         return "unknown"
-    question = {"producer": producer, "commit": int(number), "settle": True}
+    question = {"producer": producer, "commit": number, "settle": True}
     answer = yield from ask(client, "producer", question, deadline)
     said = msgspec.json.decode(answer, type=OfProducer).outcome
     return said if said in ("committed", "rolled back") else "unknown"

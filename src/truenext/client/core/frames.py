@@ -30,7 +30,10 @@ def check(headers: Mapping[str, str]) -> None:
             raise ValueError(f"header {name!r} is {said!r}: a header has a name, and no NUL in it")
         size += len(escape(name).encode()) + len(escape(said).encode()) + 2
     if len(headers) > HEADERS_MAX - _OUR_HEADERS:
-        raise ValueError(f"{len(headers)} headers are too many: at most {HEADERS_MAX - _OUR_HEADERS}")
+        raise ValueError(
+            f"{len(headers)} headers are too many, with the destination and those of options: at most "
+            f"{HEADERS_MAX - _OUR_HEADERS}"
+        )
     if size > HEADER_BYTES_MAX - _OUR_HEADER_BYTES:
         raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OUR_HEADER_BYTES}")
 

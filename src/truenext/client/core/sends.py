@@ -42,7 +42,8 @@ class SendOptions(TypedDict, total=False):
     content_type: str
     """What the body is, such as application/json; the broker does not look at it."""
     headers: Mapping[str, str]
-    """Headers of the program's own. A selector can name them, with underscores in place of hyphens."""
+    """Headers of the program's own. A selector can name them, with underscores in place of hyphens. 110 have room in a
+    persistent message without other options; each option takes the room of one or two."""
     producer: str
     """A name of the caller's for repeats, with `number`: a message whose number is not higher than one that the broker
     has accepted under this name is not accepted again, and no error."""

@@ -295,7 +295,14 @@ class Subscriptions:
         self._world.flush_soon()
 
     def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
-        self._world.report("a message cannot be read", {"error": repr(error), "message": headers.get("message-id", "")})
+        self._world.report(
+            "cannot read message %(message_id)s of %(destination)s: %(error)s",
+            {
+                "message_id": headers.get("message-id", ""),
+                "destination": headers.get("destination", ""),
+                "error": repr(error),
+            },
+        )
         ack_id = headers.get("ack")
         if ack_id is not None:
             link.write(frames.frame("NACK", {"id": ack_id, "truenext-poison": "true"}))

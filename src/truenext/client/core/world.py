@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
 
 
+CONNECTED = "connected to %(url)s"
+"""Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""
+
+
 class World:
     __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "has_ended", "link", "report", "timers")
 
@@ -35,7 +39,8 @@ class World:
         self.flush_soon = flush_soon
         """The same, before long."""
         self.report = report
-        """Tells whoever runs the program what has happened."""
+        """Tells the log of the program what has happened: a constant text, and facts by name. The text has some of them
+        (`%(url)s`)."""
         self.has_ended = has_ended
         """Whether a task or thread will do nothing any more."""
         self.link: Link | None = None

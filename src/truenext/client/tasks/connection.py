@@ -42,12 +42,14 @@ from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, Verdict
 from truenext.client.tasks.driver import Driver
-from truenext.errors import ClosedError, InDoubt
+from truenext.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
     from types import TracebackType
     from typing import Self
+
+    from truenext.errors import InDoubt
 
 
 T = TypeVar("T")
@@ -761,13 +763,13 @@ class Connection:
 
     async def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
         """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
-        or "unknown". What has not happened by now never will.
+        or "unknown". What has not happened by now never will. The error of another broker has an empty token, and is
+        "unknown".
 
-        Raises: TimeoutError, ConnectionLost; ValueError, TypeError if the token is none
+        Raises: TimeoutError, ConnectionLost; ValueError if the text is no token; TypeError
         """
         driver = self._driver
-        token = doubt.token if isinstance(doubt, InDoubt) else doubt
-        return await driver.run(flows.outcome(driver.client, token, driver.loop.time() + timeout))
+        return await driver.run(flows.outcome(driver.client, doubt, driver.loop.time() + timeout))
 
     # ---- The end ----
 

@@ -167,10 +167,12 @@ class Driver:
                 if delay:
                     await asyncio.sleep(delay)
                 try:
-                    sock = await self._connect(address)
+                    async with asyncio.timeout(CONNECT_S):
+                        sock = await self._connect(address)
                 except (OSError, UnicodeError) as error:
                     # A name that cannot be one of a host is as good as one that is not known.
-                    client.connecting_failed(error)
+                    is_ours = type(error) is TimeoutError and error.errno is None
+                    client.connecting_failed(_too_late() if is_ours else error)
                     continue
                 self._begin(sock, address)
                 assert self._wake is not None, "it has begun"
@@ -179,24 +181,24 @@ class Driver:
             self._fail(error)
 
     async def _connect(self, address: Address) -> socket.socket:
-        async with asyncio.timeout(CONNECT_S):
-            found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            errors: list[OSError] = []
-            for family, kind, protocol, _, where in found:
-                sock = socket.socket(family, kind, protocol)
-                try:
-                    sock.setblocking(False)
-                    # What is written is wanted at once.
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    await self.loop.sock_connect(sock, where)
-                except OSError as error:
-                    sock.close()
-                    errors.append(error)
-                except BaseException:
-                    sock.close()
-                    raise
-                else:
-                    return sock
+        found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        errors: list[OSError] = []
+        for family, kind, protocol, _, where in found:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.setblocking(False)
+                # What is written is wanted at once.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self.loop.sock_connect(sock, where)
+            except OSError as error:
+                sock.close()
+                # That of asyncio says the address in place of the reason.
+                errors.append(OSError(error.errno, os.strerror(error.errno)) if error.errno else error)
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return sock
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
     def _begin(self, sock: socket.socket, address: Address) -> None:
@@ -413,13 +415,17 @@ class Driver:
         self._timer = None
         late = self.loop.time() - self._timer_at
         if late > BLOCKED_S:
-            log.report("the event loop was blocked", {"seconds": round(late, 1)})
+            log.report("the event loop was blocked for %(seconds)s seconds", {"seconds": round(late, 1)})
         self._read_what_waits()
         try:
             self.client.tick()
             self._after()
         except Exception as error:
             self._fail(error)
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError(f"no answer within {CONNECT_S:g} seconds")
 
 
 def _has_ended(owner: object) -> bool:

@@ -38,12 +38,14 @@ from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, Verdict
 from truenext.client.threads.driver import Driver
-from truenext.errors import ClosedError, InDoubt
+from truenext.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
     from typing import Self
+
+    from truenext.errors import InDoubt
 
 
 def connect(
@@ -659,13 +661,13 @@ class Connection:
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
         """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
-        or "unknown". What has not happened by now never will.
+        or "unknown". What has not happened by now never will. The error of another broker has an empty token, and is
+        "unknown".
 
-        Raises: TimeoutError, ConnectionLost; ValueError, TypeError if the token is none
+        Raises: TimeoutError, ConnectionLost; ValueError if the text is no token; TypeError
         """
         driver = self._driver
-        token = doubt.token if isinstance(doubt, InDoubt) else doubt
-        return driver.run(flows.outcome(driver.client, token, monotonic() + timeout))
+        return driver.run(flows.outcome(driver.client, doubt, monotonic() + timeout))
 
     # ---- The end ----
 

@@ -305,7 +305,7 @@ class Driver:
                 code = sock.connect_ex(where)
                 while code in _UNDER_WAY and self.client.error is None:
                     if (left := until - monotonic()) <= 0:
-                        raise TimeoutError(f"nobody has answered within {CONNECT_S:g} seconds")
+                        raise TimeoutError(f"no answer within {CONNECT_S:g} seconds")
                     if self._select(sock, selectors.EVENT_WRITE, left):
                         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code and code not in _UNDER_WAY:
