@@ -479,12 +479,13 @@ def test_message_has_room_for_110_headers_of_the_program_and_not_for_111(transac
             await session.send("/queue/q", "1", headers=headers)
             # Its time to live is no header of the caller's; each other option here is.
             await session.send("/queue/q", "2", headers=dict(list(headers.items())[:109]), priority=9, ttl=60)
-            others: list[SendOptions] = [{}, {"persistent": False, "group": "g"}]
+            more = {**headers, "one": "more"}
+            others: list[SendOptions] = [{"headers": more}, {"headers": more, "persistent": False, "group": "g"}]
             for options in others:
                 with pytest.raises(ValueError, match="113 headers are too many"):
-                    await session.send("/queue/q", "3", headers={**headers, "one": "more"}, **options)
+                    await session.send("/queue/q", "3", **options)
             # A transient message has one header less.
-            await session.send("/queue/q", "4", headers={**headers, "one": "more"}, persistent=False)
+            await session.send("/queue/q", "4", headers=more, persistent=False)
             if transacted:
                 await session.commit()
         found = {shown.text: shown async for shown in connection.browse("/queue/q")}

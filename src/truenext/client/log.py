@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING
 
-from truenext.client.core.world import CONNECTED
+from truenext.client.core.world import CONNECTED, NOT_CONFIRMED
 from truenext.errors import TruenextError
 
 if TYPE_CHECKING:
+    from truenext.client.core.client import Client
     from truenext.client.core.holding import Received
 
 _logger = logging.getLogger("truenext.client")
@@ -20,6 +22,15 @@ def report(what: str, facts: dict[str, object]) -> None:
     level = logging.INFO if what == CONNECTED else logging.WARNING
     fields = {name: fact for name, fact in facts.items() if f"%({name})s" not in what}
     _logger.log(level, what, facts, extra=fields)
+
+
+def left_open(client: Client) -> None:
+    """Log how many sends may be lost with a connection that the program, or its event loop, has not closed before its
+    end, and warn as Python does of unclosed resources."""
+    facts = {"count": client.left_open, "url": client.attempts.address.url}
+    if facts["count"]:
+        _logger.warning(NOT_CONFIRMED, facts)
+        warnings.warn("unclosed connection: " + NOT_CONFIRMED % facts, ResourceWarning, stacklevel=2)
 
 
 def handler_failed(message: Received, error: BaseException) -> None:

@@ -25,7 +25,7 @@ from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.timers import Timer
 from truenext.client.core.unit import Outcome, Producer, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.client.core.world import CONNECTED
+from truenext.client.core.world import CONNECTED, NOT_CONFIRMED
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError, for_another
 from truenext.url import DEFAULT_URL, parse_url
 
@@ -581,15 +581,8 @@ class Client:
         for subscription in list(self.subscriptions.by_id.values()):
             self.subscriptions.unsubscribe(subscription)
         try:
-            in_time = True
-            while in_time and self.outbox.open and self.error is None:
-                in_time = yield Wait(self.outbox.emptied(), deadline)
-            if self.outbox.open:
-                self.world.report(
-                    "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have "
-                    "arrived",
-                    {"count": self.outbox.open, "url": self.attempts.address.url},
-                )
+            if (yield from self.confirm(deadline)):
+                self.world.report(NOT_CONFIRMED, {"count": self.outbox.open, "url": self.attempts.address.url})
                 self.outbox.fail(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
@@ -598,6 +591,18 @@ class Client:
                 yield Wait(self._say_disconnect(link), deadline)
         finally:
             self.fail(error)
+
+    def confirm(self, deadline: float | None) -> Flow[int]:
+        """Wait until the broker has confirmed all sends. Returns how many it has not confirmed in time."""
+        in_time = True
+        while in_time and self.outbox.open and self.error is None:
+            in_time = yield Wait(self.outbox.emptied(), deadline)
+        return self.outbox.open
+
+    @property
+    def left_open(self) -> int:
+        """Number of sends that are lost if the program ends now: nobody has closed the connection."""
+        return 0 if self.error is not None else self.outbox.open
 
     def _say_disconnect(self, link: Link) -> Signal:
         """Set when the broker has confirmed it."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 CONNECTED = "connected to %(url)s"
 """Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""
 
+NOT_CONFIRMED = (
+    "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
+)
+
 
 class World:
     __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "has_ended", "link", "report", "timers")

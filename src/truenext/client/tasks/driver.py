@@ -11,13 +11,14 @@ first differs from loop to loop. So the socket is read before anything is decide
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import random
 import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
 from truenext.client.core.beside import Beside
@@ -30,6 +31,8 @@ from truenext.errors import ClosedError, ConnectionLost
 from truenext.limits import READ_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from truenext.client.core.holding import Received
     from truenext.client.core.link import Link
     from truenext.client.core.waiting import Flow, Wait
@@ -41,6 +44,17 @@ BLOCKED_S = 1.0
 """A timer that is so late says that something blocks the event loop."""
 
 T = TypeVar("T")
+
+_drivers: WeakSet[Driver] = WeakSet()
+"""Those whose connection may be open when the program ends."""
+
+
+@atexit.register
+def _at_exit() -> None:
+    """No event loop runs any more that could wait for a confirmation."""
+    for driver in list(_drivers):
+        driver.check_confirmed()
+
 
 _beside: WeakKeyDictionary[asyncio.AbstractEventLoop, Beside] = WeakKeyDictionary()
 
@@ -78,6 +92,19 @@ class Driver:
         self._wake: asyncio.Future[None] | None = None
         """Done when the socket is of no further use."""
         self._connecting: asyncio.Task[None] | None = None
+        self._is_checked = False
+        _drivers.add(self)
+
+    def check_confirmed(self, tell: Callable[[Client], None] = log.left_open) -> None:
+        """Warn once if sends are lost with the program, or with its event loop."""
+        if not self._is_checked and not self._is_elsewhere:
+            self._is_checked = True
+            tell(self.client)
+
+    def __del__(self) -> None:
+        # The event loop has gone, and nobody has closed the connection. One that was not made has no client.
+        if hasattr(self, "_is_checked"):
+            self.check_confirmed()
 
     def start(self) -> None:
         self._connecting = self.loop.create_task(self._connect_for_ever(), name="truenext connection")

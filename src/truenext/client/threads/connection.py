@@ -241,7 +241,8 @@ class Consumer:
     def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
         owner = current_thread()
-        self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
+        if not self._driver.is_at_end:
+            self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
 
     def __enter__(self) -> Self:
         return self
@@ -370,7 +371,8 @@ class Session:
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        self._source.driver.run(flows.close_session(self._source.core, current_thread()))
+        if not self._source.driver.is_at_end:
+            self._source.driver.run(flows.close_session(self._source.core, current_thread()))
 
     def __enter__(self) -> Self:
         return self
@@ -682,6 +684,8 @@ class Connection:
 
     def _close(self, timeout: float) -> None:
         driver = self._driver
+        if driver.is_at_end:
+            return
         driver.check_place()
         client = driver.client
         deadline = monotonic() + timeout

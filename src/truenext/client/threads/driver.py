@@ -10,17 +10,20 @@ code. So reading waits for nobody.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import random
 import selectors
 import socket
+import sys
 import threading
 from collections import deque
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from truenext.client import log
 from truenext.client.core.beside import Beside
@@ -46,8 +49,28 @@ CONNECT_S = 10.0
 STOP_S = 1.0
 """Seconds that the end waits for the thread, which may be asking for the address of a host."""
 
+EXIT_S = 10.0
+"""Seconds for which the end of the program waits until what was sent is confirmed, as the end of a `with` does."""
+_ENDS = "the program ends, and the connection with it"
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_drivers: WeakSet[Driver] = WeakSet()
+"""Those whose connection may be open when the program ends."""
+_drivers_lock = threading.Lock()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Wait for confirmations while the threads of connections still run: a moment later they would lose messages of
+    `send_nowait`."""
+    until = monotonic() + EXIT_S
+    with _drivers_lock:
+        drivers = list(_drivers)
+    for driver in drivers:
+        driver.confirm(until)
 
 
 class Driver:
@@ -87,9 +110,20 @@ class Driver:
         self._selector.register(self._wakee, selectors.EVENT_READ)
         self._is_woken = False
         self._is_over = False
+        with _drivers_lock:
+            _drivers.add(self)
 
     def start(self) -> None:
+        """Raises: ClosedError at the end of the program, when no thread begins any more"""
+        self.check_place()
         self._thread.start()
+
+    def confirm(self, until: float) -> None:
+        """Wait until the broker has confirmed what was sent; warn if it has not in time."""
+        client = self.client
+        if os.getpid() == self.process and client.left_open and self.run(client.confirm(until)):
+            self._log()
+            log.left_open(client)
 
     def stop(self) -> None:
         """Nothing is left of it: neither socket nor thread. Only once the client has ended."""
@@ -104,10 +138,18 @@ class Driver:
     def check_place(self) -> None:
         """Before the lock is touched, which nobody may ever give back in a process that was forked.
 
-        Raises: ClosedError in another process than that of the connection
+        Raises: ClosedError in another process than that of the connection, and at the end of the program
         """
+        if self.is_at_end:
+            raise ClosedError(_ENDS)
         if os.getpid() != self.process:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
+
+    @property
+    def is_at_end(self) -> bool:
+        """Only finalizers run, such as `__del__`: the connection's own thread has stopped, and may never give its lock
+        back."""
+        return sys.is_finalizing()
 
     def hold(self) -> threading.Lock | Interruptible:
         """The lock, for a `with` block in which nothing is waited for."""
