@@ -140,7 +140,8 @@ class Driver:
 
         Raises: ClosedError in another process than that of the connection, and at the end of the program
         """
-        if self.is_at_end:
+        # As `is_at_end`, without its call: this is asked for each message.
+        if sys.is_finalizing():
             raise ClosedError(_ENDS)
         if os.getpid() != self.process:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
