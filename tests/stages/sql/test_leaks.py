@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, insert, say
+from truenext.errors import LocalProtocolError
 from truenext.stage.sql import Database, TaskWork
 from truenext.stage.sql.errors import Swallowed, Trouble
 
@@ -233,3 +235,119 @@ def test_a_task_that_the_function_has_left_behind_does_not_keep_the_connection(t
 
     task_shop.run(forgetful())
     _works_on(task_shop)
+
+
+class _Failed(Exception):
+    """The function's own error."""
+
+
+INSERT = text("INSERT INTO orders (number, what) VALUES (1, 'x')")
+LATE = "transaction that this statement was for has ended: await every statement"
+Left = list[asyncio.Future[Any]]
+"""Statements that a function has begun, and not awaited to their end."""
+
+
+async def _fails() -> None:
+    raise _Failed
+
+
+async def _gathers(session: AsyncSession, left: Left) -> None:
+    left.append(asyncio.ensure_future(session.execute(INSERT)))
+    await asyncio.gather(left[-1], _fails())
+
+
+async def _leaves_a_task_and_raises(session: AsyncSession, left: Left) -> None:
+    left.append(asyncio.create_task(session.execute(INSERT)))
+    await asyncio.sleep(0)
+    raise _Failed
+
+
+async def _leaves_a_task_and_returns(session: AsyncSession, left: Left) -> None:
+    left.append(asyncio.create_task(session.execute(INSERT)))
+    await asyncio.sleep(0)
+
+
+async def _shields(session: AsyncSession, left: Left) -> None:
+    left.append(asyncio.ensure_future(session.execute(INSERT)))
+    shielded = asyncio.shield(left[-1])
+    asyncio.get_running_loop().call_soon(shielded.cancel)
+    try:
+        await shielded
+    except asyncio.CancelledError:
+        raise _Failed from None
+
+
+async def _waits_for_the_first(session: AsyncSession, left: Left) -> None:
+    left.append(asyncio.ensure_future(session.execute(INSERT)))
+    await asyncio.wait([left[-1], asyncio.ensure_future(asyncio.sleep(0))], return_when=asyncio.FIRST_COMPLETED)
+    raise _Failed
+
+
+async def _begins_with_two(session: AsyncSession, left: Left) -> None:
+    left += [asyncio.ensure_future(session.execute(INSERT)) for _ in range(2)]
+    await asyncio.gather(*left[-2:])
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (_gathers, _Failed),
+        (_leaves_a_task_and_raises, _Failed),
+        (_leaves_a_task_and_returns, Swallowed),
+        (_shields, _Failed),
+        (_waits_for_the_first, _Failed),
+        (_begins_with_two, InvalidRequestError),
+    ],
+)
+def test_a_connection_that_comes_after_the_end_of_its_work_goes_back_at_once(
+    task_shop: Shop, function: Callable[[AsyncSession, Left], Coroutine[Any, Any, None]], error: type[Exception]
+) -> None:
+    left: Left = []
+
+    async def stage() -> None:
+        work = task_shop.database.task_work()
+        try:
+            await function(work.session, left)
+            await work.check()
+            await work.commit()
+        finally:
+            await work.rollback()
+
+    for _ in range(3):
+        with pytest.raises(error):
+            task_shop.run(stage())
+
+    async def ends() -> list[BaseException | None]:
+        return [each.exception() for each in (await asyncio.wait(left))[0]]
+
+    late = [each for each in task_shop.run(ends()) if not isinstance(each, InvalidRequestError)]
+    assert len(late) == 3
+    for each in late:
+        assert isinstance(each, LocalProtocolError) and LATE in str(each)
+    _works_on(task_shop)
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
+def test_a_connection_that_comes_after_the_end_of_its_function_in_a_thread_goes_back_at_once(
+    url: str, raises: bool
+) -> None:
+    with Shop(url, "threads", workers=1) as shop:
+        is_connecting, go_on = threading.Event(), threading.Event()
+
+        def held(*_: object) -> None:
+            is_connecting.set()
+            go_on.wait(30)
+
+        pool = shop.database._pools[False].for_threads
+        event.listen(pool, "checkout", held)
+        work = shop.work()
+        late = work.start(lambda session: session.execute(INSERT))
+        assert is_connecting.wait(30)
+        if not raises:
+            with pytest.raises(Swallowed, match="still waited for its connection"):
+                work.check()
+        work.rollback()
+        go_on.set()
+        with pytest.raises(LocalProtocolError, match=LATE):
+            late.result(30)
+        _works_on(shop)

@@ -5,6 +5,7 @@ end it or begin another is refused, and what breaks it is remembered until someb
 """
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -31,6 +32,9 @@ class Transaction:
         self.is_ending = False
         """The stage itself is committing or rolling back."""
         self.is_commit_sent = False
+        self._is_over = False
+        self._attaching = Lock()
+        """Of a connection that comes in another thread while the transaction ends, exactly one of the two closes it."""
         self._is_spent = False
         """Its connection is not to be used again: it may lead to a server that is none for writing any more."""
         self._connection: Connection | None = None
@@ -40,16 +44,28 @@ class Transaction:
         self._broken_by: BaseException | None = None
 
     def attach(self, connection: Connection) -> None:
-        """The session has taken this connection; it tells so once more for each savepoint.
+        """Take the connection that the session has got; the session tells of it once more for each savepoint.
 
-        Raises: as `Once.begin`
+        Raises: LocalProtocolError if the transaction is over: the connection is rolled back and given back, or closed;
+        as `Once.begin`
         """
+        with self._attaching:
+            is_first = self._connection is None
+            if is_first and not self._is_over:
+                self._connection = connection
         if self._connection is None:
-            self._connection = connection
+            _give_back(connection)
+            raise _late()
+        if is_first:
             connection.execution_options(**{_OPTION: self})
             self._has_begun = state_of(connection) is State.ALIVE
             if self.once is not None:
                 self.once.begin(connection)
+
+    def end(self) -> None:
+        """Attach no connection from now on: a statement may still be waiting for one."""
+        with self._attaching:
+            self._is_over = True
 
     @property
     def connection(self) -> Connection:
@@ -73,6 +89,11 @@ class Transaction:
         if self._refused is not None:
             return _swallowed("the function went on after it was refused something", self._refused)
         if self.session is not None and not self.session.is_active:
+            if self._connection is None and self._broken_by is None:
+                return Swallowed(
+                    "the function returned while a statement of its session still waited for its connection: await "
+                    "every statement before the function returns; nothing was committed"
+                )
             return _swallowed("the transaction was rolled back, and the function went on", self._broken_by)
         return self._connection_fault()
 
@@ -126,6 +147,8 @@ class Transaction:
                 self._connection.close()
 
     def _before(self, statement: str) -> None:
+        if self._is_over:
+            raise _late()
         refused = ending_or_beginning(statement)
         if refused is not None:
             raise self.refusal(refused)
@@ -140,9 +163,11 @@ class Transaction:
             raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
 
     def _after(self) -> None:
+        if self._is_over:
+            raise _late()
         self._has_begun = True
         if self._connection is not None and state_of(self._connection) is State.ENDED:
-            raise self.refusal("a statement that ends the transaction")
+            raise _late() if self.is_ending else self.refusal("a statement that ends the transaction")
 
     def _failed(self, error: BaseException, *, is_lost: bool) -> None:
         assert self._connection is not None
@@ -221,6 +246,24 @@ def watch(engine: Engine) -> None:
 def _of(connection: Connection) -> Transaction | None:
     found = connection.get_execution_options().get(_OPTION)
     return found if isinstance(found, Transaction) else None
+
+
+def _late() -> LocalProtocolError:
+    return LocalProtocolError(
+        "the transaction that this statement was for has ended: await every statement before the function that has the "
+        "session ends"
+    )
+
+
+def _give_back(connection: Connection) -> None:
+    """Roll back a connection that no transaction has, and give it back to its pool; close it if that fails."""
+    try:
+        connection.connection.rollback()
+    except BaseException:
+        connection.invalidate()
+        raise
+    finally:
+        connection.close()
 
 
 def _swallowed(what: str, error: BaseException | None) -> Swallowed:

@@ -122,6 +122,7 @@ class _Work:
         is_over, self._is_over = self._is_over, True
         if session is None or is_over:
             return
+        self._transaction.end()
         self._was_used = self.is_used
         self._transaction.is_ending = True
         try:
