@@ -24,10 +24,12 @@ from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
 from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, told_by
 from truenext.events import Kind as EventKind
+from truenext.history import export
 from truenext.history.check import last_batch
 from truenext.history.export import EVENTS, export_all, export_ended, forget_old
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
+from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
 
@@ -940,6 +942,17 @@ def test_old_history_goes_first_by_age_then_by_size(long_history: Told, tmp_path
     assert forget_old(tmp_path, bytes_max=size) == left[:1]
     assert forget_old(tmp_path, bytes_max=0) == left[1:]
     assert len(history_files(tmp_path)) == 1
+
+
+def test_an_export_by_the_broker_without_pyarrow_leaves_the_files_and_prints_nothing(
+    long_history: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = history_files(tmp_path)
+    monkeypatch.setattr(export, "find_spec", lambda _: None)
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    export.main(tmp_path, HISTORY_BYTES_MAX, HISTORY_DAYS_MAX)
+    assert history_files(tmp_path) == files
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:

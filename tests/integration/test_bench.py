@@ -1,5 +1,10 @@
-"""Do the benchmarks run? What they say of so little is no figure; bench.backlog has a test of its own."""
+"""Short runs of the benchmarks: they come to their end, and say what they found.
 
+What they say of so little is no figure. The smallest belongs to each run of the tests, the others, a minute each, to
+`make faults`. bench.backlog has a test of its own.
+"""
+
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +15,12 @@ import pytest
 
 from tests.integration.broker_process import dying_with_us
 
+RUN_S = 600
+in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", reason="up to a minute, in make faults")
 
-@pytest.mark.drawn
+
+@in_make_faults
+@pytest.mark.timeout(RUN_S + 60)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -45,13 +54,14 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     command = dying_with_us([sys.executable, "-m", *arguments, "--dir", str(tmp_path)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(said, done.stdout), done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.drawn
+@in_make_faults
+@pytest.mark.timeout(RUN_S + 60)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -105,14 +115,15 @@ def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_fol
         folder = Path(name)
         folder.chmod(0o711)
         command = dying_with_us([sys.executable, "-m", "bench.flows", *arguments, "--runs", "1", "--dir", name])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         for each in said:
             assert re.search(each, done.stdout), done.stdout
         assert list(folder.iterdir()) == []
 
 
-def test_the_one_of_the_engine_alone_as_well() -> None:
+@pytest.mark.timeout(RUN_S + 60)
+def test_the_benchmark_of_the_engine_alone_says_what_it_found() -> None:
     command = dying_with_us([sys.executable, "-m", "bench.wildcards", "--messages", "50"])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert re.search(r"\n +10000 +1 +1000 +200 +\d+ ms +[\d,]+\n", done.stdout), done.stderr

@@ -13,6 +13,8 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from rich.table import Table
+from rich.tree import Tree
 
 from truenext.cli import terminal
 from truenext.cli.ending import COMPLAINT_MAX
@@ -294,3 +296,25 @@ def test_url_option_overrides_the_variable_and_an_empty_variable_is_unset(
 def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
     told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": "localhost"}))
     assert "TRUENEXT_URL" in told and "'localhost'" in told
+
+
+GROUPS = [(), ("stages",), ("store",), ("config",), ("history",)]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_help_of_a_group_says_each_command_whole(group: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(main, [*group, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert "..." not in done.output.partition("Commands:")[2]
+
+
+def test_a_table_that_is_piped_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "orders." * 40
+    table = Table("queue", "waiting", box=None)
+    table.add_row(terminal.cell(name), "1")
+    tree = Tree("shop")
+    tree.add(terminal.cell(name))
+    terminal.show(table)
+    terminal.show(tree)
+    assert capsys.readouterr().out.count(name) == 2

@@ -29,7 +29,9 @@ def redrive(
     as_json: bool,
     url: str,
 ) -> None:
-    """Move the dead letters of QUEUE (DLQ.orders) back to where they came from, each once.
+    """Move dead letters back to where they came from.
+
+    Those of QUEUE, such as DLQ.orders, each once.
 
     What consumers hold is left alone, and said; so is what failed in a durable subscription that is there no more,
     which `truenext move` takes to a queue. Whatever ends it, a second call goes on where it ended. Exits 1 if one of
@@ -59,7 +61,9 @@ def move(
     as_json: bool,
     url: str,
 ) -> None:
-    """Move what waits in QUEUE to the queue TO, each message once; there it is a new arrival.
+    """Move what waits in QUEUE to the queue TO.
+
+    Each message is moved once, and is a new arrival there.
 
     What consumers hold is left alone, and said; so is what is sent meanwhile, but not said. Whatever ends it, a second
     call goes on where it ended. Exits 1 if one of --id was not moved.

@@ -19,7 +19,10 @@ from truenext.url import parse_url
 
 @click.group()
 def config() -> None:
-    """A configuration file, for `truenext serve --config`; see docs/policies.md."""
+    """Check a configuration file of a broker.
+
+    For `truenext serve --config`; see docs/policies.md.
+    """
 
 
 @config.command()
@@ -56,7 +59,9 @@ def check(file: Path, queue: str | None) -> None:
 @click.command()
 @url_option
 def reload(url: str) -> None:
-    """Let the broker read its configuration file again, and say what it changed.
+    """Let a broker read its configuration file again.
+
+    Says what that has changed.
 
     Exits 0 if it took it over, 1 if it refused to and changed nothing, 2 if it could not be asked.
     """

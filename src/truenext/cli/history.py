@@ -13,7 +13,10 @@ from truenext.history.export import export_all, export_ended
 
 @click.group()
 def history() -> None:
-    """What a broker wrote down of every message; see docs/history.md."""
+    """Export the history of a broker.
+
+    What it wrote down of every message; see docs/history.md.
+    """
 
 
 @history.command()
@@ -24,7 +27,9 @@ def history() -> None:
     help="Write everything that is not Parquet yet into this folder, and leave the broker's files alone.",
 )
 def export(data: Path, out: Path | None) -> None:
-    """Turn the history of the broker in DATA into Parquet files, in DATA/history/events.
+    """Turn the history of a broker into Parquet files.
+
+    The history is that of the data folder DATA, and the files are in DATA/history/events.
 
     Brokers do that by themselves where numpy and pyarrow are installed. The file that the broker writes to stays as it
     is, unless --out is given. May be run while the broker runs.

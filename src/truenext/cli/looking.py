@@ -18,7 +18,9 @@ COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @url_option
 def queues(as_json: bool, url: str) -> None:
-    """List the queues: what waits, what consumers hold, who consumes.
+    """List the queues.
+
+    For each: messages that wait, messages that consumers hold, the number of consumers, and scheduled messages.
 
     What ends with its connection, as a subscription to a topic that is not durable, is in `truenext status`.
     """
@@ -56,10 +58,11 @@ def _held_for(facts: dict[str, Any]) -> str:
 @click.command()
 @url_option
 def status(url: str) -> None:
-    """Say how the broker is: whether a queue is stuck, what its memory and disk are used for, and for which clients it
-    keeps what ends with their connections.
+    """Say how the broker is.
 
-    A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a fault of the broker's.
+    That is, whether a queue is stuck, what its memory and disk are used for, and for which clients it keeps what ends
+    with their connections. A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a
+    fault of the broker.
     Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(url, failure=Unasked) as connection:

@@ -61,7 +61,9 @@ def send(
     headers: tuple[tuple[str, str], ...],
     url: str,
 ) -> None:
-    """Send BODY, or what is in files, or what comes on standard input, to QUEUE.
+    """Send messages to QUEUE.
+
+    Their bodies are BODY, or what is in files, or what comes on standard input.
 
     Each file is a message, or each of its lines. Returns once the broker has all of it safe.
     """
@@ -125,7 +127,9 @@ def receive(
     as_json: bool,
     url: str,
 ) -> None:
-    """Take messages from QUEUE, the true next first, and print their bodies.
+    """Take messages from QUEUE and print their bodies.
+
+    The true next comes first.
 
     A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
     """

@@ -13,7 +13,9 @@ from truenext.cli.values import QueueName
 @click.argument("queue", type=QueueName(is_made=True))
 @url_option
 def pause(queue: str, url: str) -> None:
-    """Dispatch nothing from QUEUE any more, until it is resumed; also after a restart.
+    """Dispatch nothing from QUEUE until it is resumed.
+
+    It stays paused over a restart.
 
     What consumers hold stays with them, and sends go on. A queue that is not there is made.
     """

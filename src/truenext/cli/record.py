@@ -68,7 +68,9 @@ def record(
     remote: bool,
     url: str,
 ) -> None:
-    """Run a workload on any STOMP broker and write down what a client sees, as Parquet.
+    """Record a workload on any STOMP broker, for `audit`.
+
+    Runs the workload, and writes down as Parquet what a client sees.
 
     All is sent and confirmed before the consumer subscribes, so that the order of arrival is that of dispatch. The
     files have the columns of docs/history.md.

@@ -29,7 +29,9 @@ WIDTH = 40
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
 @url_option
 def scheduled(destination: str | None, selector: str | None, count: int, as_json: bool, url: str) -> None:
-    """Show what is scheduled for DESTINATION, or everywhere, soonest first. Everything stays as it is.
+    """Show what is scheduled, soonest first.
+
+    For DESTINATION, or everywhere. Everything stays as it is.
 
     DESTINATION is a queue, a /topic/NAME, or the several destinations that were named together in the SEND: what goes
     to a queue among others is shown with these, and not with the queue.
@@ -65,7 +67,9 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 def unschedule(
     destination: str, numbers: tuple[int, ...], selector: str | None, dry_run: bool, as_json: bool, url: str
 ) -> None:
-    """Cancel what is scheduled for DESTINATION: all of it, or what --id or --selector say. What was sent stays sent.
+    """Cancel what is scheduled for DESTINATION.
+
+    All of it, or what --id or --selector say. What was sent stays sent.
 
     DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
     """

@@ -30,13 +30,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def store() -> None:
-    """A data folder on which no broker runs: is it sound, and what can be saved of it?"""
+    """Check a data folder, or save what is in it.
+
+    No broker may run on it.
+    """
 
 
 @store.command()
 @click.argument("data", metavar="DIR", type=Place())
 def check(data: Path) -> None:
-    """Look at everything in the data folder DIR: journal, checkpoint, every message, the history.
+    """Check everything in the data folder DIR.
+
+    Journal, checkpoint, every message, the history.
 
     Changes nothing. Prints what is damaged, one line each, then what is there. Exits 0 if all is sound, 1 if anything
     is damaged, 2 if it could not be looked at.
@@ -71,7 +76,9 @@ def check(data: Path) -> None:
 @click.argument("data", metavar="DIR", type=Place())
 @click.argument("new", metavar="NEW", type=Place())
 def export(data: Path, new: Path) -> None:
-    """Write everything that can be read of the data folder DIR into the new one NEW, on which a broker can start.
+    """Write what can be read of DIR into a new folder NEW.
+
+    DIR is a data folder, and a broker can start on NEW.
 
     Changes nothing in DIR. Messages keep their places in the order. If anything is damaged, messages that were
     acknowledged may be among them, and all are delivered as redelivered. Prints what could not be read, one line each.

@@ -108,8 +108,14 @@ def flush_errors() -> None:
             forget(sys.stderr)
 
 
+PIPED_COLUMNS = 10_000
+"""Width of output that goes into a file or a pipe: nothing of it is wrapped or cut."""
+
+
 def show(drawn: Table | Tree) -> None:
-    console = Console()
+    """Print a table or a tree; as wide as the terminal, or as wide as it is if standard output is none."""
+    # COLUMNS is what a caller asks for who wants another width.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS)
     # Not printed by rich, which ends the process by itself when nobody reads.
     with console.capture() as captured:
         # A branch is one line, however wide.

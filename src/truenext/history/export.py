@@ -15,6 +15,7 @@ import os
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,11 +120,13 @@ def _table(path: Path) -> pa.Table:
 
 def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
-    try:
-        for _ in export_ended(folder):
-            pass
-    except HistoryError as error:
-        print(error, file=sys.stderr)
+    # Without the extra `spark` the broker's own files stay, and a later export takes them.
+    if find_spec("pyarrow") is not None and find_spec("numpy") is not None:
+        try:
+            for _ in export_ended(folder):
+                pass
+        except HistoryError as error:
+            print(error, file=sys.stderr)
     forget_old(folder, bytes_max=bytes_max, days_max=days_max)
 
 

@@ -27,7 +27,9 @@ from truenext.stage.core.compatibility import FORMAT, Finding, Interface, breaks
 )
 @click.option("--write", is_flag=True, help="Write into that file how it is now.")
 def check(place: str, file: Path, write: bool) -> None:
-    """Say which changes of the service break messages that are under way, or services that ask it.
+    """Say what a change of a service breaks.
+
+    That is, messages that are under way, or services that ask it.
 
     FILE is to be committed with the service, and written anew with each change that is deployed. Exits 0 if nothing
     breaks, or if FILE was written; 1 if something breaks; 2 if that is not known.

@@ -58,10 +58,10 @@ class Counts(msgspec.Struct, frozen=True):
 @click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
-    """Say which endpoints a service has, their stages in order, their queues, what each takes and replies, and whom
-    each names.
+    """Say what endpoints and stages a service has.
 
-    Whom a stage asks is read from its code, as far as that says it: what its function names itself, and in which call.
+    With the stages in order, their queues, what each takes and replies, and whom each names. Whom a stage asks is read
+    from its code, as far as that says it: what its function names itself, and in which call.
     """
     if (picture is not None) + as_dot + as_json > 1:
         raise click.UsageError("--svg, --dot and --json exclude each other")

@@ -16,4 +16,7 @@ HOMES = {
 
 @click.group(cls=LazyGroup, homes=HOMES)
 def stages() -> None:
-    """A service of stages: run it, look at it, and see what a change of it breaks (docs/stages.md)."""
+    """Run a service of stages, look at it, check a change.
+
+    See docs/stages.md.
+    """

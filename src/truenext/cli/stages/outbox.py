@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outbox(place: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
-    """Say what the outbox of a service has that is not known to be sent, which processes run, and what nobody owns.
+    """Say what waits in the outbox of a service.
+
+    That is, what is not known to be sent, which processes run, and which units have no owner.
 
     What is under way is there for a moment. What is older than a minute waits: for the broker, or for a process.
     """

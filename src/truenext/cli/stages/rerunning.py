@@ -44,7 +44,9 @@ WAIT_S = 2.0
 @click.option("--force", is_flag=True, help="Do it. Without this it is only said how many there are.")
 @url_option
 def rerun(queue: str, to: str | None, selector: str | None, count: int | None, force: bool, url: str) -> None:
-    """Send the messages that wait in QUEUE to their stage under new ids, and have them go from QUEUE.
+    """Send messages to their stage once more, under new ids.
+
+    Those that wait in QUEUE, which they leave.
 
     A stage whose effects happen once knows a message by its id, and does not run again for one that it has handled:
     also if it is re-driven, or moved back. Under a new id it runs, and what it sends has new ids, too. So what was done

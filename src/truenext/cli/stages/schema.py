@@ -18,7 +18,7 @@ from truenext.stage.sql.errors import DatabaseAway
 @click.option("--sql", "says_sql", is_flag=True, help="Print the statements that make all of them, and do nothing.")
 @click.option("--apply", "applies", is_flag=True, help="Make those that are missing.")
 def schema(place: str, database: str | None, says_sql: bool, applies: bool) -> None:
-    """Print or make the tables that remember what has happened once: inbox, outbox, and who sends what.
+    """Print or make the tables of inbox and outbox.
 
     They belong to the database, not to a service: several services may share them. For Alembic they are in
     `truenext.stage.sql.tables.metadata`.
