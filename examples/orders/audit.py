@@ -25,6 +25,7 @@ from examples.orders.run import Left, Letter
 from examples.orders.service import TABLES, WEB_TABLE
 from examples.orders.web import Listed, read_list
 from truenext.spark.audit.command import audit_all, write_page
+from truenext.spark.paths import path_to_read
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
 
@@ -123,7 +124,7 @@ def judge(left: Left, out: Path) -> Answer:
     told = Told(
         orders_table(spark, read_list(left.orders)),
         rows_table(spark, rows_of(left.database)),
-        flows_table(spark.read.parquet(str(out / "flows")), spark.read.parquet(str(out / "stage_runs"))),
+        flows_table(*(spark.read.parquet(path_to_read(out.resolve() / name)) for name in ("flows", "stage_runs"))),
         letters_table(spark, left.letters),
         killed > 0,
     )

@@ -27,6 +27,7 @@ from truenext.spark.audit.command import run
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
+from truenext.spark.stages.schema import read_stage_events
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,6 +35,8 @@ Frame = Callable[[list[Event]], DataFrame]
 AUDITS = int(os.environ.get("TRUENEXT_AUDITS", "1"))
 """Of random histories: more than a minute for each."""
 STUCK_SECONDS = 10.0
+ODD_NAME = r"run[1]{a,b}*?, 100%25 #1 \[^x]~;'\"<>|&$!\d"
+"""Of a folder; as a pattern, most of it would match others."""
 
 
 def found(results: Results) -> Counter[tuple[str, str]]:
@@ -189,10 +192,10 @@ def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
     held = command.invoke(audit_command, [str(written(frame, right, tmp_path / "right"))])
     assert (held.exit_code, "The contract held" in held.output) == (0, True)
     broken = command.invoke(
-        audit_command, [str(written(frame, wrong, tmp_path / "wrong")), "--out", str(tmp_path / "out")]
+        audit_command, [str(written(frame, wrong, tmp_path / "wrong")), "--out", str(tmp_path / ODD_NAME)]
     )
     assert (broken.exit_code, "The contract was broken" in broken.output) == (1, True)
-    assert next((tmp_path / "out" / "violations").glob("*.parquet"), None) is not None
+    assert next((tmp_path / ODD_NAME / "violations").glob("*.parquet"), None) is not None
     (tmp_path / "empty").mkdir()
     none = command.invoke(audit_command, [str(tmp_path / "empty")])
     assert (none.exit_code, "no history in" in none.output) == (2, True)
@@ -207,6 +210,43 @@ def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, mon
     for seconds in (float("nan"), float("inf"), -1.0, 0.0):
         with pytest.raises(ConfigurationError, match=f"{seconds} is no number of seconds"):
             run([tmp_path], stuck_seconds=seconds)
+
+
+def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
+    spark: SparkSession, frame: Frame, tmp_path: Path
+) -> None:
+    history, _ = serve(true_next, 4, messages=3)
+    for number, (name, alike) in enumerate([(ODD_NAME, "other"), ("run[1]", "run1"), ("{a,b}*", "ax")]):
+        told = f'{{"kind": "closed", "process": "p", "n": {number}, "at": 1}}\n'
+        for folder, text in ((tmp_path / name, told), (tmp_path / alike, told.replace("closed", "alike"))):
+            folder.mkdir()
+            (folder / "p-000001.jsonl").write_text(text)
+        (row,) = read_stage_events(spark, [tmp_path / name]).collect()
+        assert (row["kind"], row["n"]) == ("closed", number)
+    written(frame, history, tmp_path / ODD_NAME)
+    assert read_events(spark, tmp_path / ODD_NAME, tmp_path / "scratch").count() == len(history)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "fault"),
+    [
+        (os.fsdecode(b"a\xff"), "utf-8", r"it has '\\udcff', a byte that is no UTF-8: rename"),
+        ("ä", "ascii", "it has 'ä'"),
+        ("a*b:c", "utf-8", r"that has '\*' and ':'; rename"),
+    ],
+)
+def test_a_path_that_java_cannot_open_is_refused_before_spark_is(
+    name: str, encoding: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.spark.audit.command.start", None)
+    monkeypatch.setattr("locale.getencoding", lambda: encoding)
+    with pytest.raises(ConfigurationError, match=fault):
+        run([tmp_path / name])
+    with pytest.raises(ConfigurationError, match=fault):
+        run([tmp_path], stages=[tmp_path / name])
+    if ":" not in name:
+        with pytest.raises(ConfigurationError, match=fault):
+            run([tmp_path], out=tmp_path / name)
 
 
 @pytest.mark.parametrize("place", ["history/events", "events", "."])

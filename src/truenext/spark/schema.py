@@ -20,6 +20,7 @@ from truenext.errors import ConfigurationError
 from truenext.history.export import EVENTS as EVENTS_FOLDER
 from truenext.history.export import export_all
 from truenext.history.files import history_files
+from truenext.spark.paths import path_to_read
 
 EVENTS = StructType(
     [
@@ -59,7 +60,7 @@ def read_events(spark: SparkSession, folder: Path | str, scratch: Path) -> DataF
         return spark.read.schema(EVENTS).parquet(folder)
     # Files are named one by one, so that none that the broker exports meanwhile is read twice; Spark then knows nothing
     # of the folders that say the date.
-    files = spark.read.schema(EVENTS).parquet(*map(str, event_files(Path(folder), scratch)))
+    files = spark.read.schema(EVENTS).parquet(*map(path_to_read, event_files(Path(folder), scratch)))
     return files.withColumn("date", F.to_date("at"))
 
 

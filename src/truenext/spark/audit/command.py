@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
+from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.report import Run, write_comparison
 from truenext.spark.schema import read_events
 from truenext.spark.session import start
@@ -74,7 +75,11 @@ def audit_all(
         raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
     if stages and len(folders) > 1:
         raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
+    for place in (*folders, *stages):
+        if not (isinstance(place, str) and "://" in place):
+            path_to_read(Path(place).resolve())
     if out is not None:
+        path_to_write(out.resolve())
         # Before the work, and not by Spark, which would say it in a hundred lines.
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +121,7 @@ def write_page(
 def write(results: Results, out: Path) -> dict[str, pandas.DataFrame]:
     """Write each table as a folder of Parquet files; the beginning of each, for the page."""
     for name, table in results.tables.items():
-        table.write.mode("overwrite").parquet(str(out.resolve() / name))
+        table.write.mode("overwrite").parquet(path_to_write(out.resolve() / name))
     return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
 
 

@@ -8,6 +8,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import SUFFIX, stage_files
+from truenext.spark.paths import path_to_read
 
 OUTCOMES = ("ended", "handled before", "failed", "refused", "given back", "in doubt")
 
@@ -60,7 +61,7 @@ def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> Dat
                 f"no events of stages in {folder}: a service writes them if it is told where (truenext stages run "
                 "--events DIR)"
             )
-        paths += map(str, files)
+        paths += map(path_to_read, files)
     # A file may be deleted meanwhile, as the oldest are.
     reader = spark.read.schema(STAGE_EVENTS).option("ignoreMissingFiles", True)
     return reader.json(paths).where("kind is not null")

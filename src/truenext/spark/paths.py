@@ -1,0 +1,50 @@
+"""Paths of local files for Spark, which reads some characters in them as a pattern.
+
+Source: Hadoop, `FileSystem.globStatus`
+"""
+
+import locale
+import re
+from pathlib import Path
+
+from truenext.errors import ConfigurationError
+
+_OF_PATTERNS = re.compile(r"[\\\[\]{}*?]")
+
+
+def path_to_read(path: Path) -> str:
+    """Return `path` as an argument of `spark.read`, which reads `[ ] { } * ? \\` as a pattern unless they are escaped.
+
+    >>> path_to_read(Path("/data/run[1]"))
+    '/data/run\\\\[1\\\\]'
+
+    Raises: ConfigurationError if Hadoop or Java cannot open the path
+    """
+    pattern = _OF_PATTERNS.search(str(path))
+    if pattern is not None and ":" in str(path):
+        raise ConfigurationError(
+            f"Spark cannot read {str(path)!r}: Hadoop cannot open a path that has {pattern[0]!r} and ':'; rename the "
+            "folder or file"
+        )
+    return _OF_PATTERNS.sub(r"\\\g<0>", path_to_write(path))
+
+
+def path_to_write(path: Path) -> str:
+    """Return `path` as an argument of `DataFrame.write`, which knows no patterns.
+
+    Raises: ConfigurationError if Java cannot open the path
+    """
+    text = str(path)
+    encoding = locale.getencoding()
+    try:
+        # Java encodes names of files as the locale says, also where Python uses UTF-8.
+        text.encode(encoding)
+    except UnicodeEncodeError as error:
+        wrong = text[error.start]
+        cause = (
+            "a byte that is no UTF-8: rename the folder or file"
+            if "\ud800" <= wrong <= "\udfff"
+            else f"which the encoding of the locale, {encoding}, does not have: set LC_ALL=C.UTF-8"
+        )
+        raise ConfigurationError(f"Spark cannot open {text!r}: it has {wrong!r}, {cause}") from error
+    return text
