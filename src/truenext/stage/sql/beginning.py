@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.sql.once import CLOCK
-from truenext.stage.sql.tables import NO_TABLES, keys, outbox, says_no_table
+from truenext.stage.sql.tables import keys, missing_table, outbox, says_no_table
 from truenext.stage.sql.uninterrupted import to_its_end
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _said(session: Session, say: Callable[..., T], *arguments: object) -> T:
         return say(connection, *arguments)
     except DBAPIError as error:
         if says_no_table(error):
-            raise ConfigurationError(NO_TABLES) from error
+            raise ConfigurationError(missing_table(error)) from error
         raise
 
 

@@ -12,9 +12,9 @@ from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.once import CLOCK
 from truenext.stage.sql.tables import (
-    NO_TABLES,
     check_version,
     inbox,
+    missing_table,
     outbox,
     owners,
     producers,
@@ -75,7 +75,7 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
             return _look(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, DBAPIError) and says_no_table(error):
-            raise ConfigurationError(f"{address}: {NO_TABLES}") from error
+            raise ConfigurationError(f"{address}: {missing_table(error)}") from error
         if isinstance(error, DBAPIError) and says_unusable(error):
             raise ConfigurationError(f"{address}: the outbox cannot be read: {error.orig}") from error
         raise DatabaseAway(f"{address} is not there: {error}") from error

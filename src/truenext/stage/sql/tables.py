@@ -12,6 +12,8 @@ Times are milliseconds since the epoch, by the clock of the database. Source: do
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import (
     DDL,
     BigInteger,
@@ -137,15 +139,18 @@ keys = Table(
 Index("truenext_keys_begun", keys.c.begun_ms)
 
 
-NO_TABLES = (
-    "the database has no tables for what happens exactly once, or not all of them: make them with "
-    "`truenext stages schema SERVICE --apply`, or see what that would say with --sql"
-)
-
-
 def says_no_table(error: DBAPIError) -> bool:
     """42P01: undefined_table."""
     return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
+
+
+def missing_table(error: DBAPIError) -> str:
+    """Return what to do about an error for which `says_no_table` is true."""
+    found = re.search(r"truenext_\w+", str(error.orig))
+    return (
+        f"the database has no table {found[0] if found else 'of exactly-once processing'}: make the tables with "
+        "`truenext stages schema SERVICE --apply`, or print the statements with --sql"
+    )
 
 
 def says_unusable(error: DBAPIError) -> bool:
