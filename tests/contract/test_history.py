@@ -2,7 +2,10 @@
 
 import os
 import random
+import re
 import struct
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +30,9 @@ from truenext.events import Kind as EventKind
 from truenext.history import export
 from truenext.history.check import last_batch
 from truenext.history.export import EVENTS, export_all, export_ended, forget_old
+from truenext.history.exporter import Exporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
-from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 from truenext.message import Message
 from truenext.policy import Policies, Policy, WhileWaiting
 
@@ -944,15 +947,46 @@ def test_old_history_goes_first_by_age_then_by_size(long_history: Told, tmp_path
     assert len(history_files(tmp_path)) == 1
 
 
-def test_an_export_by_the_broker_without_pyarrow_leaves_the_files_and_prints_nothing(
-    long_history: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.fixture
+def no_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_pyarrow")
+def test_history_without_pyarrow_stays_as_it_is_within_its_limits_and_nothing_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
+    monkeypatch.setattr(os, "nice", int)
+    write(tmp_path, busy(random.Random(1))).close()
     files = history_files(tmp_path)
-    monkeypatch.setattr(export, "find_spec", lambda _: None)
-    monkeypatch.setattr("os.nice", lambda _: 0)
-    export.main(tmp_path, HISTORY_BYTES_MAX, HISTORY_DAYS_MAX)
+    export.main(tmp_path, 1 << 30, 30)
     assert history_files(tmp_path) == files
+    export.main(tmp_path, 0, 30)
+    assert history_files(tmp_path) == files[-1:]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("no_pyarrow")
+def test_history_without_pyarrow_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    exporter = Exporter(tmp_path)
+    exporter.start()
+    exporter.close()
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "numpy and pyarrow are not installed" in record.message
+    assert vars(record)["install"] == "pip install 'truenext[spark]'"
+
+
+def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("0000000000000001.history", "0000000000000002.history"):
+        (tmp_path / name).write_bytes(FILE.pack(MAGIC, 3, 1))
+    command = [sys.executable, "-m", "truenext.history.export", str(tmp_path), "1000000", "30"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (line,) = ended.stderr.splitlines()
+    assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has version 3, this truenext reads", line)
 
 
 def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.naive_history import read_folder
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.property import rooms
 from truenext.engine.engine import Engine
 from truenext.engine.writing.ledger import Ledger
-from truenext.history.files import chunks_of_file, history_files
-from truenext.history.table import table_of
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 
@@ -93,10 +92,9 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
     store = EmbeddedStore(data)
     assert store.recover().queues == {}
     store.close()
-    for path in history_files(data / "history"):
-        for event in table_of(chunks_of_file(path)).to_pylist():
-            if event["kind"] in ("accepted", "acknowledged"):
-                told.append((event["kind"], event["queue"]))
+    for event in read_folder(data / "history"):
+        if event["kind"] in ("accepted", "acknowledged"):
+            told.append((event["kind"], event["queue"]))
     assert told == [(kind, f"name.{number}") for number in range(2 * NAMES) for kind in ("accepted", "acknowledged")]
 
 

@@ -5,12 +5,13 @@
 A Parquet file is written under another name, synced, and renamed: whoever reads the folder sees all of it or nothing. A
 crash before the `.history` file is deleted only means that the same files are written once more.
 
-`python -m truenext.history.export FOLDER BYTES DAYS` is what a broker runs beside itself, as a process of the lowest
-priority.
+A broker runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of the lowest priority. Without numpy
+and pyarrow that only deletes what is too old or too much.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -28,8 +29,18 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
+
 EVENTS = "events"
 """Folder of the Parquet files."""
+
+INSTALL = "pip install 'truenext[spark]'"
+"""What brings numpy and pyarrow."""
+
+
+def can_write_parquet() -> bool:
+    """Return whether numpy and pyarrow are installed. Neither is imported: that takes some 100 MiB of memory."""
+    return all(find_spec(name) is not None for name in ("numpy", "pyarrow"))
 
 
 def export_ended(folder: Path) -> Iterator[Path]:
@@ -112,23 +123,26 @@ def _table(path: Path) -> pa.Table:
         from truenext.history.table import table_of
     except ImportError as error:
         raise HistoryError(
-            f"Parquet needs numpy and pyarrow: pip install 'truenext[spark]' ({error}); the history in {path.parent} "
-            "stays as it is until then"
+            f"Parquet needs numpy and pyarrow ({error}): {INSTALL}; the history in {path.parent} was left as it is"
         ) from error
     return table_of(chunks_of_file(path))
 
 
 def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
-    # Without the extra `spark` the broker's own files stay, and a later export takes them.
-    if find_spec("pyarrow") is not None and find_spec("numpy") is not None:
+    if can_write_parquet():
         try:
             for _ in export_ended(folder):
                 pass
-        except HistoryError as error:
-            print(error, file=sys.stderr)
-    forget_old(folder, bytes_max=bytes_max, days_max=days_max)
+        except (HistoryError, OSError) as error:
+            logger.error("history not exported", extra={"error": str(error)})
+    try:
+        forget_old(folder, bytes_max=bytes_max, days_max=days_max)
+    except OSError as error:
+        logger.error("old history not deleted", extra={"error": str(error)})
 
 
 if __name__ == "__main__":
+    # It writes to the standard error of the broker: as the lines of the broker's log read.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s error=%(error)r")
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

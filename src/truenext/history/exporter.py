@@ -7,15 +7,19 @@ exported yet is read from the broker's own files.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from truenext.history.export import INSTALL, can_write_parquet
 from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 class Exporter:
@@ -27,6 +31,12 @@ class Exporter:
         self._kept = (bytes_max, days_max)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = Lock()
+        if not can_write_parquet():
+            # It is started nevertheless: what is too old or too much has to go.
+            logger.info(
+                "history stays in the broker's own files, for numpy and pyarrow are not installed",
+                extra={"folder": str(folder), "install": INSTALL},
+            )
 
     def keep(self, *, bytes_max: int, days_max: int) -> None:
         """From here on so much history is kept. What is too much goes at once, or, if a process is at it, the next

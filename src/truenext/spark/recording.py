@@ -8,9 +8,7 @@ import msgspec
 
 from truenext.client.recorder import Event
 from truenext.errors import ConfigurationError, StoreError
-from truenext.history.export import write_by_date
-
-INSTALL = "pip install 'truenext[spark]'"
+from truenext.history.export import INSTALL, write_by_date
 
 
 def check_folder(folder: Path) -> None:
