@@ -58,5 +58,5 @@ def test_address_says_itself_as_the_url_it_was_given_as() -> None:
 
 
 def test_ipv6_address_without_brackets_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigurationError, match=r"stands in brackets, as in stomp://\[::1\]:61613"):
+    with pytest.raises(ConfigurationError, match=r"is written in brackets, stomp://\[::1\]:61613"):
         parse_url("stomp://::1:61613")

@@ -28,7 +28,7 @@ TEMPORARY = "reply-to:/temp-queue/a"
 BEFORE_CONNECT: dict[str, tuple[Code, bytes]] = {
     "bytes that are no frame": (Code.NO_FRAME, b"CONNECT\nhost\n\n\0"),
     "a login that is too large": (Code.NO_FRAME, b"CONNECT\nx:%b\n\n\0" % (b"x" * LOGIN_BYTES_MAX)),
-    "another protocol": (Code.COMMAND, b"GET / HTTP/1.1\nhost:a\n\n\0"),
+    "a command that there is not": (Code.COMMAND, b"HELLO\nhost:a\n\n\0"),
     "a frame before CONNECT": (Code.COMMAND, SEND),
     "a version that there is not": (Code.LOGIN, lines("CONNECT", "accept-version:9")),
     "heart-beats that are none": (Code.LOGIN, lines("CONNECT", "accept-version:1.2", "heart-beat:x")),

@@ -13,11 +13,10 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from rich.table import Table
-from rich.tree import Tree
 
 from truenext.cli import terminal
 from truenext.cli.ending import COMPLAINT_MAX
+from truenext.cli.looking import COUNTS
 from truenext.cli.main import main
 from truenext.cli.values import (
     Address,
@@ -308,13 +307,8 @@ def test_help_of_a_group_says_each_command_whole(group: tuple[str, ...]) -> None
     assert "..." not in done.output.partition("Commands:")[2]
 
 
-def test_a_table_that_is_piped_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    name = "orders." * 40
-    table = Table("queue", "waiting", box=None)
-    table.add_row(terminal.cell(name), "1")
-    tree = Tree("shop")
-    tree.add(terminal.cell(name))
-    terminal.show(table)
-    terminal.show(tree)
-    assert capsys.readouterr().out.count(name) == 2
+def test_help_of_queues_names_what_it_counts() -> None:
+    told = CliRunner().invoke(main, ["queues", "--help"]).stdout
+    words = {"waiting": "wait", "unacknowledged": "hold"}
+    assert [count for count in COUNTS if words.get(count, count) not in told] == []
+    assert "who consumes" not in told

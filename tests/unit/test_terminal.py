@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from rich.table import Table
+from rich.tree import Tree
 
 from truenext.cli import terminal
 
@@ -102,3 +103,20 @@ def _on_a_terminal(write: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -
 def _flushed(captured: pytest.CaptureFixture[bytes]) -> bytes:
     sys.stdout.flush()
     return captured.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["20", ""])
+def test_tables_and_trees_without_a_terminal_are_neither_cut_nor_wrapped(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "a long name " * 1000 + "x" * 1000
+    table = Table("queue", "waiting", box=None)
+    table.add_row(terminal.cell(name), "1")
+    tree = Tree(terminal.cell(name))
+    tree.add("service").add(terminal.cell(name))
+    terminal.show(table)
+    terminal.show(tree)
+    _, row, top, _, leaf = capsys.readouterr().out.splitlines()
+    assert row.split(name)[1].split() == ["1"]
+    assert top == name and leaf.endswith(f" {name}")

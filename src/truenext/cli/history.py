@@ -20,7 +20,7 @@ def history() -> None:
 
 
 @history.command()
-@click.argument("data", type=Place(exists=True, file_okay=False))
+@click.argument("data", metavar="DIR", type=Place(exists=True, file_okay=False))
 @click.option(
     "--out",
     type=Place(file_okay=False),
@@ -29,7 +29,7 @@ def history() -> None:
 def export(data: Path, out: Path | None) -> None:
     """Turn the history of a broker into Parquet files.
 
-    The history is that of the data folder DATA, and the files are in DATA/history/events.
+    The history is that of the data folder DIR, and the files are in DIR/history/events.
 
     Brokers do that by themselves where numpy and pyarrow are installed. The file that the broker writes to stays as it
     is, unless --out is given. May be run while the broker runs.

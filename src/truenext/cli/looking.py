@@ -60,9 +60,10 @@ def _held_for(facts: dict[str, Any]) -> str:
 def status(url: str) -> None:
     """Say how the broker is.
 
-    That is, whether a queue is stuck, what its memory and disk are used for, and for which clients it keeps what ends
-    with their connections. A queue is stuck if a message is ready, a consumer has credit for it, and nothing happens: a
-    fault of the broker.
+    That is, how many messages, subscriptions and scheduled sends it has, which clients have most in temporary queues
+    and in topic subscriptions that are not durable, its memory, and whether its disk has room. A queue is stuck if a
+    message is ready, a consumer has credit for it, and nothing happens: a fault of the broker.
+
     Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(url, failure=Unasked) as connection:

@@ -34,7 +34,8 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
     For DESTINATION, or everywhere. Everything stays as it is.
 
     DESTINATION is a queue, a /topic/NAME, or the several destinations that were named together in the SEND: what goes
-    to a queue among others is shown with these, and not with the queue.
+    to a queue among others is shown with these, and not with the queue. The table has the first 40 characters of each
+    body, --json its first 1000 bytes.
     """
     shown: list[dict[str, Any]] = []
     total = damaged = 0
@@ -130,10 +131,14 @@ def _print_table(sends: list[dict[str, Any]]) -> None:
             terminal.cell(send["to"]),
             str(send["priority"]),
             terminal.cell(_again(send)),
-            terminal.cell(send["body"][:WIDTH]),
+            terminal.cell(_preview(send["body"])),
         )
         table.add_row(due, str(send["number"]), *texts)
     terminal.show(table)
+
+
+def _preview(body: str) -> str:
+    return body if len(body) <= WIDTH else f"{body[:WIDTH]}..."
 
 
 def _again(send: dict[str, Any]) -> str:

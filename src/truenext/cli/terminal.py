@@ -17,9 +17,13 @@ from typing import Any, TextIO
 import click
 import msgspec
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
+
+WIDTH_MAX = 1_000_000
+"""Columns of a line where no terminal bounds it."""
 
 _ORDERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 # What could not be read as UTF-8 where the command was started is a surrogate, which cannot be written.
@@ -47,8 +51,8 @@ def lines(text: str) -> str:
 
 
 def cell(text: str) -> Text:
-    """The same as `line` in a table, where nothing of it is markup."""
-    return Text(line(text))
+    """Return `text` in one line, without markup; a terminal that is too narrow wraps it instead of cutting it."""
+    return Text(line(text), overflow="fold")
 
 
 def counted(count: int, of_what: str) -> str:
@@ -108,18 +112,15 @@ def flush_errors() -> None:
             forget(sys.stderr)
 
 
-PIPED_COLUMNS = 10_000
-"""Width of output that goes into a file or a pipe: nothing of it is wrapped or cut."""
-
-
 def show(drawn: Table | Tree) -> None:
-    """Print a table or a tree; as wide as the terminal, or as wide as it is if standard output is none."""
-    # COLUMNS is what a caller asks for who wants another width.
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS)
+    """Print a table or a tree. A terminal wraps the cells of a table; nothing else is wrapped, and nothing is cut."""
+    console = Console()
+    if isinstance(drawn, Tree) or not sys.stdout.isatty():
+        unbounded = console.options.update_width(WIDTH_MAX)
+        console.width = max(1, Measurement.get(console, unbounded, drawn).maximum)
     # Not printed by rich, which ends the process by itself when nobody reads.
     with console.capture() as captured:
-        # A branch is one line, however wide.
-        console.print(drawn, soft_wrap=isinstance(drawn, Tree))
+        console.print(drawn, soft_wrap=True)
     click.echo(captured.get(), nl=False)
 
 
