@@ -103,7 +103,7 @@ def stages(*words: str) -> Result:
         (
             "other:app",
             "from truenext.stage import Service\napp = Service('a b')\n",
-            "'a b' is no name of an endpoint: say words of letters, digits, - and _, joined by dots, such as "
+            "'a b' is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, such as "
             "order.place (other.py:2)",
         ),
         (

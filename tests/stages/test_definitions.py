@@ -373,6 +373,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     "the name of a service": (lambda app: Service(5), "5 is no name of an endpoint or service"),  # type: ignore[arg-type]
     "a broker": (lambda app: Service("s", broker=5), "broker of service s is a URL"),  # type: ignore[arg-type]
     "a broker in a list": (lambda app: Service("s", broker=[5]), r"broker of service s .*\[5\]"),  # type: ignore[list-item]
+    "a broker of another protocol": (
+        lambda app: Service("s", broker=["stomp://a", "http://b"]),
+        "broker of service s: 'http://b' is no address of a broker",
+    ),
     "no broker": (lambda app: Service("s", broker=[]), "broker of service s is a URL"),
     "a database": (lambda app: Service("s", database=5), "database of service s is a URL"),  # type: ignore[arg-type]
     "a user": (lambda app: Service("s", user=5), "user of service s is text"),  # type: ignore[arg-type]
@@ -389,6 +393,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
     ),
     "the name of an endpoint": (lambda app: app.endpoint(5, Number), "5 is no name of an endpoint"),  # type: ignore[call-overload]
     "the name of a topic": (lambda app: app.topic(5, Number), "5 is no name of a topic"),  # type: ignore[arg-type]
+    "a pattern as a topic": (
+        lambda app: app.topic("prices.*", Number),
+        r"'prices.\*' is no name of a topic but a pattern",
+    ),
     "the topic of a subscriber": (lambda app: app.subscriber("x"), "takes a topic, not 'x'"),  # type: ignore[arg-type]
     "attempts": (lambda app: app.endpoint("a", Number, attempts="5"), "attempts of a is"),  # type: ignore[call-overload]
     "retry": (lambda app: app.endpoint("a", Number, retry=5), "retry of a is 5"),  # type: ignore[call-overload]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -454,6 +454,16 @@ class Pair(NamedTuple):
     two: float | None
 
 
+class Sparse(TypedDict):
+    id: str
+    options: NotRequired[dict[Any, Any]]
+
+
+class Unset(msgspec.Struct):
+    id: str
+    options: dict[Any, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Typed(TypedDict):
     n: float | None
 
@@ -530,6 +540,8 @@ KEPT: dict[str, tuple[Any, Any]] = {
     "what is typed": (tuple[date, set[int], bytes, dict[int, None]], (date(2026, 1, 2), {1}, b"b", {1: None})),
     "a bare tuple": (tuple, (1, None)),
     "a TypedDict": (Typed, {"n": None}),
+    "a TypedDict without a dict": (Sparse, {"id": "1"}),
+    "a struct whose dict is UNSET": (Unset, Unset("1")),
     "a union": (Rated | Unrated, Unrated("x")),
     "a model": (Modelled, Modelled(inner=[Weighed()], more=PLAIN_JSON)),
     "a text that says null": (Priced | str, "null"),
@@ -541,6 +553,12 @@ def test_a_value_that_comes_back_as_it_was_is_not_refused(what: str) -> None:
     kind, value = KEPT[what]
     codec: Codec[Any] = Codec(kind, "what is tested")
     assert codec.decode(codec.encode(value)) == value
+
+
+def test_dict_for_a_struct_without_a_field_gets_its_default() -> None:
+    """Fixed: it was refused, "'NoneType' object is not iterable"."""
+    codec: Codec[Unset] = Codec(Unset, "what is tested")
+    assert codec.decode(codec.encode({"id": "1"})) == Unset("1")
 
 
 def test_a_model_that_writes_a_field_in_its_own_way_is_not_looked_at_there() -> None:

@@ -15,6 +15,7 @@ from truenext.cli.connecting import ask, connected
 from truenext.cli.ending import Failure
 from truenext.cli.progress import SoFar
 from truenext.cli.values import COUNT, SELECTOR
+from truenext.errors import Code, Refused
 from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
 
 selector_option = click.option(
@@ -66,6 +67,17 @@ def pieces(
             else:
                 so_far.say(count)
             yield answer
+
+
+def is_there(connection: Connection, queue: str) -> bool:
+    """Whether the broker has a queue of this name. Raises: TruenextError"""
+    try:
+        ask(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
+    except Refused as error:
+        if error.code == Code.MISSING:
+            return False
+        raise
+    return True
 
 
 def count_of(connection: Connection, queue: str, name: str) -> int | None:

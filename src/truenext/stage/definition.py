@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from truenext.errors import ConfigurationError
 from truenext.stage.core.definitions import Endpoint, Local, Settings, Stage, Stateful, Stateless, Topic
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import endpoint_name
 from truenext.stage.interceptors.interceptor import Interceptor
-from truenext.url import DEFAULT_URL
+from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,6 +81,11 @@ class Definition:
                 raise DefinitionError(f"{what} of service {name} is {wanted}, not of the type {type(value).__name__}")
         if not brokers or not all(isinstance(each, str) for each in brokers):
             raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
+        for each in brokers:
+            try:
+                parse_url(each)
+            except ConfigurationError as error:
+                raise DefinitionError(f"broker of service {name}: {error}") from error
         if lifespan is not None and not callable(lifespan):
             raise DefinitionError(f"lifespan of service {name} is a function, not {lifespan!r}")
         for each in interceptors:

@@ -38,7 +38,7 @@ from truenext.stage.committing import (
     size_of,
 )
 from truenext.stage.core.envelope import decode
-from truenext.stage.core.errors import FlowError, Refuse
+from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Refuse
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.ids import inbox_id
@@ -270,20 +270,17 @@ class Handling:
             raise DoneBefore("the message was handled before")
 
     def _check_attempts(self) -> None:
-        """A crash has said nothing of the failure that it was. What a consumer has said before is said again: the cause
-        of the refusal is now the last one.
+        """Refuse a message whose attempts are used up: a process that dies cannot do so itself.
 
-        Raises: Refuse
+        Raises: NoAttemptsLeft
         """
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
         if attempts_max is not None and failures >= attempts_max:
-            said = [f"{failures} attempts have failed, and this stage makes {attempts_max}"]
+            text = f"{failures} attempts have failed, and this stage makes {attempts_max}"
             if self._message.was_lost:
-                said.append("the last one was with a process or connection that ended")
-            if cause := self._message.last_cause.partition("\n")[0]:
-                said.append(f"what was said last is {cause}")
-            raise Refuse("; ".join(said))
+                text += "; the last one was with a process or connection that ended"
+            raise NoAttemptsLeft(text, self._message.last_cause.partition("\n")[0])
 
     # ---- Running ----
 

@@ -401,6 +401,11 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
             done = await asyncio.to_thread(say, "stages", "rerun", "DLQ.placing", "--force")
             assert done.exit_code == 0 and "1 message sent to placing" in done.output
             await expect_sent(t, 1, 1, 1)
+            # Fixed: a queue that was misspelt was made, and "0 messages sent" was all that was said.
+            done = await asyncio.to_thread(say, "stages", "rerun", "DLQ.plaicng", "--force")
+            assert done.exit_code == 1 and "there is no queue 'DLQ.plaicng'" in done.output
+            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "plaicng")
+            assert done.exit_code == 0 and "there is no queue 'plaicng' yet" in done.output
             await connection.send("/queue/kept", b"no message of stages")
             done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
             assert done.exit_code == 1 and "no message of stages" in done.output

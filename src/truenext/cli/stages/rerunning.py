@@ -14,7 +14,7 @@ from truenext.cli.ending import Failure
 from truenext.cli.progress import SoFar
 from truenext.cli.terminal import counted
 from truenext.cli.values import COUNT, QueueName
-from truenext.cli.work import dead_letter_selector_option
+from truenext.cli.work import dead_letter_selector_option, is_there
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
@@ -58,6 +58,9 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
     if to == queue:
         raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
     with connected(url) as connection:
+        if not is_there(connection, queue):
+            raise Failure(TruenextError(f"there is no queue {queue!r}"))
+        is_new = not is_there(connection, to)
         if force:
             rerunning = Rerunning(connection, f"/queue/{queue}", f"/queue/{to}")
             try:
@@ -65,11 +68,13 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
             except KeyboardInterrupt:
                 terminal.say(rerunning.left, err=True)
                 raise
-            terminal.say(f"{counted(rerunning.count, 'message')} sent to {to} under new ids")
+            made = f": {to} was made for them, and has no consumer yet" if is_new and rerunning.count else ""
+            terminal.say(f"{counted(rerunning.count, 'message')} sent to {to} under new ids{made}")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
     due = waiting if count is None else min(waiting, count)
-    terminal.say(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force")
+    made = f"; there is no queue {to!r} yet: is the name right?" if is_new else ""
+    terminal.say(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force{made}")
 
 
 class Rerunning:

@@ -39,8 +39,8 @@ def wanted(destination: str, options: ConsumerOptions) -> Wanted:
     if unknown:
         raise TypeError(f"a consumer has no option {', '.join(sorted(unknown))}")
     prefetch = options.get("prefetch")
-    if prefetch is not None and not 0 <= prefetch <= WINDOW_MAX:
-        raise ValueError(f"prefetch is 0 to {WINDOW_MAX}, not {prefetch}")
+    if prefetch is not None and not (isinstance(prefetch, int) and 0 <= prefetch <= WINDOW_MAX):
+        raise ValueError(f"prefetch is a whole number, 0 to {WINDOW_MAX}, not {prefetch!r}")
     priority = options.get("priority", 0)
     if not -CONSUMER_PRIORITY_MAX <= priority <= CONSUMER_PRIORITY_MAX:
         raise ValueError(f"priority is {-CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}, not {priority}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from truenext.destination import accepted_address
 from truenext.errors import RemoteProtocolError
+from truenext.pattern import is_pattern
 from truenext.stage.core.codec import Codec, named
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import stage_queue
@@ -67,6 +68,8 @@ class Topic(Generic[M]):
             accepted_address(self.destination)
         except RemoteProtocolError as error:
             raise DefinitionError(f"{name!r} is no name of a topic: {error}") from error
+        if is_pattern(name):
+            raise DefinitionError(f"{name!r} is no name of a topic but a pattern: nothing can be published to it")
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}({named(self.takes.type)})>"

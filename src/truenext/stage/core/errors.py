@@ -26,6 +26,18 @@ class Refuse(TruenextError):
     """To be raised by a stage whose message will never do: it becomes a dead letter at once, with this reason."""
 
 
+class NoAttemptsLeft(Refuse):
+    """The attempts that a stage makes were used up before it ran: the last one ended with its process or connection.
+
+    Attributes:
+        said_last: the first line of the cause that an earlier attempt gave; "" if none did
+    """
+
+    def __init__(self, text: str, said_last: str) -> None:
+        super().__init__(text)
+        self.said_last = said_last
+
+
 class NoException(TruenextError):
     """A stage or a hook has raised what is no Exception, such as SystemExit: it has failed like any other."""
 

@@ -7,6 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from truenext.limits import CAUSE_BYTES_MAX
+from truenext.stage.core.errors import NoAttemptsLeft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,9 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str]:
+    if isinstance(error, NoAttemptsLeft) and error.said_last:
+        # Dead letters are selected by how their cause begins: it stays what the program raised.
+        yield error.said_last
     because = ""
     for cause in _chain(error):
         yield f"{because}{said_of(cause)}"

@@ -12,6 +12,7 @@ Source: docs/stages.md, "Endpoints"
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -200,7 +201,8 @@ class _Planning:
         check = self.check(info.value_type)
         has_any_key = self._target is inspect.AnyType and isinstance(info.key_type, inspect.AnyType)
         if has_any_key and isinstance(info.value_type, inspect.AnyType):
-            return lambda value: fault_below_any(value if type(value) is dict else dict(value))
+            # A field may be left out, or be UNSET: then it is no dict.
+            return lambda value: fault_below_any(dict(value)) if isinstance(value, Mapping) else None
 
         def of_dict(value: Any) -> str | None:
             if not isinstance(value, dict):
@@ -251,7 +253,7 @@ class _Planning:
                         return f".{name}{found}"
             elif isinstance(value, dict):
                 for _, written, check in checks:
-                    found = check(value.get(written))
+                    found = check(value[written]) if written in value else None
                     if found is not None:
                         return f"[{written!r}]{found}"
             elif otherwise is not None:

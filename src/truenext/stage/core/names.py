@@ -27,7 +27,7 @@ def endpoint_name(said: str, service: str) -> str:
     words = name.split(".")
     if not all(map(_IS_WORD, words)):
         raise DefinitionError(
-            f"{said!r} is no name of an endpoint: say words of letters, digits, - and _, joined by dots, "
+            f"{said!r} is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, "
             "such as order.place"
         )
     if MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic"):
