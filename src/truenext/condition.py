@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     """What one message says of itself, by name; None, or no entry, is not there."""
     Test = Callable[[Values], Any]
     """A part of a selector, compiled: what it comes to for one message."""
+    Form = str | int | float | tuple[Any, ...]
+    """What a part says: a name, a constant, or an operator with the forms of its operands."""
 
 _GRAMMAR = r"""
     ?start: either
@@ -139,7 +141,7 @@ class Part(NamedTuple):
     """It is true only if the property of this name is one of these texts."""
     scan: int = 0
     """Characters in pieces of patterns for which a value has to be searched character by character."""
-    form: str = ""
+    form: Form = ""
     """The same for all spellings of the part: blanks, capitals of keywords, numbers, parentheses."""
 
 
@@ -209,7 +211,7 @@ class _Compiler(Transformer[Token, Any]):
                     outcome = None
             return outcome
 
-        return _joined(conditions, "truth", test, _form(" OR ", conditions))
+        return _joined(conditions, "truth", test, _form("OR", conditions))
 
     def both(self, *parts: Part) -> Part:
         conditions = [_condition(part) for part in parts]
@@ -226,7 +228,7 @@ class _Compiler(Transformer[Token, Any]):
             return outcome
 
         conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
-        return _joined(conditions, "truth", test, _form(" AND ", conditions))._replace(conjuncts=conjuncts)
+        return _joined(conditions, "truth", test, _form("AND", conditions))._replace(conjuncts=conjuncts)
 
     def negation(self, *parts: Any) -> Part:
         *signs, part = parts
@@ -252,7 +254,7 @@ class _Compiler(Transformer[Token, Any]):
 
         (name,) = part.names
         one_of = (name, wanted) if part.kind == "property" else None
-        form = f"({part.form} IN {sorted(wanted)})"
+        form = ("IN", part.form, *sorted(wanted))
         return _perhaps_negated(_joined([part], "truth", test, form)._replace(one_of=one_of), is_not)
 
     def like(self, part: Part, is_not: Token | None, pattern: Token, escape: Token | None) -> Part:
@@ -264,7 +266,7 @@ class _Compiler(Transformer[Token, Any]):
             value = ask(values)
             return None if value is None else matches(value)
 
-        form = f"({part.form} LIKE {_text(pattern)!r} {escape and _text(escape)!r})"
+        form = ("LIKE", part.form, _text(pattern), escape and _text(escape))
         return _perhaps_negated(_joined([part], "truth", test, form)._replace(scan=scan), is_not)
 
     def is_null(self, part: Part, is_not: Token | None) -> Part:
@@ -272,8 +274,8 @@ class _Compiler(Transformer[Token, Any]):
             raise Meaningless(part.at, "IS NULL is for a property's name, which must stand before it,")
         ask = part.test
         if is_not is not None:
-            return _joined([part], "truth", lambda values: ask(values) is not None, f"({part.form} IS NOT NULL)")
-        return _joined([part], "truth", lambda values: ask(values) is None, f"({part.form} IS NULL)")
+            return _joined([part], "truth", lambda values: ask(values) is not None, ("IS NOT NULL", part.form))
+        return _joined([part], "truth", lambda values: ask(values) is None, ("IS NULL", part.form))
 
     # ---- Values ----
 
@@ -293,21 +295,29 @@ class _Compiler(Transformer[Token, Any]):
                 result = _calculated(calculate, result, other)
             return result  # type: ignore[no-any-return]
 
-        form = " ".join(part if isinstance(part, Token) else part.form for part in parts)
-        return _joined(operands, "number", test, f"({form})")
+        level = "sum" if signs[0] in ("+", "-") else "product"
+        # A chain is calculated from the left: parentheses around its beginning change nothing.
+        beginning = operands[0].form
+        is_chain = isinstance(beginning, tuple) and beginning[0] == level
+        form = beginning if is_chain else (level, beginning)
+        for sign, operand in zip(signs, operands[1:], strict=True):
+            form = (*form, str(sign), operand.form)
+        return _joined(operands, "number", test, form)
 
     def signed(self, *parts: Any) -> Part:
         *signs, part = parts
         _expect_number(part)
         ask = _numeric(part)
+        form = part.form if part.kind == "number" else ("+", part.form)
         if signs.count("-") % 2 == 0:
-            return _joined([part], "number", ask, f"(+ {part.form})")._replace(at=_at(signs[0]))
+            return _joined([part], "number", ask, form)._replace(at=_at(signs[0]))
 
         def test(values: Values) -> Value:
             value = ask(values)
             return None if value is None else _calculated(operator.mul, value, -1)
 
-        return _joined([part], "number", test, f"(- {part.form})")._replace(at=_at(signs[0]))
+        form = form[1] if isinstance(form, tuple) and form[0] == "-" else ("-", form)
+        return _joined([part], "number", test, form)._replace(at=_at(signs[0]))
 
     def parentheses(self, part: Part) -> Part:
         return part._replace(is_name=False)
@@ -344,15 +354,29 @@ def _at(token: Token) -> int:
     return token.start_pos
 
 
-def _joined(parts: Iterable[Part], kind: str, test: Test, form: str) -> Part:
+def _joined(parts: Iterable[Part], kind: str, test: Test, form: Form) -> Part:
     """Make a part of these parts, without its conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
     return Part(parts[0].at, kind, test, names, scan=sum(part.scan for part in parts), form=form)
 
 
-def _form(between: str, parts: list[Part]) -> str:
-    return f"({between.join(part.form for part in parts)})"
+def _form(operator: str, parts: list[Part]) -> Form:
+    """Return the form of a chain of ANDs or ORs: parentheses within such a chain change nothing."""
+    operands: list[Form] = []
+    for part in parts:
+        form = part.form
+        if isinstance(form, tuple) and form[0] == operator:
+            operands.extend(form[1:])
+        else:
+            operands.append(form)
+    return (operator, *operands)
+
+
+def _compared(part: Part) -> Form:
+    """Return the form of an operand of a comparison: numbers are compared by their values, so 1 is 1.0."""
+    value = part.test({}) if part.kind == "number" and not part.names else None
+    return part.form if value is None else value
 
 
 def _constant(token: Token, kind: str, value: Value) -> Part:
@@ -370,13 +394,14 @@ def _condition(part: Part) -> Part:
 
 
 def _negated(part: Part) -> Part:
-    ask = part.test
+    ask, inner = part.test, part.form
 
     def test(values: Values) -> bool | None:
         value = ask(values)
         return None if value is None else not value
 
-    return _joined([part], "truth", test, f"(NOT {part.form})")
+    form = inner[1] if isinstance(inner, tuple) and inner[0] == "NOT" else ("NOT", inner)
+    return _joined([part], "truth", test, form)
 
 
 def _perhaps_negated(part: Part, is_not: Token | None) -> Part:
@@ -427,7 +452,8 @@ def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
             if part.is_name and part.kind == "property" and not other.names:
                 (name,) = part.names
                 one_of = (name, frozenset([str(other.test({}))]))
-    return _joined([left, right], "truth", test, f"({left.form} {sign} {right.form})")._replace(one_of=one_of)
+    form = (str(sign), _compared(left), _compared(right))
+    return _joined([left, right], "truth", test, form)._replace(one_of=one_of)
 
 
 def _number(value: Value) -> int | float | None:

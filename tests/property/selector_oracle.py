@@ -241,9 +241,9 @@ _NOT, _PREDICATE, _SUM, _SIGNED, _ATOM = 3, 4, 5, 7, 8
 _KEYWORDS = re.compile(r"'[^']*'|\b(?:AND|OR|NOT|BETWEEN|IN|LIKE|ESCAPE|IS|NULL|TRUE|FALSE)\b|\s+", re.IGNORECASE)
 
 
-def written(node: Node, *, is_converted: bool = False) -> str:
+def written(node: Node, *, is_converted: bool = False, is_grouped: bool = False) -> str:
     """The selector of a tree: a name with a hyphen needs its prefix, and that of conversions asks for nothing."""
-    text = printed(node)
+    text = printed(node, is_grouped=is_grouped)
     hyphenated = "hyphenated_props:" if any(name in text for name in HYPHENATED) else ""
     return "convert_string_expressions:" * is_converted + hyphenated + text
 
@@ -255,28 +255,30 @@ def respelled(text: str) -> str:
     return f"{prefix}{colon}( {other} )"
 
 
-def printed(node: Node, at_least: int = 0) -> str:
-    tightness, text = _printed(node)
-    return f"({text})" if tightness < at_least else text
+def printed(node: Node, at_least: int = 0, *, is_grouped: bool = False) -> str:
+    """`is_grouped`: with parentheses around each operand, whether they are needed or not."""
+    tightness, text = _printed(node, is_grouped)
+    return f"({text})" if tightness < at_least or is_grouped else text
 
 
-def _printed(node: Node) -> tuple[int, str]:
+def _printed(node: Node, is_grouped: bool) -> tuple[int, str]:
     match node:
         case Property(name):
             return _ATOM, name
         case Literal(spelling, _):
             return _ATOM, spelling
         case Signed(sign, operand):
-            return _SIGNED, sign + printed(operand, _SIGNED)
+            return _SIGNED, sign + printed(operand, _SIGNED, is_grouped=is_grouped)
         case Not(operand):
-            return _NOT, f"NOT {printed(operand, _NOT)}"
+            return _NOT, f"NOT {printed(operand, _NOT, is_grouped=is_grouped)}"
         case Operation(sign, left, right):
             tightness = _TIGHTNESS[sign]
             # A comparison takes sums on either side; everything else is done from the left.
             least = tightness + (sign in COMPARISONS)
-            return tightness, f"{printed(left, least)} {sign} {printed(right, tightness + 1)}"
+            before = printed(left, least, is_grouped=is_grouped)
+            return tightness, f"{before} {sign} {printed(right, tightness + 1, is_grouped=is_grouped)}"
         case Between(value, is_not, least_value, most):
-            outer = [printed(each, _SUM) for each in (value, least_value, most)]
+            outer = [printed(each, _SUM, is_grouped=is_grouped) for each in (value, least_value, most)]
             return _PREDICATE, f"{outer[0]} {'NOT ' * is_not}BETWEEN {outer[1]} AND {outer[2]}"
         case Among(name, is_not, texts):
             return _PREDICATE, f"{name.name} {'not ' * is_not}in ({', '.join(map(quoted, texts))})"

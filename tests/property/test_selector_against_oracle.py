@@ -45,6 +45,7 @@ def test_another_spelling_of_a_selector_is_the_same_one(
 ) -> None:
     text = written(node)
     assert are_same(text, respelled(text))
+    assert are_same(text, written(node, is_grouped=True))
     assert not are_same(text, written(other)) or is_wanted(node, *sent) is is_wanted(other, *sent)
 
 

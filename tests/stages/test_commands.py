@@ -103,8 +103,8 @@ def stages(*words: str) -> Result:
         (
             "other:app",
             "from truenext.stage import Service\napp = Service('a b')\n",
-            "'a b' is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, such as "
-            "order.place (other.py:2)",
+            "'a b' is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, such "
+            "as order.place (other.py:2)",
         ),
         (
             "other:app",
