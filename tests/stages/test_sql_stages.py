@@ -560,3 +560,72 @@ def test_a_flow_over_several_stages_with_sql_has_its_rows_once(database: str) ->
         assert await orders(t) == [*range(5), *range(10, 15), *range(20, 25)]
 
     run(app, work, database=database)
+
+
+def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage_is_refused(database: str) -> None:
+    app = Service("shop")
+    go_on, left, came = asyncio.Event(), list[asyncio.Task[Any]](), list[int]()
+
+    @app.terminator("forget", Number, concurrency=1)
+    async def forget(number: Number, sql: AsyncSession) -> None:
+        async def late() -> None:
+            await go_on.wait()
+            await sql.execute(INSERT, {"n": number.n})
+
+        left.append(asyncio.create_task(late()))
+
+    @app.terminator("insert", Number, concurrency=1)
+    async def insert(number: Number, sql: AsyncSession) -> None:
+        await sql.execute(INSERT, {"n": number.n})
+        came.append(number.n)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        for n in range(3):
+            await app.send(forget, Number(n), trace=f"forget {n}")
+        await t.ended()
+        go_on.set()
+        await asyncio.wait(left)
+        for task in left:
+            assert "has ended" in str(task.exception()), task
+        await app.send(insert, Number(9), trace="insert")
+        await t.ended()
+        assert await orders(t) == came == [9]
+
+    run(app, work, database=database)
+
+
+def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor_its_next_attempt(
+    database: str,
+) -> None:
+    app = Service("shop")
+    attempts, left = list[int](), list[asyncio.Task[Any]]()
+    slow = (
+        "SELECT pg_sleep(1000)"
+        if database.startswith("postgresql")
+        else "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000000) SELECT max(i) FROM n"
+    )
+
+    @app.terminator("place", Number, concurrency=1, retry={KeyError: "0s"})
+    async def place(number: Number, flow: Flow, sql: AsyncSession) -> None:
+        attempts.append(flow.attempt)
+        await sql.execute(INSERT, {"n": number.n})
+        if flow.attempt < 3:
+
+            async def fails() -> None:
+                await asyncio.sleep(0.1)
+                raise KeyError
+
+            left.append(asyncio.create_task(sql.execute(text(slow))))
+            await asyncio.gather(left[-1], fails())
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        await app.send(place, Number(1), trace="order 1")
+        await t.ended()
+        assert attempts == [1, 2, 3]
+        assert await orders(t) == [1]
+        for task in left:
+            assert isinstance(task.exception(), LocalProtocolError)
+
+    run(app, work, database=database)

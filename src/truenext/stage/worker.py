@@ -334,7 +334,7 @@ class Handling:
         point("received", self._stage)
         if once is None:
             messages = await self._said_by(envelope, said, work)
-            if work is not None and not work.is_used:
+            if work is not None and work.end_unused():
                 work = None
             if work is not None:
                 await self._in_its_place(work.check, work)

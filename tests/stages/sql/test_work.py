@@ -2,10 +2,11 @@
 
 import pytest
 from sqlalchemy import select, text
-from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Order, Shop, insert, say
+from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import NotCommitted, Trouble
 
 
@@ -88,7 +89,7 @@ def test_a_session_whose_message_is_over_does_nothing_more(shop: Shop, end: str)
     work = shop.work()
     work.do(insert(1))
     getattr(work, end)()
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(LocalProtocolError, match="has ended"):
         work.do(insert(2))
     assert shop.in_use() == 0
     assert shop.orders() == ([1] if end == "commit" else [])

@@ -6,7 +6,7 @@ Those of the sessions themselves. What a function says by a connection, or as te
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -25,6 +25,11 @@ class StageSession(Session):
         super().__init__(**options)
         self.stage_transaction = stage_transaction
         stage_transaction.session = self
+
+    def get_bind(self, *arguments: Any, **options: Any) -> Engine | Connection:
+        # It is asked before each statement, and before a connection is taken.
+        self.stage_transaction.must_go_on()
+        return super().get_bind(*arguments, **options)
 
     def begin(self, nested: bool = False) -> SessionTransaction:
         if not nested:

@@ -1,5 +1,7 @@
 """Is the transaction of a connection still good? What the driver knows of it, without asking the database."""
 
+import asyncio
+import time
 from enum import Enum
 from typing import Any
 
@@ -17,6 +19,46 @@ class State(Enum):
 
 # libpq's PGTransactionStatusType.
 _OF_LIBPQ = {0: State.ENDED, 1: State.ALIVE, 2: State.ALIVE, 3: State.FAILED, 4: State.LOST}
+
+
+_ACTIVE = 1
+
+CANCEL_S = 5.0
+"""For how long the answer to a cancellation is waited for."""
+
+
+def is_active(connection: Connection) -> bool:
+    """PostgreSQL has not answered a statement. False with SQLite, whose drivers do not know that."""
+    if connection.dialect.name == "sqlite" or connection.closed or connection.invalidated:
+        return False
+    driver: Any = connection.connection.driver_connection
+    return int(driver.pgconn.transaction_status) == _ACTIVE
+
+
+def interrupt(connection: Connection) -> None:
+    """Have the statement that runs fail, in whatever task or thread it runs.
+
+    Raises: what the driver raises
+    """
+    pooled: Any = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite":
+        if connection.dialect.is_async:
+            pooled.run_async(lambda inner: inner.interrupt())
+        else:
+            pooled.interrupt()
+    elif connection.dialect.is_async:
+        pooled.run_async(lambda inner: inner.cancel_safe(timeout=CANCEL_S))
+    else:
+        pooled.cancel_safe(timeout=CANCEL_S)
+
+
+def pause(connection: Connection, seconds: float) -> None:
+    """Let other tasks or threads go on."""
+    if connection.dialect.is_async:
+        adapted: Any = connection.connection.dbapi_connection
+        adapted.run_async(lambda _: asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)
 
 
 def commits_by_itself(connection: Connection) -> bool:

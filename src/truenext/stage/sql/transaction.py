@@ -4,21 +4,26 @@ The stage begins and ends it. The events of SQLAlchemy's engine tell of all that
 end it or begin another is refused, and what breaks it is remembered until somebody asks.
 """
 
+import contextlib
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine import ExceptionContext, ExecutionContext
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import Swallowed, Trouble
 from truenext.stage.sql.once import Once
-from truenext.stage.sql.state import State, commits_by_itself, state_of
+from truenext.stage.sql.state import State, commits_by_itself, interrupt, is_active, pause, state_of
 from truenext.stage.sql.statements import ending_or_beginning
 from truenext.stage.sql.trouble import trouble_of
+
+INTERRUPT_S = 4.0
+"""The longest pause after an interruption, about half of all that is waited for statements that are interrupted."""
 
 _OPTION = "truenext_transaction"
 """The option of a connection that says whose it is now."""
@@ -40,6 +45,12 @@ class Transaction:
         self._connection: Connection | None = None
         self._has_begun = False
         """The database knows of it: psycopg begins with the first statement."""
+        self._running: set[DBAPICursor] = set()
+        """Cursors of statements that the database has not answered yet."""
+        self._unread: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
+        """Cursors from which rows may still be read: some that were read to their end, too."""
+        self._keeps_cursors = False
+        """Its driver reads the rows of each statement when they are asked for."""
         self._refused: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
 
@@ -59,6 +70,10 @@ class Transaction:
         if is_first:
             connection.execution_options(**{_OPTION: self})
             self._has_begun = state_of(connection) is State.ALIVE
+            if not connection.dialect.is_async:
+                # A cursor that is garbage has closed itself. Those of the asynchronous adapters have no weak reference.
+                self._unread = WeakSet()
+                self._keeps_cursors = connection.dialect.name == "sqlite"
             if self.once is not None:
                 self.once.begin(connection)
 
@@ -66,6 +81,11 @@ class Transaction:
         """Attach no connection from now on: a statement may still be waiting for one."""
         with self._attaching:
             self._is_over = True
+
+    def must_go_on(self) -> None:
+        """Raises: LocalProtocolError if the transaction is over, or is being committed"""
+        if self._is_over or self.is_commit_sent:
+            raise _late()
 
     @property
     def connection(self) -> Connection:
@@ -98,6 +118,11 @@ class Transaction:
         return self._connection_fault()
 
     def _connection_fault(self) -> Swallowed | None:
+        if self._is_running():
+            return Swallowed(
+                "the function returned while a statement of its session was running: await every statement before the "
+                "function returns; nothing was committed"
+            )
         if self._connection is None or not self._has_begun:
             return None
         state = state_of(self._connection)
@@ -130,10 +155,17 @@ class Transaction:
         """
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             return
-        if self._is_spent or commits_by_itself(self._connection):
+        # A statement that waits for another one of the same connection would come after the rollback, outside of any
+        # transaction.
+        if self._is_spent or self._is_running() or commits_by_itself(self._connection):
             self.discard()
         else:
+            self.close_cursors()
             self._connection.connection.rollback()
+            root = self._connection.get_transaction()
+            if root is not None:
+                # Otherwise the session would roll back to each savepoint that is open still, which has gone with it.
+                root.close()
 
     def discard(self) -> None:
         """Close the connection instead of giving it back, whatever is going on in it.
@@ -142,34 +174,66 @@ class Transaction:
         """
         if self._connection is not None and not self._connection.closed:
             try:
+                self._interrupt(self._connection)
+                if self._connection.dialect.name == "sqlite":
+                    # What is open keeps its lock when the connection is closed.
+                    self.close_cursors()
                 self._connection.invalidate()
             finally:
                 self._connection.close()
 
-    def _before(self, statement: str) -> None:
-        if self._is_over:
-            raise _late()
+    def _interrupt(self, connection: Connection) -> None:
+        """Have the statements that run fail, and wait for that: a connection that is closed under a thread which reads
+        from it may have that thread read from the next one."""
+        pause_s = 0.001
+        while self._is_running() and pause_s < INTERRUPT_S:
+            with contextlib.suppress(Exception):
+                interrupt(connection)
+            pause(connection, pause_s)
+            # The next one may have waited for the one before.
+            pause_s *= 2
+
+    def close_cursors(self) -> None:
+        """No row is read from now on: the connection may be another work's by then."""
+        for cursor in list(self._unread):
+            with contextlib.suppress(Exception):
+                cursor.close()
+        self._unread.clear()
+
+    def _is_running(self) -> bool:
+        """A statement is, or rows are read from the server."""
+        return bool(self._running) or (self._connection is not None and is_active(self._connection))
+
+    def _before(self, statement: str, cursor: DBAPICursor) -> None:
+        self.must_go_on()
         refused = ending_or_beginning(statement)
         if refused is not None:
             raise self.refusal(refused)
-        if not self._has_begun or self._connection is None:
-            return
-        state = state_of(self._connection)
-        if state is State.ALIVE:
-            # What was broken is repaired: the function has gone back to a savepoint.
-            self._broken_by = None
-        elif state is State.ENDED:
-            # SQLite has ended it after an error. This statement would be a transaction of its own.
-            raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+        if self._has_begun and self._connection is not None:
+            state = state_of(self._connection)
+            if state is State.ALIVE:
+                # What was broken is repaired: the function has gone back to a savepoint.
+                self._broken_by = None
+            elif state is State.ENDED:
+                # SQLite has ended it after an error. This statement would be a transaction of its own.
+                raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+        self._running.add(cursor)
 
-    def _after(self) -> None:
+    def _after(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
+        self._running.discard(cursor)
         if self._is_over:
             raise _late()
+        if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
+            self._unread.add(cursor)
         self._has_begun = True
         if self._connection is not None and state_of(self._connection) is State.ENDED:
             raise _late() if self.is_ending else self.refusal("a statement that ends the transaction")
 
-    def _failed(self, error: BaseException, *, is_lost: bool) -> None:
+    def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
+        if cursor is not None:
+            self._running.discard(cursor)
+        if self._is_over:
+            raise _late()
         assert self._connection is not None
         state = State.LOST if is_lost else state_of(self._connection)
         # psycopg begins before it looks at the statement.
@@ -196,6 +260,7 @@ def watch(engine: Engine) -> None:
     def begin(connection: Connection) -> None:
         transaction = _of(connection)
         if transaction is not None:
+            transaction.must_go_on()
             raise transaction.refusal("another transaction")
 
     @event.listens_for(engine, "commit")
@@ -224,23 +289,27 @@ def watch(engine: Engine) -> None:
             raise transaction.refusal("a ROLLBACK by the connection")
 
     @event.listens_for(engine, "before_cursor_execute")
-    def before(connection: Connection, _: DBAPICursor, statement: str, *__: object) -> None:
+    def before(connection: Connection, cursor: DBAPICursor, statement: str, *_: object) -> None:
         transaction = _of(connection)
         if transaction is not None:
-            transaction._before(statement)
+            transaction._before(statement, cursor)
 
     @event.listens_for(engine, "after_cursor_execute")
-    def after(connection: Connection, _: DBAPICursor, __: str, *___: object) -> None:
+    def after(
+        connection: Connection, cursor: DBAPICursor, _: str, __: object, context: ExecutionContext | None, ___: bool
+    ) -> None:
         transaction = _of(connection)
         if transaction is not None:
-            transaction._after()
+            transaction._after(cursor, context)
 
     @event.listens_for(engine, "handle_error")
     def failed(context: ExceptionContext) -> None:
         transaction = None if context.connection is None else _of(context.connection)
         if transaction is not None:
             error = context.sqlalchemy_exception or context.original_exception
-            transaction._failed(error, is_lost=context.is_disconnect)
+            execution: Any = context.execution_context
+            cursor = None if execution is None else execution.cursor
+            transaction._failed(error, cursor, is_lost=context.is_disconnect)
 
 
 def _of(connection: Connection) -> Transaction | None:

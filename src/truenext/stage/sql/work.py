@@ -49,6 +49,13 @@ class _Work:
         inner = self._transaction.session
         return self._was_used or (inner is not None and inner.in_transaction())
 
+    def end_unused(self) -> bool:
+        """End the work if the function has done nothing with its session: whether that is so. Nothing is waited for."""
+        if self.is_used:
+            return False
+        self._end()
+        return True
+
     def trouble_of(self, error: BaseException) -> Trouble:
         """What an error that ended the function means. It is asked before the rollback: what the function has
         swallowed counts, if it is what broke the transaction."""
@@ -100,6 +107,7 @@ class _Work:
         self._was_used = self.is_used
         self._transaction.is_ending = True
         try:
+            self._transaction.close_cursors()
             Session.commit(session)
             self.is_committed = True
         except BaseException as error:
