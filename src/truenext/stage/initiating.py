@@ -131,6 +131,7 @@ class InitiatingInTransaction:
     ) -> None:
         said = self._end()
         if error is None and said:
+            self._transaction.check()
             unit = self._unit(said)
             await self._transaction.write_async(self._definition.name, self._seed, self._key_of(said), unit)
             self._transaction.when_committed(self._when_committed)
@@ -146,6 +147,7 @@ class InitiatingInTransaction:
     ) -> None:
         said = self._end()
         if error is None and said:
+            self._transaction.check()
             unit = self._unit(said)
             self._transaction.write(self._definition.name, self._seed, self._key_of(said), unit)
             self._transaction.when_committed(self._when_committed)
@@ -157,12 +159,14 @@ class InitiatingInTransaction:
     def _begin(self, seed: str | None) -> Initiation:
         self._seed = seed or World.new_id()
         self._said = Said(self._seed, self._definition.name)
+        self._transaction.enter()
         return Initiation(self._said, World.now_ms(), self._definition.stages)
 
     def _end(self) -> Sequence[Outgoing]:
         said = self._said
         assert said is not None, "the block has begun"
         said.is_over = True
+        self._transaction.leave()
         if said.after_commit:
             raise FlowError("after_commit is not called for what a transaction of the program's own begins")
         return said.outgoing

@@ -214,6 +214,91 @@ def test_a_block_under_a_key_in_which_all_is_rolled_back_begins_nothing_and_says
     assert session.execute(text(LEFT)).scalar() == 1
 
 
+@pytest.mark.parametrize("key", [None, "order"])
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "unused"])
+def test_a_commit_inside_of_a_block_is_refused_and_commits_nothing(
+    session: Session, key: str | None, is_used: bool
+) -> None:
+    shop = Shop()
+    if is_used:
+        session.execute(text("INSERT INTO orders VALUES (0)"))
+    with pytest.raises(FlowError, match="commit behind the block"), shop.app.initiate(session, key=key) as begin:
+        session.execute(text("INSERT INTO orders VALUES (1)"))
+        begin.send(shop.take, Number(1), trace="order 1")
+        session.commit()
+    session.rollback()
+    assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 0
+    assert session.execute(text(LEFT)).scalar() == 0
+    place(shop, session, 2, key)
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 1
+
+
+def test_a_transaction_that_ends_inside_of_a_block_of_an_async_session_is_refused(
+    session: Session, database: str
+) -> None:
+    shop = Shop()
+
+    async def main() -> None:
+        engine = create_async_engine(database.replace("sqlite:", "sqlite+aiosqlite:"))
+        with pytest.raises(FlowError, match="commit behind the block"):
+            async with AsyncSession(engine) as own, shop.app.initiate(own) as begin, own.begin():
+                await own.execute(text("INSERT INTO orders VALUES (1)"))
+                begin.send(shop.take, Number(1), trace="order 1")
+        with pytest.raises(FlowError, match="behind the block"):
+            async with AsyncSession(engine) as own, shop.app.initiate(own) as begin:
+                await own.execute(text("INSERT INTO orders VALUES (1)"))
+                begin.send(shop.take, Number(1), trace="order 1")
+                await own.close()
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 0
+    assert session.execute(text(LEFT)).scalar() == 0
+
+
+@pytest.mark.parametrize("key", [None, "order"])
+@pytest.mark.parametrize("ending", ["rollback", "close", "invalidate", "outer savepoint", "savepoint"])
+def test_a_block_that_outlives_its_transaction_begins_nothing_and_says_so(
+    session: Session, key: str | None, ending: str
+) -> None:
+    shop = Shop()
+    end = getattr(session, ending, None)
+    if end is None:
+        session.execute(text("INSERT INTO orders VALUES (0)"))
+        outer = session.begin_nested()
+        end = (session.begin_nested() if ending == "savepoint" else outer).rollback
+        if ending != "savepoint":
+            session.begin_nested()
+    with pytest.raises(FlowError, match="behind the block"), shop.app.initiate(session, key=key) as begin:
+        session.execute(text("INSERT INTO orders VALUES (1)"))
+        begin.send(shop.take, Number(1), trace="order 1")
+        end()
+        # The program goes on, in another transaction.
+        session.execute(text("INSERT INTO orders VALUES (2)"))
+    session.rollback()
+    assert session.execute(text(LEFT)).scalar() == 0
+    place(shop, session, 3, key)
+    session.commit()
+    assert session.execute(text(LEFT)).scalar() == 1
+
+
+def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Session) -> None:
+    shop = Shop()
+    released = session.begin_nested()
+    with shop.app.initiate(session) as begin:
+        released.commit()
+        with session.begin_nested():
+            session.execute(text("INSERT INTO orders VALUES (1)"))
+        undone = session.begin_nested()
+        session.execute(text("INSERT INTO orders VALUES (2)"))
+        undone.rollback()
+        begin.send(shop.take, Number(1), trace="order 1")
+    session.commit()
+    assert session.execute(text("SELECT n FROM orders")).scalars().all() == [1]
+    assert session.execute(text(LEFT)).scalar() == 1
+
+
 def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(session: Session, database: str) -> None:
     """Fixed: on SQLite the key's statement stayed open, and nobody could write any more."""
     shop = Shop()

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, event, insert, literal_column,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CALLS = "truenext: when committed"
+_CALLS, _BLOCKS = "truenext: when committed", "truenext: open blocks"
 """Of a session's `info`."""
 
 _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
@@ -42,6 +42,43 @@ class InTransaction:
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
         self._session = session
+        self._within: list[SessionTransaction] = []
+        """The transactions of the session, the innermost first, when the block began."""
+        self._is_gone = False
+        """One of them was rolled back, or the outermost has ended, inside the block."""
+
+    def enter(self) -> None:
+        """A block begins: until it is left the transaction of the session is not to end."""
+        session = self._sync_session
+        blocks = session.info.get(_BLOCKS)
+        if blocks is None:
+            blocks = session.info[_BLOCKS] = []
+            event.listen(session, "before_commit", _refuse_commit)
+            event.listen(session, "after_soft_rollback", _rolled_back)
+            event.listen(session, "after_transaction_end", _ended)
+        transaction = session.get_nested_transaction() or session.get_transaction()
+        self._within, self._is_gone = [], False
+        while transaction is not None:
+            self._within.append(transaction)
+            transaction = transaction.parent
+        blocks.append(self)
+
+    def leave(self) -> None:
+        """The block has ended."""
+        self._sync_session.info[_BLOCKS].remove(self)
+        self._within = []
+
+    def check(self) -> None:
+        """Raises: FlowError if the block has outlived its transaction"""
+        if self._is_gone:
+            raise FlowError(
+                "what the block was in has been rolled back or closed inside of it, and nothing is begun: commit, roll "
+                "back and close the session behind the block of initiate"
+            )
+
+    @property
+    def _sync_session(self) -> Session:
+        return self._session if isinstance(self._session, Session) else self._session.sync_session
 
     def seed(self, key: str, new: str) -> str:
         """What the ids of all that is begun under this key are made of: 32 hexadecimal digits, `new` if nothing was.
@@ -81,7 +118,7 @@ class InTransaction:
 
     def when_committed(self, call: Callable[[], object]) -> None:
         """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
-        session = self._session if isinstance(self._session, Session) else self._session.sync_session
+        session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
             # One listener for the life of the session: none goes while its event is told.
@@ -89,6 +126,26 @@ class InTransaction:
             event.listen(session, "after_commit", _committed)
         if call not in calls:
             calls.append(call)
+
+
+def _refuse_commit(session: Session) -> None:
+    """Raises: FlowError if a block is open"""
+    if session.info[_BLOCKS] and not session.in_nested_transaction():
+        raise FlowError(
+            "the session commits inside a block of initiate, and what the block begins would not be in that "
+            "transaction: nothing was committed; commit behind the block"
+        )
+
+
+def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
+    for block in session.info[_BLOCKS]:
+        block._is_gone = block._is_gone or transaction in block._within
+
+
+def _ended(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        for block in session.info[_BLOCKS]:
+            block._is_gone = True
 
 
 def _committed(session: Session) -> None:
