@@ -31,6 +31,17 @@ REMEMBERED_MAX = 1000
 FREE = {Trouble.LOST: 1, Trouble.AGAIN: 5, Trouble.AWAY: 5}
 """So often it is no attempt, while the database is there."""
 
+_WHAT = {
+    Trouble.AWAY: "the database is away",
+    Trouble.FULL: "the database has no room, or its disk fails",
+    Trouble.TABLES: "the tables of exactly-once processing cannot be used",
+}
+_RESTING = {
+    Trouble.AWAY: "the database is away: its stages rest until it is back",
+    Trouble.FULL: "the database has no room, or its disk fails: its stages rest, and try again",
+    Trouble.TABLES: "the tables of exactly-once processing cannot be used: the stages rest, and try again",
+}
+
 
 class Gate:
     """Open while the database is there."""
@@ -44,6 +55,8 @@ class Gate:
         self._probing: asyncio.Task[None] | None = None
         self._pause_s = PAUSE_S
         self._opened_at = -STEADY_S
+        self.trouble = Trouble.AWAY
+        """For which it was closed last."""
         self.reason = ""
         """Why it is closed."""
         self._remembered: OrderedDict[tuple[Trouble, str], int] = OrderedDict()
@@ -59,14 +72,19 @@ class Gate:
     async def until_closed(self) -> None:
         await self._closed.wait()
 
-    def close(self, error: BaseException) -> None:
-        """The database is away."""
+    @property
+    def what(self) -> str:
+        """What is the matter when it is closed, for people."""
+        return _WHAT.get(self.trouble, _WHAT[Trouble.AWAY])
+
+    def close(self, error: BaseException, trouble: Trouble = Trouble.AWAY) -> None:
+        """The stages of the database rest."""
         if not self.is_open:
             return
-        self.reason = first_line(error)
+        self.trouble, self.reason = trouble, first_line(error)
         self._opened.clear()
         self._closed.set()
-        _logger.warning("the database is away: its stages rest until it is back", extra={"reason": self.reason})
+        _logger.warning(_RESTING.get(trouble, _RESTING[Trouble.AWAY]), extra={"reason": self.reason})
         loop = asyncio.get_running_loop()
         if loop.time() - self._opened_at > STEADY_S:
             self._pause_s = PAUSE_S
@@ -90,7 +108,11 @@ class Gate:
         self._opened_at = asyncio.get_running_loop().time()
         self._closed.clear()
         self._opened.set()
-        _logger.warning("the database is back: its stages go on")
+        if self.trouble in (Trouble.FULL, Trouble.TABLES):
+            # The look has not seen whether that is over.
+            _logger.warning("the stages that rested try again")
+        else:
+            _logger.warning("the database is back: its stages go on")
 
     async def _until_there(self, look: Callable[[], Awaitable[None]], said: str) -> None:
         while True:
@@ -113,7 +135,7 @@ class Gate:
         message that brings it about: a lost connection, another transaction in the way at the commit, a database of its
         own that is away."""
         if trouble in (Trouble.FULL, Trouble.TABLES):
-            self.close(error)
+            self.close(error, trouble)
             return True
         if trouble in (Trouble.AWAY, Trouble.LOST):
             try:

@@ -270,7 +270,7 @@ class Running:
             service=self._definition.name,
             state=self._state,
             broker=[each.facts() for each in self._lanes],
-            database="" if gate is None else "there" if gate.is_open else f"the database is away: {gate.reason}",
+            database="" if gate is None else "there" if gate.is_open else f"{gate.what}: {gate.reason}",
             stages=[each.facts(subscribed[each.lane]) for each in self.consumptions],
         )
 

@@ -197,7 +197,9 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
 
 
 @pytest.mark.parametrize("table", ["truenext_inbox", "truenext_outbox", "truenext_producers"])
-def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(database: str, table: str) -> None:
+def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(
+    database: str, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Fixed: a right that was taken away made dead letters of all that came."""
     shop = Shop(is_async=True, attempts=1)
 
@@ -214,6 +216,32 @@ def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(data
         await expect(t, *range(10))
 
     run(shop.app, work, database=database)
+    rested = [each for each in caplog.records if "the stages rest" in each.getMessage()]
+    assert rested
+    for each in rested:
+        assert each.getMessage().startswith("the tables of exactly-once processing cannot be used")
+        assert f"has no table {table}: make the tables with `truenext stages schema" in vars(each)["reason"]
+    assert not [each for each in caplog.records if "database is" in each.getMessage()]
+
+
+def test_a_table_that_has_lost_a_column_is_named_with_what_to_do(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(is_async=True, attempts=1)
+
+    async def work(t: Stages) -> None:
+        await make_table(t)
+        async with t.sql() as sql:
+            await sql.execute(text("ALTER TABLE truenext_outbox RENAME COLUMN unit TO elsewhere"))
+        await t.send(shop.place, Number(1))
+        await asyncio.sleep(1)
+        async with t.sql() as sql:
+            await sql.execute(text("ALTER TABLE truenext_outbox RENAME COLUMN elsewhere TO unit"))
+        await expect(t, 1)
+
+    run(shop.app, work, database=database)
+    reasons = [vars(each)["reason"] for each in caplog.records if "the stages rest" in each.getMessage()]
+    assert reasons and all("truenext_outbox" in each and "--sql" in each for each in reasons)
 
 
 def test_a_database_that_is_locked_for_long_is_no_failure_of_a_message(

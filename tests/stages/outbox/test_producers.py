@@ -289,6 +289,11 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
             await both.first.check()
         await both.first.make_tables()
         await both.first.check()
+        await both.say("DELETE FROM truenext_schema")
+        with pytest.raises(ConfigurationError, match=r"truenext_schema has no row .* --apply"):
+            await both.first.check()
+        await both.first.make_tables()
+        await both.first.check()
         await both.say("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
             await both.first.check()

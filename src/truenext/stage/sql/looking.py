@@ -14,13 +14,12 @@ from truenext.stage.sql.once import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
     inbox,
-    missing_table,
     outbox,
     owners,
     producers,
-    says_no_table,
     says_unusable,
     schema,
+    unusable,
 )
 from truenext.stage.sql.url import address_of
 
@@ -74,10 +73,8 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
             check_version(connection.execute(select(func.max(schema.c.version))).scalar())
             return _look(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, DBAPIError) and says_no_table(error):
-            raise ConfigurationError(f"{address}: {missing_table(error)}") from error
         if isinstance(error, DBAPIError) and says_unusable(error):
-            raise ConfigurationError(f"{address}: the outbox cannot be read: {error.orig}") from error
+            raise ConfigurationError(f"{address}: {unusable(error)}") from error
         raise DatabaseAway(f"{address} is not there: {error}") from error
     finally:
         engine.dispose()

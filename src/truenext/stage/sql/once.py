@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from truenext.stage.sql.errors import DoneBefore, OutboxAway, ProducerLost, UnderWay
-from truenext.stage.sql.tables import says_unusable
+from truenext.stage.sql.tables import says_unusable, unusable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -131,4 +131,4 @@ class Once:
 
 def _told(error: DBAPIError) -> Exception:
     """What the message cannot help is not its failure."""
-    return OutboxAway(f"the outbox cannot be used: {error.orig}") if says_unusable(error) else error
+    return OutboxAway(unusable(error)) if says_unusable(error) else error

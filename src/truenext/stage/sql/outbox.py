@@ -24,7 +24,7 @@ from truenext.stage.core.unit import TOGETHER_MAX, decode_unit, parts_of
 from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
 from truenext.stage.sql.numbering import IS_READABLE, make_one
 from truenext.stage.sql.sqlite import READS
-from truenext.stage.sql.tables import check_version, make_tables, metadata, missing_table, says_no_table, says_unusable
+from truenext.stage.sql.tables import check_version, make_tables, metadata, says_unusable, unusable
 from truenext.stage.sql.trouble import trouble_of
 from truenext.stage.sql.wording import Wording, plain_id
 
@@ -100,10 +100,8 @@ class Outbox:
                     await self._say(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
         except DatabaseAway as error:
             cause = error.__cause__
-            if isinstance(cause, DBAPIError) and says_no_table(cause):
-                raise ConfigurationError(missing_table(cause)) from error
             if isinstance(cause, DBAPIError) and says_unusable(cause):
-                raise ConfigurationError(f"the tables of what happens once cannot be used: {cause.orig}") from error
+                raise ConfigurationError(unusable(cause)) from error
             raise
         check_version(found)
 
@@ -483,8 +481,9 @@ class Outbox:
                 raise OutboxBusy(f"the outbox is busy: {error}") from error
             if trouble in (Trouble.AWAY, Trouble.LOST):
                 raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
-            reason = missing_table(error) if isinstance(error, DBAPIError) and says_no_table(error) else error
-            raise OutboxAway(f"the outbox cannot be used: {reason}") from error
+            if isinstance(error, DBAPIError) and says_unusable(error):
+                raise OutboxAway(unusable(error)) from error
+            raise OutboxAway(f"the outbox cannot be used: {error}") from error
 
 
 def _waiting(row: Row[Any]) -> Waiting:

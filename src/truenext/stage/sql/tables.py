@@ -139,6 +139,9 @@ keys = Table(
 Index("truenext_keys_begun", keys.c.begun_ms)
 
 
+_NAME = re.compile(r"truenext_\w+")
+
+
 def says_no_table(error: DBAPIError) -> bool:
     """42P01: undefined_table."""
     return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
@@ -146,7 +149,7 @@ def says_no_table(error: DBAPIError) -> bool:
 
 def missing_table(error: DBAPIError) -> str:
     """Return what to do about an error for which `says_no_table` is true."""
-    found = re.search(r"truenext_\w+", str(error.orig))
+    found = _NAME.search(str(error.orig))
     return (
         f"the database has no table {found[0] if found else 'of exactly-once processing'}: make the tables with "
         "`truenext stages schema SERVICE --apply`, or print the statements with --sql"
@@ -162,12 +165,31 @@ def says_unusable(error: DBAPIError) -> bool:
     return "no such column" in said or "has no column named" in said
 
 
+def unusable(error: DBAPIError) -> str:
+    """Return what to do about an error for which `says_unusable` is true."""
+    if says_no_table(error):
+        return missing_table(error)
+    said = str(error.orig).partition("\n")[0]
+    if getattr(error.orig, "sqlstate", None) == "42501":
+        return f"a table of exactly-once processing cannot be used ({said}): grant the right to the service's user"
+    found = _NAME.search(f"{error.orig} {error.statement}")
+    return (
+        f"the table {found[0] if found else 'of exactly-once processing'} is not as `truenext stages schema` makes it "
+        f"({said}): compare it with what `truenext stages schema SERVICE --sql` prints"
+    )
+
+
 def check_version(found: int | None) -> None:
-    """Raises: ConfigurationError if the tables in the database are of another version"""
+    """Raises: ConfigurationError if the tables in the database are of another version, or do not say of which"""
+    if found is None:
+        raise ConfigurationError(
+            "the table truenext_schema has no row that says of which version the tables are: write it with "
+            "`truenext stages schema SERVICE --apply`"
+        )
     if found != VERSION:
         raise ConfigurationError(
             f"the tables in the database are of version {found}, and this truenext works with version {VERSION}: "
-            + ("update truenext" if (found or 0) > VERSION else "`truenext stages schema SERVICE --apply`")
+            + ("update truenext" if found > VERSION else "`truenext stages schema SERVICE --apply`")
         )
 
 
