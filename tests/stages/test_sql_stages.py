@@ -587,7 +587,7 @@ def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage
         go_on.set()
         await asyncio.wait(left)
         for task in left:
-            assert "has ended" in str(task.exception()), task
+            assert "before the function of stage forget ends" in str(task.exception()), task
         await app.send(insert, Number(9), trace="insert")
         await t.ended()
         assert await orders(t) == came == [9]

@@ -58,7 +58,7 @@ class World:
             return None
         database = self.gate.database
         make = database.task_work if stage.signature.is_async else database.thread_work
-        return make(is_interactive=is_interactive, once=once)
+        return make(is_interactive=is_interactive, once=once, stage=stage.queue)
 
     def given(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
         """What a stage can ask for, by the names of its plan."""

@@ -101,16 +101,16 @@ class Database:
                 await pools.close()
         await self._probing.dispose()
 
-    def task_work(self, *, is_interactive: bool = False, once: str | None = None) -> TaskWork:
+    def task_work(self, *, is_interactive: bool = False, once: str | None = None, stage: str = "") -> TaskWork:
         """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
-        if its effects happen once."""
+        if its effects happen once; `stage` is named in errors."""
         pool = self._pools[is_interactive].for_tasks
-        return TaskWork(pool, lambda: self._is_closed, None if once is None else Once(once))
+        return TaskWork(pool, lambda: self._is_closed, None if once is None else Once(once), stage)
 
-    def thread_work(self, *, is_interactive: bool = False, once: str | None = None) -> ThreadWork:
+    def thread_work(self, *, is_interactive: bool = False, once: str | None = None, stage: str = "") -> ThreadWork:
         """What one message is about to do, with a plain function."""
         pool = self._pools[is_interactive].for_threads
-        return ThreadWork(pool, lambda: self._is_closed, None if once is None else Once(once))
+        return ThreadWork(pool, lambda: self._is_closed, None if once is None else Once(once), stage)
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""

@@ -30,9 +30,10 @@ _OPTION = "truenext_transaction"
 
 
 class Transaction:
-    def __init__(self, once: Once | None = None) -> None:
-        """`once` speaks first in it."""
+    def __init__(self, once: Once | None = None, stage: str = "") -> None:
+        """`once` speaks first in it; `stage` is whose it is, for people."""
         self.once = once
+        self._stage = stage
         self.session: Session | None = None
         self.is_ending = False
         """The stage itself is committing or rolling back."""
@@ -66,7 +67,7 @@ class Transaction:
                 self._connection = connection
         if self._connection is None:
             _give_back(connection)
-            raise _late()
+            raise self._late()
         if is_first:
             connection.execution_options(**{_OPTION: self})
             self._has_begun = state_of(connection) is State.ALIVE
@@ -85,7 +86,7 @@ class Transaction:
     def must_go_on(self) -> None:
         """Raises: LocalProtocolError if the transaction is over, or is being committed"""
         if self._is_over or self.is_commit_sent:
-            raise _late()
+            raise self._late()
 
     @property
     def connection(self) -> Connection:
@@ -137,6 +138,13 @@ class Transaction:
             "messages are sent, and rolls back if it raises. For what may fail there is session.begin_nested()"
         )
         return self._refused
+
+    def _late(self) -> LocalProtocolError:
+        whose = f"of stage {self._stage}" if self._stage else "that has the session"
+        return LocalProtocolError(
+            "the transaction that this statement was for has ended: await every statement before the function "
+            f"{whose} ends"
+        )
 
     def broke(self, error: BaseException) -> None:
         """Remember the first error after which it cannot be committed."""
@@ -222,18 +230,18 @@ class Transaction:
     def _after(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
         self._running.discard(cursor)
         if self._is_over:
-            raise _late()
+            raise self._late()
         if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
             self._unread.add(cursor)
         self._has_begun = True
         if self._connection is not None and state_of(self._connection) is State.ENDED:
-            raise _late() if self.is_ending else self.refusal("a statement that ends the transaction")
+            raise self._late() if self.is_ending else self.refusal("a statement that ends the transaction")
 
     def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
         if cursor is not None:
             self._running.discard(cursor)
         if self._is_over:
-            raise _late()
+            raise self._late()
         assert self._connection is not None
         state = State.LOST if is_lost else state_of(self._connection)
         # psycopg begins before it looks at the statement.
@@ -315,13 +323,6 @@ def watch(engine: Engine) -> None:
 def _of(connection: Connection) -> Transaction | None:
     found = connection.get_execution_options().get(_OPTION)
     return found if isinstance(found, Transaction) else None
-
-
-def _late() -> LocalProtocolError:
-    return LocalProtocolError(
-        "the transaction that this statement was for has ended: await every statement before the function that has the "
-        "session ends"
-    )
 
 
 def _give_back(connection: Connection) -> None:

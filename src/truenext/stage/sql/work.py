@@ -33,12 +33,12 @@ _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": Fals
 class _Work:
     """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
 
-    def __init__(self, is_closed: Callable[[], bool], once: Once | None) -> None:
+    def __init__(self, is_closed: Callable[[], bool], once: Once | None, stage: str) -> None:
         """`is_closed` says whether the database was closed meanwhile; `once` is of a message whose effects happen
-        once."""
+        once; `stage` is named in errors."""
         self.is_committed: bool | None = False
         """None if a COMMIT was sent and nobody here knows whether it happened."""
-        self._transaction = Transaction(once)
+        self._transaction = Transaction(once, stage)
         self._is_closed = is_closed
         self._is_over = False
         self._was_used = False
@@ -150,8 +150,10 @@ class _Work:
 class ThreadWork(_Work):
     """Of a plain function. All of it is called in one thread at a time."""
 
-    def __init__(self, engine: Engine, is_closed: Callable[[], bool], once: Once | None = None) -> None:
-        super().__init__(is_closed, once)
+    def __init__(
+        self, engine: Engine, is_closed: Callable[[], bool], once: Once | None = None, stage: str = ""
+    ) -> None:
+        super().__init__(is_closed, once, stage)
         self._engine = engine
         self._session: StageSession | None = None
 
@@ -193,8 +195,10 @@ class ThreadWork(_Work):
 class TaskWork(_Work):
     """Of an `async` function, in the event loop in which its database was opened."""
 
-    def __init__(self, engine: AsyncEngine, is_closed: Callable[[], bool], once: Once | None = None) -> None:
-        super().__init__(is_closed, once)
+    def __init__(
+        self, engine: AsyncEngine, is_closed: Callable[[], bool], once: Once | None = None, stage: str = ""
+    ) -> None:
+        super().__init__(is_closed, once, stage)
         self._engine = engine
         self._session: StageAsyncSession | None = None
 
