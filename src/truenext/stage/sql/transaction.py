@@ -5,6 +5,7 @@ end it or begin another is refused, and what breaks it is remembered until someb
 """
 
 import contextlib
+import time
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any
@@ -22,8 +23,8 @@ from truenext.stage.sql.state import State, commits_by_itself, interrupt, is_act
 from truenext.stage.sql.statements import ending_or_beginning
 from truenext.stage.sql.trouble import trouble_of
 
-INTERRUPT_S = 4.0
-"""The longest pause after an interruption, about half of all that is waited for statements that are interrupted."""
+INTERRUPT_S = 5.0
+"""For how long statements that are interrupted are waited for."""
 
 _OPTION = "truenext_transaction"
 """The option of a connection that says whose it is now."""
@@ -186,15 +187,17 @@ class Transaction:
                 if self._connection.dialect.name == "sqlite":
                     # What is open keeps its lock when the connection is closed.
                     self.close_cursors()
-                self._connection.invalidate()
             finally:
-                self._connection.close()
+                try:
+                    self._connection.invalidate()
+                finally:
+                    self._connection.close()
 
     def _interrupt(self, connection: Connection) -> None:
         """Have the statements that run fail, and wait for that: a connection that is closed under a thread which reads
         from it may have that thread read from the next one."""
-        pause_s = 0.001
-        while self._is_running() and pause_s < INTERRUPT_S:
+        pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
+        while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):
                 interrupt(connection)
             pause(connection, pause_s)
