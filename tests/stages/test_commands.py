@@ -1,6 +1,7 @@
 """What do `truenext stages check` and `describe` say, and what is said of a service that cannot be found?"""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,7 +99,11 @@ def stages(*words: str) -> Result:
         ("shopp:app", "", "there is no module shopp in {folder}, and none is installed: go to the folder in which"),
         ("shop:ap", "", "shop has no ap; its services are shop:app"),
         ("shop:Order", "", "shop:Order is a StructMeta, and no Service; its services are shop:app"),
-        ("other:app", "import nowhere\n", "other cannot be imported: No module named 'nowhere' (other.py:1)"),
+        (
+            "other:app",
+            "import nowhere\n",
+            "other cannot be imported: No module named 'nowhere' (other.py:1): install it",
+        ),
         ("other:app", "app = 1\n", "other:app is a int, and no Service; there is no Service in it"),
         (
             "other:app",
@@ -118,6 +123,68 @@ def test_what_is_no_service_is_said_and_what_to_do(folder: Path, place: str, fil
     result = stages("describe", place)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"truenext: {complaint.format(folder=folder)}")
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "extra"),
+    [
+        ("sqlalchemy", "from sqlalchemy.ext.asyncio import AsyncSession", "sql"),
+        ("aiosqlite", "import aiosqlite", "sql"),
+        ("psycopg", "import psycopg", "postgresql"),
+        ("opentelemetry", "from truenext.stage.interceptors.tracing import Tracing", "opentelemetry"),
+    ],
+)
+def test_module_of_service_with_missing_extra_names_the_extra(folder: Path, module: str, line: str, extra: str) -> None:
+    (folder / "other.py").write_text(f"{line}\n")
+    said = without((module,), "stages", "run", "other:app")
+    assert said.returncode == 2
+    missing = f"truenext: other cannot be imported: No module named '{module}' (other.py:1)"
+    assert said.stderr == f"{missing}: pip install 'truenext[{extra}]'\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "url", "extra", "command"),
+    [
+        *(
+            (module, url, extra, command)
+            for module, url, extra in (
+                ("sqlalchemy", "sqlite:///shop.db", "sql"),
+                ("psycopg", "postgresql:///shop", "postgresql"),
+            )
+            for command in (("outbox",), ("schema", "--apply"), ("run",))
+        ),
+        ("greenlet", "sqlite:///shop.db", "sql", ("run",)),
+    ],
+)
+def test_command_without_database_driver_says_what_to_install_in_one_line(
+    folder: Path, module: str, url: str, extra: str, command: tuple[str, ...]
+) -> None:
+    (folder / "other.py").write_text(
+        "from truenext.stage import Service\n"
+        f"app = Service('other', database='{url}', exactly_once=True)\n"
+        "@app.terminator('other.take', int)\n"
+        "def take(number: int) -> None: ...\n"
+    )
+    name, *options = command
+    said = without((module,), "stages", name, "other:app", *options)
+    assert said.returncode == 2, said.stderr
+    assert len(said.stderr.splitlines()) == 1, said.stderr
+    assert f"pip install 'truenext[{extra}]'" in said.stderr
+
+
+def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    """What a command says in a process that has none of `modules`."""
+    program = (
+        "import sys\n"
+        f"class Missing:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name.partition('.')[0] in {modules}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from truenext.cli.main import main\n"
+        "main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
 
 
 def test_an_error_in_the_module_is_shown_from_its_own_first_line_on(folder: Path) -> None:

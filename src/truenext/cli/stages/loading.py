@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 _OURS = str(Path(__file__).parents[2])
 
+_EXTRAS = {
+    "aiosqlite": "sql",
+    "greenlet": "sql",
+    "opentelemetry": "opentelemetry",
+    "psycopg": "postgresql",
+    "sqlalchemy": "sql",
+}
+"""Which extra of truenext has a module that stages import."""
+
 service_argument = click.argument("place", metavar="MODULE:NAME", type=ServicePlace())
 
 
@@ -54,7 +63,7 @@ def _module(name: str, folder: str) -> ModuleType:
                 f"there is no module {error.name} in {folder}, and none is installed: go to the folder in which "
                 f"{name.partition('.')[0]}.py is, or say the module as Python imports it"
             ) from error
-        raise ConfigurationError(f"{name} cannot be imported: {error}{_where(error)}") from error
+        raise ConfigurationError(f"{name} cannot be imported: {error}{_where(error)}: {_remedy(error)}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}{_where(error)}") from error
     except SystemExit as error:
@@ -67,6 +76,11 @@ def _module(name: str, folder: str) -> ModuleType:
         shown = traceback.format_exception(error.with_traceback(_own(error.__traceback__)))
         terminal.say("".join(shown).rstrip(), err=True)
         raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _remedy(error: ModuleNotFoundError) -> str:
+    extra = _EXTRAS.get(error.name or "")
+    return f"pip install 'truenext[{extra}]'" if extra else f"install it where truenext is, in {sys.prefix}"
 
 
 def _own(trace: TracebackType | None) -> TracebackType | None:

@@ -186,7 +186,11 @@ class _Process:
             except asyncio.CancelledError:
                 self._check_signal()
             except Exception as error:
-                logger.critical("the service stops: a stage takes no messages any more", extra={"error": str(error)})
+                # At once, as what is in hand may take a while. Without stages that run it is said when all is closed.
+                if running.consumptions:
+                    logger.critical(
+                        "the service stops: a stage takes no messages any more", extra={"error": str(error)}
+                    )
                 await self._stop(running)
                 raise
             await self._stop(running)

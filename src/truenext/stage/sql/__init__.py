@@ -50,10 +50,12 @@ def __getattr__(name: str) -> object:
     try:
         found: object = getattr(importlib.import_module(_HOMES[name]), name)
     except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("sqlalchemy", "greenlet"):
+        # SQLAlchemy says in its own words, and without a name, that greenlet is missing.
+        cause = error if error.name is not None or not isinstance(error.__cause__, ImportError) else error.__cause__
+        if cause.name is None or cause.name.partition(".")[0] not in ("sqlalchemy", "greenlet"):
             raise
         raise ConfigurationError(
-            f"there is no {error.name} for stages with a database: pip install 'truenext[sql]'"
+            f"there is no {cause.name} for stages with a database: pip install 'truenext[sql]'"
         ) from error
     globals()[name] = found
     return found

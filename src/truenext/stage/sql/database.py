@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 
-from truenext.errors import ConfigurationError
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.errors import DatabaseAway, Trouble
 from truenext.stage.sql.line import line_of
@@ -53,18 +52,13 @@ class Database:
         Raises: ConfigurationError
         """
         self._address = address_of(url)
-        try:
+        with self._address.loading_driver():
             self._pools = {True: _Pools(self._address, True, interactive), False: _Pools(self._address, False, others)}
             self._probing = create_async_engine(
                 self._address.for_tasks,
                 poolclass=NullPool,
                 connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
             )
-        except ImportError as error:
-            extra = "postgresql" if self._address.file is None else "sql"
-            raise ConfigurationError(
-                f"the driver for {self._address} is missing ({error}): pip install 'truenext[{extra}]'"
-            ) from error
         self._own: _Pools | None = None
         """For what belongs to no message."""
         self._could_write = False

@@ -67,7 +67,8 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
     address = address_of(url)
     if address.file is not None and not address.file.exists():
         raise DatabaseAway(f"there is no file {address.file}")
-    engine = create_engine(address.for_threads)
+    with address.loading_driver():
+        engine = create_engine(address.for_threads)
     try:
         with engine.connect() as connection:
             check_version(connection.execute(select(func.max(schema.c.version))).scalar())

@@ -238,7 +238,8 @@ def applied_schema(url: str) -> tuple[str, list[str]]:
     Raises: ConfigurationError; DatabaseAway
     """
     address = address_of(url)
-    engine = create_engine(address.for_threads)
+    with address.loading_driver():
+        engine = create_engine(address.for_threads)
     try:
         for attempt in range(APPLY_MAX):
             try:

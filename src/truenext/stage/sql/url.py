@@ -1,5 +1,7 @@
 """Which database does a URL name, and which drivers speak to it?"""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,20 @@ class Address:
     def __str__(self) -> str:
         """Without the password."""
         return self.for_threads.render_as_string()
+
+    @contextmanager
+    def loading_driver(self) -> Iterator[None]:
+        """Make engines of this database within: each imports its driver.
+
+        Raises: ConfigurationError if the driver is not installed
+        """
+        try:
+            yield
+        except ImportError as error:
+            extra = "postgresql" if self.file is None else "sql"
+            raise ConfigurationError(
+                f"the driver for {self} is missing ({error}): pip install 'truenext[{extra}]'"
+            ) from error
 
 
 def address_of(url: str) -> Address:
