@@ -14,6 +14,7 @@ TruenextError
 │   of a client:
 ├── ClosedError            the connection, session or consumer was closed by its own program
 ├── ConnectionLost         the broker is not there, or no longer
+│   └── NoBroker           it could not be connected to at all
 ├── Refused                the broker answered with an ERROR; it has done nothing
 ├── RolledBack             the transaction did not happen; what it was given comes again
 └── InDoubt                whether the transaction happened could not be found out in time
@@ -116,6 +117,10 @@ class ClosedError(TruenextError):
 
 class ConnectionLost(TruenextError):
     """The broker is not there, or no longer; what was asked for may have happened or not."""
+
+
+class NoBroker(ConnectionLost):
+    """No broker could be connected to; the message says where, and why."""
 
 
 class Refused(TruenextError):

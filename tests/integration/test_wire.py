@@ -7,6 +7,7 @@ and src/truenext/limits.py.
     TRUENEXT_SEED=7 pytest -s tests/integration/test_wire.py -k garbage
 """
 
+import asyncio
 import contextlib
 import http.client
 import itertools
@@ -30,7 +31,8 @@ from tests.integration import held_disk
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
-from truenext import blocking
+from truenext import blocking, connect
+from truenext.errors import ConnectionLost
 from truenext.limits import (
     BODY_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -1474,16 +1476,73 @@ def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, ur
 ASKING = [
     *(["send", "q", "body"], ["receive", "q"], ["browse", "q"], ["queues"], ["status"], ["redrive", "DLQ.q"]),
     *(["move", "q", "r"], ["purge", "q"], ["pause", "q"], ["resume", "q"], ["scheduled"], ["unschedule", "q"]),
-    ["reload"],
+    *(["reload"], ["stages", "rerun", "DLQ.q"]),
 ]
 
 
+def no_broker(url: str, reason: str) -> str:
+    remedy = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
+    return f"truenext: no broker at {url}: {reason}; {remedy}\n"
+
+
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
-def test_without_a_broker_the_command_says_so_in_one_line(command: list[str]) -> None:
+def test_command_without_a_broker_says_so_and_what_to_do_in_one_line(command: list[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"stomp://127.0.0.1:{nobody.getsockname()[1]}"
-        assert failed(*command, "--url", url, status=2) == f"truenext: no broker at {url}: Connection refused\n"
+        assert failed(*command, "--url", url, status=2) == no_broker(url, "Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "first"),
+    [
+        ("TLS", b"\x15\x03\x01\x00\x02\x02\x46"),
+        ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        ("AMQP", b"AMQP\x00\x00\x09\x01"),
+        ("OpenWire", b"\x00\x00\x00\xf0\x01ActiveMQ" + bytes(8)),
+        ("SSH", b"SSH-2.0-OpenSSH_9.2p1\r\n"),
+        ("Redis", b"-ERR unknown command 'CONNECT'\r\n"),
+    ],
+)
+def test_server_of_another_protocol_is_named_while_it_keeps_the_connection(protocol: str, first: bytes) -> None:
+    with answering(first) as url:
+        reason = f"the server there speaks {protocol}, not STOMP"
+        assert failed("queues", "--url", url, status=2) == no_broker(url, reason)
+        with pytest.raises(ConnectionLost, match=f"no broker at {url}: {reason}"):
+            asyncio.run(connect_once(url))
+
+
+def test_server_of_no_known_protocol_is_said_not_to_speak_stomp() -> None:
+    with answering(b"*1\r\n\0") as url:
+        said = failed("queues", "--url", url, status=2)
+    assert said.startswith(f"truenext: no broker at {url}: the server there does not speak STOMP 1.2: ")
+
+
+async def connect_once(url: str) -> None:
+    await connect(url, reconnect=False)
+
+
+@contextmanager
+def answering(first: bytes) -> Iterator[str]:
+    """A server that says these bytes, and nothing else."""
+    accepted: list[socket.socket] = []
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted.append(listener.accept()[0])
+                accepted[-1].sendall(first)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"stomp://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in accepted:
+                each.close()
 
 
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)

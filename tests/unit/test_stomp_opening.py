@@ -1,11 +1,11 @@
-"""Which first bytes of a connection are those of a client of another protocol?"""
+"""Which first bytes of a connection are those of a client, or of a server, of another protocol?"""
 
 import struct
 
 import pytest
 
 from truenext.errors import OtherProtocolError
-from truenext.wire.stomp.opening import Opening
+from truenext.wire.stomp.opening import Opening, opening_of_client, opening_of_server
 
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32)
 OTHERS = [
@@ -22,6 +22,23 @@ OTHERS = [
     ("MQTT", b"\x10\x8c\x01\x00\x04MQTT\x05" + bytes(133)),
     ("MQTT", b"\x10\x11\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x03abc"),
     ("OpenWire", struct.pack(">I", 0xF0) + b"\x01ActiveMQ\x00\x00\x00\x0c" + bytes(200)),
+]
+SERVERS = [
+    ("TLS", b"\x15\x03\x01\x00\x02\x02\x46"),
+    ("TLS", b"\x15\x03\x03\x00\x02\x02\x0a"),
+    ("HTTP", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+    ("AMQP", b"AMQP\x00\x00\x09\x01"),
+    ("OpenWire", struct.pack(">I", 0xF0) + b"\x01ActiveMQ\x00\x00\x00\x0c" + bytes(200)),
+    ("SSH", b"SSH-2.0-OpenSSH_9.2p1\r\n"),
+    ("Redis", b"-ERR unknown command 'CONNECT'\r\n"),
+]
+STOMP_SERVERS = [
+    b"CONNECTED\nversion:1.2\n\n\0",
+    b"ERROR\nmessage:no\n\n\0",
+    b"\n\nCONNECTED\n\n\0",
+    b"\r\nERROR\n\n\0",
+    b"AMPQ\n\n\0",
+    b"\0\0\0\0\0CONNECTED\n\n\0",
 ]
 STOMP = [
     b"CONNECT\naccept-version:1.2\n\n\0",
@@ -41,8 +58,8 @@ def pieces_of(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def recognized(pieces: list[bytes]) -> OtherProtocolError:
-    opening = Opening()
+def recognized(pieces: list[bytes], opening: Opening | None = None) -> OtherProtocolError:
+    opening = opening or opening_of_client()
     with pytest.raises(OtherProtocolError) as error:
         for piece in pieces:
             assert opening.receive(piece) is None
@@ -57,10 +74,29 @@ def test_first_bytes_of_another_protocol_are_named_however_they_are_cut(protocol
     assert str(error).startswith(f"the client speaks {protocol}, and this port speaks STOMP")
 
 
+@pytest.mark.parametrize(("protocol", "data"), SERVERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_cut(
+    protocol: str, data: bytes, size: int
+) -> None:
+    error = recognized(pieces_of(data, size), opening_of_server())
+    assert (error.protocol, error.answer) == (protocol, b"")
+    assert str(error) == f"the server there speaks {protocol}, not STOMP"
+
+
+@pytest.mark.parametrize("data", STOMP_SERVERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_first_bytes_of_a_server_of_stomp_all_go_on(data: bytes, size: int) -> None:
+    goes_on(opening_of_server(), data, size)
+
+
 @pytest.mark.parametrize("data", STOMP)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_stomp_and_of_the_unknown_all_go_on(data: bytes, size: int) -> None:
-    opening = Opening()
+    goes_on(opening_of_client(), data, size)
+
+
+def goes_on(opening: Opening, data: bytes, size: int) -> None:
     came = b""
     for piece in pieces_of(data, size):
         came += piece

@@ -19,7 +19,7 @@ import click
 
 from truenext.cli import terminal
 from truenext.cli.lazy import LazyGroup
-from truenext.errors import ConfigurationError, ConnectionLost, RemoteProtocolError
+from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError
 
 COMPLAINT_MAX = 4000
 """Characters: who hands over a wrong value of a megabyte need not see all of it again."""
@@ -33,11 +33,14 @@ UNANSWERED = (ConfigurationError, ConnectionLost, RemoteProtocolError)
 """Nobody was asked, nobody answered, or what answered is no broker."""
 
 
+START_ONE = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
+
+
 class Failure(click.ClickException):
     """What went wrong, in one line, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(f"{error}; {START_ONE}" if isinstance(error, NoBroker) else str(error))
         self._error = error
 
     @property

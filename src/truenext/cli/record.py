@@ -85,7 +85,7 @@ def record(
         recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
         terminal.say(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
-        with Progress(console=console, transient=True) as progress:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             tasks = {done: progress.add_task(done, total=count) for done in ("sent", "received")}
             events = recorder.record(
                 workload,

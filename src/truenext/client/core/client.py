@@ -26,7 +26,17 @@ from truenext.client.core.timers import Timer
 from truenext.client.core.unit import Outcome, Producer, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.client.core.world import CONNECTED, NOT_CONFIRMED
-from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError, for_another
+from truenext.errors import (
+    ClosedError,
+    Code,
+    ConnectionLost,
+    NoBroker,
+    OtherProtocolError,
+    Refused,
+    RemoteProtocolError,
+    TruenextError,
+    for_another,
+)
 from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
@@ -185,7 +195,7 @@ class Client:
                     "cannot connect to %(url)s: %(error)s", {"url": url, "error": reason, "attempts": self._tries}
                 )
 
-    def not_there(self) -> ConnectionLost:
+    def not_there(self) -> NoBroker:
         """No broker could be connected to, and why."""
         places = ", ".join(each.url for each in self.login.addresses)
         if self.last_error is not None:
@@ -194,7 +204,7 @@ class Client:
             reason = "it takes connections and does not answer"
         else:
             reason = "it has not answered in time"
-        return ConnectionLost(f"no broker at {places}: {reason}")
+        return NoBroker(f"no broker at {places}: {reason}")
 
     def opened(self, address: Address) -> None:
         """A socket is connected: say who we are."""
@@ -251,6 +261,9 @@ class Client:
             link.received(data, self.clock())
         except Refused as error:
             self._was_refused(error, link)
+        except RemoteProtocolError as error:
+            is_said = link.is_up or isinstance(error, OtherProtocolError)
+            self.lost(error if is_said else RemoteProtocolError(f"the server there does not speak STOMP 1.2: {error}"))
         except TruenextError as error:
             self.lost(error)
 

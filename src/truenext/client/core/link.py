@@ -16,12 +16,15 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.opening import opening_of_server
 from truenext.wire.stomp.protocol import Protocol as Stomp
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
 from truenext.wire.stomp.shapes import FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from truenext.wire.stomp.opening import Opening
 
 SILENCE = 2.0
 """Intervals without a byte after which the broker counts as lost."""
@@ -106,6 +109,8 @@ class Link:
         self.frames = 0
         self.unanswered: dict[int, Unanswered] = {}
         """By the number of the frame, in order."""
+        self._opening: Opening | None = opening_of_server()
+        """None once the peer is known to speak no other protocol."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
         self._heard = heard
         self._heart_beat_s = heart_beat_s
@@ -172,6 +177,11 @@ class Link:
     def received(self, data: bytes, now: float) -> None:
         """Raises: ConnectionLost, Refused if that was the end; RemoteProtocolError if the peer is no STOMP broker"""
         self.read_at = now
+        if self._opening is not None:
+            opened = self._opening.receive(data)
+            if opened is None:
+                return
+            self._opening, data = None, opened
         stomp = self._stomp
         for frame in stomp.receive(data):
             command = frame.command
@@ -191,7 +201,7 @@ class Link:
     def _on_connected(self, frame: Frame) -> None:
         headers = frame.headers
         if headers.get("version") != "1.2":
-            raise RemoteProtocolError("the broker does not speak STOMP 1.2")
+            raise RemoteProtocolError(f"it has agreed to version {headers.get('version', '1.0')}")
         self._stomp.agree(Version.V1_2)
         self.is_up = True
         self.store = headers.get("truenext-store", "")

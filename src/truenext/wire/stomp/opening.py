@@ -1,11 +1,13 @@
-"""The first bytes of a connection: are they of a client of another protocol?
+"""The first bytes of a connection: does the peer, client or server, speak another protocol?
 
     bytes --> STOMP, or unknown: they go on to the decoder
-          --> TLS, HTTP, AMQP, MQTT, OpenWire: the client gets an answer that it can read, where there is one
+          --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, where there is one
           --> too few to tell: they wait for more
 
 Only the beginning of each protocol is compared, so a few bytes decide, however they are cut.
 """
+
+from collections.abc import Callable
 
 from truenext.errors import OtherProtocolError
 
@@ -14,21 +16,33 @@ _ANY = None
 """Any byte."""
 
 _Beginning = tuple[int | None, ...]
+_Beginnings = tuple[tuple[str, _Beginning], ...]
 
-_BEGINNINGS: tuple[tuple[str, _Beginning], ...] = (
+_OF_BOTH: _Beginnings = (
+    ("AMQP", tuple(b"AMQP")),
+    # A WIREFORMAT_INFO behind its length, which is small.
+    ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
+)
+_OF_CLIENTS: _Beginnings = (
+    *_OF_BOTH,
     ("TLS", (0x16, 0x03)),
     # Behind CONNECT, which STOMP has as well, STOMP has a line end.
     *(("HTTP", tuple(method + b" ")) for method in _METHODS),
     ("HTTP", tuple(b"PRI * HTTP/2")),
-    ("AMQP", tuple(b"AMQP")),
     # A CONNECT: its length in one to four bytes, then the name of the protocol, that of version 3.1 being another one.
     *(
         ("MQTT", (0x10, *[_ANY] * size, 0x00, len(name), *name))
         for size in range(1, 5)
         for name in (b"MQTT", b"MQIsdp")
     ),
-    # A WIREFORMAT_INFO behind its length, which is small.
-    ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
+)
+_OF_SERVERS: _Beginnings = (
+    *_OF_BOTH,
+    # An alert: CONNECT is no ClientHello.
+    ("TLS", (0x15, 0x03)),
+    ("HTTP", tuple(b"HTTP/")),
+    ("SSH", tuple(b"SSH-")),
+    ("Redis", tuple(b"-ERR ")),
 )
 
 _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
@@ -36,27 +50,41 @@ _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 
 
 class Opening:
-    """Keeps the first bytes of a client until they tell its protocol."""
+    """Keeps the first bytes of a peer until they tell its protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, beginnings: _Beginnings, other: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""
+        self._beginnings = beginnings
+        self._other = other
 
     def receive(self, data: bytes) -> bytes | None:
-        """Return all bytes of the client up to now once they begin no other protocol; None if that is not known yet.
+        """Return all bytes of the peer up to now once they begin no other protocol; None if that is not known yet.
 
         Raises: OtherProtocolError if they do
         """
         self._data = data = self._data + data
         may_be_other = False
-        for protocol, beginning in _BEGINNINGS:
+        for protocol, beginning in self._beginnings:
             if all(byte is _ANY or byte == came for byte, came in zip(beginning, data, strict=False)):
                 if len(data) >= len(beginning):
-                    raise _other(protocol)
+                    raise self._other(protocol)
                 may_be_other = True
         return None if may_be_other else data
 
 
-def _other(protocol: str) -> OtherProtocolError:
+def opening_of_client() -> Opening:
+    return Opening(_OF_CLIENTS, _client_speaks)
+
+
+def opening_of_server() -> Opening:
+    return Opening(_OF_SERVERS, _server_speaks)
+
+
+def _server_speaks(protocol: str) -> OtherProtocolError:
+    return OtherProtocolError(f"the server there speaks {protocol}, not STOMP", protocol, b"")
+
+
+def _client_speaks(protocol: str) -> OtherProtocolError:
     reason = f"the client speaks {protocol}, and this port speaks STOMP 1.0 to 1.2"
     if protocol == "TLS":
         reason += " without TLS"

@@ -14,7 +14,7 @@ from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_ours
 from truenext.wire.stomp.login import read_login
-from truenext.wire.stomp.opening import Opening
+from truenext.wire.stomp.opening import Opening, opening_of_client
 from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.requests import REQUESTS, Requests
@@ -37,7 +37,7 @@ class StompServer:
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
         self._requests = Requests(session_id, message_id_prefix, self.replies)
-        self._opening: Opening | None = Opening()
+        self._opening: Opening | None = opening_of_client()
         """Has the first bytes of the client until they tell its protocol."""
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
