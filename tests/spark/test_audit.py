@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -23,7 +24,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
 from truenext.spark.audit.blocks import blocks
-from truenext.spark.audit.command import run
+from truenext.spark.audit.command import audit_all, run
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -200,6 +201,19 @@ def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
     none = command.invoke(audit_command, [str(tmp_path / "empty")])
     assert (none.exit_code, "no history in" in none.output) == (2, True)
     assert command.invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
+
+
+def test_runs_whose_folders_have_one_name_keep_their_tables_apart(frame: Frame, tmp_path: Path) -> None:
+    right, _ = serve(true_next, 3)
+    wrong, _ = serve(two_buckets, 3)
+    folders = [
+        written(frame, right, tmp_path / "right" / "data"),
+        written(frame, wrong, tmp_path / "wrong" / "data"),
+    ]
+    audited = audit_all(folders, out=tmp_path / "out")
+    assert [(each.name, each.verdict.is_held) for each in audited] == [("right/data", True), ("wrong/data", False)]
+    counts = [len(pandas.read_parquet(tmp_path / "out" / each.name / "violations")) for each in audited]
+    assert counts[0] == 0 < counts[1]
 
 
 def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

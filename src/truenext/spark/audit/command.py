@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
+from truenext.spark.audit.names import names_of
 from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.report import Run, write_comparison
 from truenext.spark.schema import read_events
@@ -64,8 +65,9 @@ def audit_all(
 ) -> list[Run]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
 
-    `stages` are folders into which services of stages wrote, for the history of one broker. `since` without a zone is
-    UTC. The runs that are returned have tables, of which a page can be made, only with `out`.
+    The tables of several folders go to folders below `out` that are called as `names_of` says. `stages` are folders
+    into which services of stages wrote, for the history of one broker. `since` without a zone is UTC. The runs that
+    are returned have tables, of which a page can be made, only with `out`.
 
     Raises: ConfigurationError, HistoryError
     """
@@ -75,6 +77,7 @@ def audit_all(
         raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
     if stages and len(folders) > 1:
         raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
+    names = names_of(folders)
     for place in (*folders, *stages):
         if not (isinstance(place, str) and "://" in place):
             path_to_read(Path(place).resolve())
@@ -88,8 +91,7 @@ def audit_all(
     with _told("Spark started"):
         spark = start(master, log=None if out is None else out / SPARK_LOG)
     audited = []
-    for folder in folders:
-        name = str(folder).rstrip("/").rpartition("/")[2]
+    for folder, name in zip(folders, names, strict=True):
         if len(folders) > 1:
             print(f"{name}:", file=sys.stderr, flush=True)
         with _all_events(spark, folder) as events:

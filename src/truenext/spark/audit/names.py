@@ -1,0 +1,39 @@
+"""Names of runs that are shown side by side, and of the folders that their tables go to."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from truenext.errors import ConfigurationError
+
+
+def names_of(folders: Sequence[Path | str]) -> list[str]:
+    """Return for each folder, or address such as s3a://..., as much of the end of its path as no other has.
+
+    >>> names_of(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
+    ['monday/data', 'tuesday/data', 'copy']
+
+    Raises: ConfigurationError if one of them is named twice
+    """
+    parts = [_parts(folder) for folder in folders]
+    for number, each in enumerate(parts):
+        if each in parts[:number]:
+            raise ConfigurationError(f"{folders[number]} is named twice: name each history once")
+    lengths = [1] * len(parts)
+    while True:
+        names = ["/".join(each[-length:]) for each, length in zip(parts, lengths, strict=True)]
+        count = Counter(names)
+        longer = [
+            min(length + (count[name] > 1), len(each)) for name, each, length in zip(names, parts, lengths, strict=True)
+        ]
+        if longer == lengths:
+            return names
+        lengths = longer
+
+
+def _parts(folder: Path | str) -> tuple[str, ...]:
+    if isinstance(folder, str) and "://" in folder:
+        path = PurePosixPath("/", folder.partition("://")[2])
+    else:
+        path = PurePosixPath(Path(folder).resolve().as_posix())
+    return path.parts[1:] or ("root",)

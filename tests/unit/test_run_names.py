@@ -1,0 +1,38 @@
+"""Are runs that `truenext audit` shows side by side told apart, and their tables kept apart?"""
+
+from pathlib import Path
+
+import pytest
+
+from truenext.errors import ConfigurationError
+from truenext.spark.audit.names import names_of
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["a"], ["a"]),
+        (["a", "b/"], ["a", "b"]),
+        (["a/data", "b/data"], ["a/data", "b/data"]),
+        (["a/data", "b/data", "b"], ["a/data", "b/data", "b"]),
+        (["x/a/data", "y/a/data", "y/b/data"], ["x/a/data", "y/a/data", "b/data"]),
+        (["/data", "/b/data"], ["data", "b/data"]),
+        (["s3a://one/data", "s3a://two/data/"], ["one/data", "two/data"]),
+        (["/", "a"], ["root", "a"]),
+    ],
+)
+def test_names_of_runs_are_as_short_as_they_can_be_told_apart(folders: list[str], names: list[str]) -> None:
+    assert names_of(folders) == names
+
+
+def test_names_of_runs_never_lead_out_of_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert names_of([Path(), Path("..")]) == ["here", tmp_path.name]
+
+
+@pytest.mark.parametrize("other", ["data", "./data/", "a/../data"])
+def test_folder_that_is_named_twice_is_refused(other: str) -> None:
+    with pytest.raises(ConfigurationError, match="is named twice"):
+        names_of(["data", other])
