@@ -59,6 +59,23 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
         sending.is_too_late()
 
 
+def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() -> None:
+    script = Script()
+    script.connect()
+    client = script.client
+    enqueue(client, prepare(client, "/queue/a", b"x", {}))
+    reports = []
+    for second in range(0, 100, 10):
+        script.now = second
+        client.tick()
+        assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
+        assert client.link is not None
+        script.refuse(client.link.frames, Code.NO_ROOM)
+        reports.append(len(script.reports) - 1)
+    assert reports == [1] * 6 + [2] * 4
+    assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-room"] * 2
+
+
 def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> None:
     script = Script()
     script.connect()

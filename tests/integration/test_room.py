@@ -229,9 +229,12 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     # Between two tries, in the pause of a client that was refused.
     monkeypatch.setattr(messages, "SEND_SECONDS", 2.5 * NO_ROOM_S)
     held_broker.set_room(Room.LITTLE)
-    done = CliRunner().invoke(main, ["send", queue, *words, "--url", f"stomp://127.0.0.1:{held_broker.port}"])
+    url = f"stomp://127.0.0.1:{held_broker.port}"
+    done = CliRunner().invoke(main, ["send", queue, *words, "--url", url])
     assert done.exit_code == 1
-    assert f"truenext: {count} not taken: the broker's {FULL}" in done.stderr
+    waits, *_, ends = done.stderr.splitlines()
+    assert waits.startswith(f"truenext: messages wait until {url} takes them: the broker's {FULL}")
+    assert ends.startswith(f"truenext: {count} not taken: the broker's {FULL}")
     held_broker.set_room(Room.PLENTY)
     assert held_broker.what_is_left(queue, once_durable=True) == []
 

@@ -12,6 +12,7 @@ from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.ending import Failure
 from truenext.cli.values import URL
+from truenext.client.core.world import NO_ROOM
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 
@@ -36,12 +37,15 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
     Raises: `failure` for whatever goes wrong with it
     """
     logger = logging.getLogger("truenext.client")
+    # Where a command says nothing, logging would print warnings by itself.
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
+    said = _Said()
+    logger.addHandler(said)
     try:
         if reconnect:
             with connect(url, reconnect=False):
-                logger.addHandler(_Said())
+                said.lasts = True
                 logger.setLevel(logging.INFO)
         with connect(url, reconnect=reconnect) as connection:
             yield connection
@@ -55,17 +59,23 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
         raise failure(RemoteProtocolError(str(error))) from error
     except TruenextError as error:
         raise failure(error) from error
+    finally:
+        logger.removeHandler(said)
 
 
 class _Said(logging.Handler):
-    """What becomes of a connection that is to last, on standard error: that it has gone, once, and that it is back."""
+    """What a command says of its connection on standard error while it waits: that the broker does not take messages,
+    and of a connection that `lasts`, once, that it has gone, and that it is back."""
 
+    lasts = False
     _has_gone = False
 
     def emit(self, record: logging.LogRecord) -> None:
         # Only what has come has a session.
         has_come = isinstance(record.args, dict) and "session" in record.args
-        if has_come is self._has_gone:
+        if record.msg == NO_ROOM:
+            terminal.say(f"truenext: {record.getMessage()}", err=True)
+        elif self.lasts and has_come is self._has_gone:
             self._has_gone = not has_come
             terminal.say(f"truenext: {'connected again' if has_come else record.getMessage()}", err=True)
 

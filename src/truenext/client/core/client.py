@@ -25,7 +25,7 @@ from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.timers import Timer
 from truenext.client.core.unit import Outcome, Producer, Unit
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.client.core.world import CONNECTED, NOT_CONFIRMED
+from truenext.client.core.world import CONNECTED, NO_ROOM, NOT_CONFIRMED
 from truenext.errors import (
     ClosedError,
     Code,
@@ -134,7 +134,7 @@ class Client:
         self.world = world
         self.clock, self.flush, self.flush_soon, self.timers = world.clock, world.flush, world.flush_soon, world.timers
         self.attempts = Attempts(login.addresses, world.chance)
-        self.outbox = Outbox(name, world.timers, world.clock, pump_soon=self.pump_soon)
+        self.outbox = Outbox(name, world.timers, world.clock, pump_soon=self.pump_soon, has_no_room=self._has_no_room)
         self.questions = Questions()
         self.subscriptions = Subscriptions(world, make)
         self.units: dict[Unit, None] = {}
@@ -154,7 +154,7 @@ class Client:
         self._tries = 0
         """Attempts to connect that have failed since."""
         self._complaints: dict[tuple[str, str], float] = {}
-        """When each of their reasons was reported, by URL."""
+        """When each reason of a report was reported, by URL."""
         self.reconnects = -1
         self.browse: Browsing | None = None
         self.is_full = False
@@ -187,13 +187,18 @@ class Client:
         if not self.login.reconnects and self.attempts.failures >= len(self.login.addresses):
             self.fail(self.not_there())
         else:
-            now = self.clock()
-            complained = self._complaints.get((url, reason))
-            if complained is None or now - complained >= COMPLAINT_S:
-                self._complaints[url, reason] = now
-                self.world.report(
-                    "cannot connect to %(url)s: %(error)s", {"url": url, "error": reason, "attempts": self._tries}
-                )
+            self._complain("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._tries)
+
+    def _has_no_room(self, error: Refused) -> None:
+        self._complain(NO_ROOM, self.attempts.address.url, str(error))
+
+    def _complain(self, what: str, url: str, reason: str, **facts: object) -> None:
+        """Report it, unless that was done less than a minute ago."""
+        now = self.clock()
+        complained = self._complaints.get((url, reason))
+        if complained is None or now - complained >= COMPLAINT_S:
+            self._complaints[url, reason] = now
+            self.world.report(what, {"url": url, "error": reason, **facts})
 
     def not_there(self) -> NoBroker:
         """No broker could be connected to, and why."""

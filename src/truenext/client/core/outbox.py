@@ -133,10 +133,20 @@ class Awaited:
 
 
 class Outbox:
-    def __init__(self, name: str, timers: Timers, clock: Callable[[], float], *, pump_soon: Callable[[], None]) -> None:
-        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent."""
+    def __init__(
+        self,
+        name: str,
+        timers: Timers,
+        clock: Callable[[], float],
+        *,
+        pump_soon: Callable[[], None],
+        has_no_room: Callable[[Refused], None],
+    ) -> None:
+        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `has_no_room`
+        is told each time that the broker refuses sends for lack of room."""
         self.producer = Producer(name)
         self._pump_soon = pump_soon
+        self._has_no_room = has_no_room
         self._timers = timers
         self._clock = clock
         self._link: Link | None = None
@@ -326,6 +336,7 @@ class Outbox:
             if error.code == Code.NO_ROOM:
                 behind.append(send)
                 self._no_room = error
+                self._has_no_room(error)
             else:
                 self._settle(send, error)
         if not self._under_way:
