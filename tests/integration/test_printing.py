@@ -147,9 +147,16 @@ OF_THE_BROKER = [
     *(["move", "QUEUE", "elsewhere", "--dry-run"], ["move", "QUEUE", "elsewhere", "--dry-run", "--json"]),
     *(["purge", "QUEUE", "--dry-run"], ["unschedule", "QUEUE", "--dry-run"]),
 ]
+STAGES = "tests.stages.services.working:app"
 OF_NOBODY = [
     ["config", "check", "/dev/null"],
     ["store", "check", "FOLDER"],
+    ["history", "export", "FOLDER"],
+    *(
+        ["stages", "describe", STAGES],
+        ["stages", "describe", STAGES, "--json"],
+        ["stages", "describe", STAGES, "--dot"],
+    ),
     ["--help"],
     ["--version"],
     ["send", "-h"],
@@ -157,11 +164,15 @@ OF_NOBODY = [
 ]
 
 
-def redirected(broker: BrokerProcess, redirection: str, *words: str) -> tuple[int, str]:
+def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int | None = None) -> tuple[int, str]:
     """The status of a command that a shell starts, and what it says on standard error."""
-    to_broker = [] if list(words) in OF_NOBODY or words[0] == "store" else ["--url", f"stomp://127.0.0.1:{broker.port}"]
+    to_broker = (
+        []
+        if list(words) in OF_NOBODY or words[0] in ("store", "history")
+        else ["--url", f"stomp://127.0.0.1:{broker.port}"]
+    )
     command = dying_with_us(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, *words, *to_broker])
-    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS, text=True)
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS, text=True, stdout=stdout)
     return done.returncode, done.stderr
 
 
@@ -201,13 +212,18 @@ def test_a_command_that_prints_nothing_needs_no_standard_output(broker: BrokerPr
     assert [each.body for each in broker.what_is_left(queue)] == [b"sent"] * 3
 
 
-def test_a_reader_of_the_help_that_has_gone_is_told_as_of_any_command() -> None:
-    for words in (["--help"], ["send", "--help"]):
-        read, written = os.pipe()
-        os.close(read)
-        with os.fdopen(written, "wb") as pipe:
-            done = subprocess.run(dying_with_us([TRUENEXT, *words]), stdout=pipe, stderr=subprocess.PIPE)
-        assert (done.returncode, done.stderr) == (141, b"")
+@pytest.mark.drawn
+@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NOBODY], ids=" ".join)
+def test_reader_that_has_gone_ends_every_command_in_the_same_way(
+    broker: BrokerProcess, queue: str, words: list[str], tmp_path: Path
+) -> None:
+    broker.connect().send(queue, b"kept", headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)
+    broker.connect().send(queue, b"kept", confirmed=True)
+    words = [{"QUEUE": queue, "FOLDER": str(sound_folder(tmp_path))}.get(word, word) for word in words]
+    read, written = os.pipe()
+    os.close(read)
+    assert redirected(broker, "", *words, stdout=written) == (141, "")
+    os.close(written)
 
 
 @pytest.mark.parametrize("words", [[], ["--lines"]], ids=" ".join)
@@ -229,6 +245,21 @@ def test_a_standard_input_that_cannot_be_read_is_said(
 def test_a_pause_says_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
     assert piped(broker, "pause", queue).decode() == f"there was no queue '{queue}': made and paused\n"
     assert piped(broker, "pause", queue) == piped(broker, "resume", queue) == piped(broker, "pause", queue) == b""
+
+
+def test_name_that_the_encoding_of_standard_output_lacks_is_printed_escaped(broker: BrokerProcess, queue: str) -> None:
+    name = f"{queue}-ü☃"
+    broker.connect().send(name, b"1", confirmed=True)
+    url = ["--url", f"stomp://127.0.0.1:{broker.port}"]
+    for words in (["queues"], ["pause", f"{name}-new"]):
+        done = subprocess.run(
+            dying_with_us([TRUENEXT, *words, *url]),
+            capture_output=True,
+            timeout=PATIENCE_SECONDS,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert f"{queue}-ü\\u2603".encode("latin-1") in done.stdout
 
 
 def test_bytes_that_are_no_utf_8_are_sent_as_they_are(broker: BrokerProcess, queue: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.brokers import free_port
-from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
@@ -71,6 +71,25 @@ def get(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "said"),
+    [
+        ("| true", 141, ""),
+        (">/dev/full", 2, "truenext: cannot write to standard output: No space left on device\n"),
+        (">&-", 2, "truenext: cannot write to standard output: it is closed, or open for reading only\n"),
+    ],
+    ids=["pipe", "full", "closed"],
+)
+def test_service_whose_standard_output_takes_nothing_ends_as_other_commands_do(
+    broker: BrokerProcess, redirection: str, status: int, said: str
+) -> None:
+    # The reader has gone before anything is written.
+    shell = f'{{ sleep 0.1; "$@"; echo "status $?" >&2; }} {redirection}'
+    command = ["/bin/sh", "-c", shell, "sh", TRUENEXT, "stages", "run", SERVICE, "--url", url_of(broker)]
+    done = subprocess.run(dying_with_us(command), stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS)
+    assert done.stderr == f"{said}status {status}\n"
 
 
 def test_what_a_stage_prints_is_in_a_file_while_the_service_runs(broker: BrokerProcess, start: Start) -> None:

@@ -66,6 +66,8 @@ def counted(count: int, of_what: str) -> str:
 def open_output() -> None:
     """Where standard output is closed there is one that cannot be written to: whoever prints must not believe that it
     is printed. No socket or file takes the number of any stream that is closed; the event loop aborts on one that does.
+
+    What the encoding of standard output does not have is written as on standard error, such as \\u2603 in Latin-1.
     """
     while (nowhere := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
@@ -73,6 +75,8 @@ def open_output() -> None:
         sys.stdout = os.fdopen(nowhere, "w", encoding="utf-8")
     else:
         os.close(nowhere)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_at_once() -> None:

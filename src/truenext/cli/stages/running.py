@@ -22,7 +22,7 @@ import msgspec
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
 from truenext.cli.connecting import URL_VARIABLE
-from truenext.cli.ending import Failure
+from truenext.cli.ending import NO_ANSWER, UNREAD, Failure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.answering import answering
 from truenext.cli.stages.leaving import THREADS_S, Deadline, end_at_once, leave_threads
@@ -104,6 +104,7 @@ def run(
     terminal.print_at_once()
     logs.configure(log_level)
     deadline, status = Deadline(), 1
+    unwritten: OSError | None = None
     try:
         with logs.noticing_basic_config():
             service = service_at(place)
@@ -136,12 +137,26 @@ def run(
         failure = Failure(error)
         failure.show()
         status = failure.exit_code
+    except _Unwritten as error:
+        unwritten = error.cause
+        status = UNREAD if isinstance(unwritten, BrokenPipeError) else NO_ANSWER
     except Exception as error:
         logger.critical("the service has ended by an error", exc_info=error)
         status = 1
     deadline.lift()
     leave_threads(status)
+    if unwritten is not None:
+        # As of any other command, which ends with that status and says why.
+        raise unwritten
     raise SystemExit(status)
+
+
+class _Unwritten(Exception):
+    """Nobody can be told that the service runs: standard output cannot be written to."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class _Process:
@@ -178,13 +193,16 @@ class _Process:
                 await running.connect()
                 await _warn_of_what_is_left(running, service)
                 await running.start()
-                terminal.say(
+                _say(
                     f"{service.name} runs {counted(len(service.stages), 'stage')} of "
                     f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{said}"
                 )
                 await running.until_failed()
             except asyncio.CancelledError:
                 self._check_signal()
+            except _Unwritten:
+                await self._stop(running)
+                raise
             except Exception as error:
                 # At once, as what is in hand may take a while. Without stages that run it is said when all is closed.
                 if running.consumptions:
@@ -247,6 +265,14 @@ class _Process:
             raise asyncio.CancelledError
         while self._main.cancelling():
             self._main.uncancel()
+
+
+def _say(text: str) -> None:
+    """Raises: _Unwritten"""
+    try:
+        terminal.say(text)
+    except OSError as error:
+        raise _Unwritten(error) from error
 
 
 class Queue(msgspec.Struct):
