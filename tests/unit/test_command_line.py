@@ -199,6 +199,19 @@ def test_a_command_that_there_is_not_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recieve", "q"], "No such command 'recieve'. Did you mean 'receive'? See truenext --help"),
+        (["stages", "rnu"], "No such command 'rnu'. Did you mean 'run'? See truenext stages --help"),
+        (["store", "xport"], "No such command 'xport'. Did you mean 'export'? See truenext store --help"),
+        (["queues", "--ulr"], "No such option '--ulr'. Did you mean '--url'? See truenext queues --help"),
+    ],
+)
+def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(words: list[str], said: str) -> None:
+    assert check_refusal(CliRunner().invoke(main, words, prog_name="truenext")) == f"truenext: {said}\n"
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["receive", "q", "--all", "--count", "1"],

@@ -125,7 +125,8 @@ def _unwritten(error: OSError) -> Unasked:
 def _complain(error: click.ClickException) -> None:
     complaint = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        complaint = f"{complaint.removesuffix('.')}; see {error.ctx.command_path} --help"
+        join = " See" if complaint.endswith(("?", ")")) else "; see"
+        complaint = f"{complaint.removesuffix('.')}{join} {error.ctx.command_path} --help"
     if len(complaint) > COMPLAINT_MAX:
         complaint = f"{complaint[:COMPLAINT_MAX]}..."
     terminal.say(f"truenext: {complaint}", err=True)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -22,3 +23,13 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"truenext.cli.{home}"), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click suggests only commands that are loaded.
+        name = args[0]
+        near = get_close_matches(name, self._homes, n=1)
+        if near and name not in self._homes and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
