@@ -1287,9 +1287,11 @@ def has_ipv6() -> bool:
 def test_an_ipv6_address_has_its_brackets_wherever_it_is_shown() -> None:
     with serving("--memory", "--listen", "stomp://[::1]:0") as (url,):
         assert re.fullmatch(r"stomp://\[::1\]:\d+", url)
-        assert f"cannot listen on {url.removeprefix('stomp://')}: " in failed(
-            "serve", "--memory", "--listen", url, status=2
-        )
+        place = url.removeprefix("stomp://")
+        in_use = f"truenext: cannot listen on {place}{{}}: Address already in use\n"
+        assert failed("serve", "--memory", "--listen", url, status=2) == in_use.format("")
+        words = ["stages", "run", "tests.stages.services.working:app", "--url", url, "--health", place]
+        assert failed(*words, status=2) == in_use.format(" for --health")
         with blocking.connect(url) as client, client.consumer("/topic/t", prefetch=1) as consumer:
             for _ in range(3):
                 client.send("/topic/t", b"x")

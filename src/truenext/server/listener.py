@@ -1,6 +1,7 @@
 """Where clients connect: listening sockets, and the connections made from them."""
 
 import logging
+import os
 import socket
 from asyncio import AbstractEventLoop, Event
 from collections.abc import Callable
@@ -62,7 +63,11 @@ class Listener:
             )[0]
             self._sock = socket.create_server(where[:2], family=family, backlog=BACKLOG, reuse_port=False)
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
+            reason = "it is not the name of a host"
+            if isinstance(error, OSError):
+                # The text of `create_server` says the address once more.
+                is_of_name = isinstance(error, socket.gaierror) or not error.errno
+                reason = error.strerror if is_of_name else os.strerror(error.errno)
             raise ConfigurationError(
                 f"cannot listen on {host_and_port(address.host, address.port)}: {reason}"
             ) from error

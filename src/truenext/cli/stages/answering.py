@@ -9,6 +9,8 @@ Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -89,7 +91,9 @@ async def answering(host: str, port: int, health: Callable[[], Health], figures:
     try:
         server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
     except OSError as error:
-        reason = error.strerror or error
+        # The text of asyncio says the address once more.
+        is_of_name = isinstance(error, socket.gaierror) or not error.errno
+        reason = error.strerror or error if is_of_name else os.strerror(error.errno)
         raise ConfigurationError(f"cannot listen on {host_and_port(host, port)} for --health: {reason}") from error
     try:
         yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"
