@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.client.scripted import Script, receive
+from tests.client.scripted import ADDRESS, Script, receive
 from truenext.cli.logs import FieldFormatter
 from truenext.client import log
 from truenext.client.core.client import COMPLAINT_S
+from truenext.errors import ClosedError
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 URL = "stomp://127.0.0.1:61613"
@@ -30,6 +31,14 @@ def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_
     script.now = 75.5
     script.connect()
     assert script.reports[3:] == [f"connected to {URL}, after 75.5 seconds and 23 attempts"]
+
+
+def test_client_that_is_closed_before_it_is_connected_reports_nothing() -> None:
+    script = Script()
+    script.client.opened(ADDRESS)
+    script.client.fail(ClosedError("it was never connected"))
+    assert script.client.link is None
+    assert script.reports == []
 
 
 def test_lost_connection_is_reported_and_so_is_the_next_one() -> None:

@@ -249,6 +249,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
         is_full = True
         events.begun(STAGE, message(2), envelope())
         until(lambda: "cannot be written" in caplog.text)
+        assert vars(caplog.records[0])["folder"] == str(tmp_path)
         # What waits now is tried with a new file.
         events.begun(STAGE, message(3), envelope())
         until(lambda: failures >= 2)

@@ -209,6 +209,8 @@ def test_a_service_ends_though_a_stage_swallows_its_cancellation_and_gives_its_m
     process.signal(signal.SIGINT)
     assert process.wait(40) in BY_SIGNAL
     assert "the process ends without waiting for stages that do not" in process.log
+    (said,) = process.lines("stages are still at work")
+    assert said.endswith(" stages=['work.stubborn']")
     broker.await_facts("work.stubborn", waiting=1, unacknowledged=0)
     second = start()
     second.await_lines("begun 0 1")

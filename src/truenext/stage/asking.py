@@ -68,7 +68,7 @@ class Asking:
                 if isinstance(error, ClosedError):
                     return
                 self._subscribed = loop.create_future()
-                _logger.warning("replies do not come", extra={"error": str(error)})
+                _logger.warning("replies do not come", extra={"topic": self._name, "error": str(error)})
                 if not self._waiting:
                     # Who asks next tries again.
                     return
@@ -105,7 +105,8 @@ class Asking:
             envelope = decode(message.body)
             number = msgspec.json.decode(envelope.state, type=int)
         except (NotDecoded, msgspec.MsgspecError) as error:
-            _logger.warning("what came as a reply is none", extra={"error": str(error)})
+            facts = {"topic": self._name, "message_id": message.key, "error": str(error)}
+            _logger.warning("what came as a reply is none", extra=facts)
             return
         codec, future = self._waiting.get(number, (None, None))
         if codec is None or future is None or future.done():

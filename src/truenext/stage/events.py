@@ -237,7 +237,8 @@ class StageEvents:
             self._write(content)
         except OSError as error:
             if not self._is_failing:
-                _logger.warning("events of stages cannot be written, and are lost", extra={"error": str(error)})
+                facts = {"folder": str(self._folder), "error": str(error)}
+                _logger.warning("events of stages cannot be written, and are lost", extra=facts)
             self._is_failing = True
             # Half a line may be in it, which is to be the last.
             self._leave_file()

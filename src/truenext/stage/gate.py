@@ -84,7 +84,10 @@ class Gate:
         self.trouble, self.reason = trouble, first_line(error)
         self._opened.clear()
         self._closed.set()
-        _logger.warning(_RESTING.get(trouble, _RESTING[Trouble.AWAY]), extra={"reason": self.reason})
+        _logger.warning(
+            _RESTING.get(trouble, _RESTING[Trouble.AWAY]),
+            extra={"database": str(self.database), "reason": self.reason},
+        )
         loop = asyncio.get_running_loop()
         if loop.time() - self._opened_at > STEADY_S:
             self._pause_s = PAUSE_S
@@ -108,11 +111,12 @@ class Gate:
         self._opened_at = asyncio.get_running_loop().time()
         self._closed.clear()
         self._opened.set()
+        database = {"database": str(self.database)}
         if self.trouble in (Trouble.FULL, Trouble.TABLES):
             # The look has not seen whether that is over.
-            _logger.warning("the stages that rested try again")
+            _logger.warning("the stages that rested try again", extra=database)
         else:
-            _logger.warning("the database is back: its stages go on")
+            _logger.warning("the database is back: its stages go on", extra=database)
 
     async def _until_there(self, look: Callable[[], Awaitable[None]], said: str) -> None:
         while True:

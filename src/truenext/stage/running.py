@@ -330,7 +330,7 @@ class Running:
         _, late = await asyncio.wait(tasks, timeout=timeout)
         if not late:
             return
-        _logger.warning("stages are still at work, and what they do is given back", extra={"stages": len(late)})
+        _logger.warning("stages are still at work, and what they do is given back", extra={"stages": self.busy})
         # The first time handlers are cancelled, the second time those are left that do not end.
         for _ in range(2):
             for task in late:

@@ -1,6 +1,7 @@
 """Is the database there, and who has which connections? Source: docs/stages-sql.md, "Pools" """
 
 import asyncio
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
 
 
 def test_many_who_lose_the_database_at_once_have_one_look_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = 0
 
@@ -221,5 +222,7 @@ def test_many_who_lose_the_database_at_once_have_one_look_at_it(
         assert not gate.is_open
         await gate.stop()
 
-    asyncio.run(run())
+    with caplog.at_level(logging.WARNING, "truenext.stage"):
+        asyncio.run(run())
     assert looks == 1
+    assert str(tmp_path / "shop.db") in vars(caplog.records[0])["database"]

@@ -206,8 +206,10 @@ class _Process:
             except Exception as error:
                 # At once, as what is in hand may take a while. Without stages that run it is said when all is closed.
                 if running.consumptions:
+                    ended = sorted({each.stage.queue for each in running.consumptions if each.task.done()})
                     logger.critical(
-                        "the service stops: a stage takes no messages any more", extra={"error": str(error)}
+                        "the service stops: a stage takes no messages any more",
+                        extra={"stages": ended, "error": str(error)},
                     )
                 await self._stop(running)
                 raise

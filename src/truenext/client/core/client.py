@@ -305,7 +305,7 @@ class Client:
                     "connection lost to %(url)s: %(error)s",
                     {"url": self.attempts.address.url, "error": _reason(error), "connection": link.number},
                 )
-        else:
+        elif not isinstance(error, ClosedError):
             self.connecting_failed(error)
         why = ConnectionLost(f"the connection was lost: {error}")
         self.subscriptions.lost(link, self.units, was_up=link.is_up)
