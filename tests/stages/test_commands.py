@@ -187,6 +187,12 @@ def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.parametrize("words", [["describe", "shop:app", "--svg"], ["check", "shop:app", "--write", "--against"]])
+def test_file_that_cannot_be_written_is_named_with_the_reason(folder: Path, words: list[str]) -> None:
+    said = stages(*words, str(folder / "none" / "file"))
+    assert (said.exit_code, said.stderr) == (2, f"truenext: {folder / 'none' / 'file'}: No such file or directory\n")
+
+
 def test_an_error_in_the_module_is_shown_from_its_own_first_line_on(folder: Path) -> None:
     (folder / "other.py").write_text("def divide():\n    1 / 0\n\n\ndivide()\n")
     result = stages("describe", "other:app")

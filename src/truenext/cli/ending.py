@@ -40,7 +40,12 @@ class Failure(click.ClickException):
     """What went wrong, in one line, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(f"{error}; {START_ONE}" if isinstance(error, NoBroker) else str(error))
+        said = str(error)
+        if isinstance(error, NoBroker):
+            said = f"{error}; {START_ONE}"
+        elif isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"
+        super().__init__(said)
         self._error = error
 
     @property
@@ -116,7 +121,7 @@ def _written() -> Iterator[None]:
 
 def _unwritten(error: OSError) -> Unasked:
     if error.filename is not None:
-        return Unasked(OSError(f"{error.filename}: {error.strerror}"))
+        return Unasked(error)
     terminal.forget(sys.stdout)
     reason = "it is closed, or open for reading only" if error.errno == errno.EBADF else error.strerror
     return Unasked(OSError(f"cannot write to standard output: {reason}"))

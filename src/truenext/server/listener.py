@@ -66,8 +66,9 @@ class Listener:
             reason = "it is not the name of a host"
             if isinstance(error, OSError):
                 # The text of `create_server` says the address once more.
-                is_of_name = isinstance(error, socket.gaierror) or not error.errno
-                reason = error.strerror if is_of_name else os.strerror(error.errno)
+                reason = str(error.strerror or error)
+                if error.errno and not isinstance(error, socket.gaierror):
+                    reason = os.strerror(error.errno)
             raise ConfigurationError(
                 f"cannot listen on {host_and_port(address.host, address.port)}: {reason}"
             ) from error

@@ -12,7 +12,7 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.errors import DatabaseAway, Trouble, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -171,8 +171,3 @@ class Gate:
         if looking:
             await asyncio.wait(looking)
         await self.database.close()
-
-
-def first_line(error: BaseException) -> str:
-    """Of what it says: drivers say much."""
-    return str(error).partition("\n")[0]

@@ -49,6 +49,14 @@ def test_tables_are_made_where_they_are_missing_and_that_is_said(say: Say, datab
     assert again.exit_code == 0 and "all tables already" in again.output
 
 
+@pytest.mark.parametrize("command", [["outbox"], ["schema", "--apply"]], ids=" ".join)
+def test_database_that_is_not_there_is_said_in_one_line(say: Say, command: list[str]) -> None:
+    said = say(*command, "--database", "postgresql://127.0.0.1:1/shop")
+    assert said.exit_code == 1
+    assert "Connection refused" in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+
+
 def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database: str, tmp_path: Path) -> None:
     printed = say("schema", "--sql", "--database", database)
     assert printed.exit_code == 0

@@ -91,9 +91,10 @@ async def answering(host: str, port: int, health: Callable[[], Health], figures:
     try:
         server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
     except OSError as error:
-        # The text of asyncio says the address once more.
-        is_of_name = isinstance(error, socket.gaierror) or not error.errno
-        reason = error.strerror or error if is_of_name else os.strerror(error.errno)
+        reason = str(error.strerror or error)
+        if error.errno and not isinstance(error, socket.gaierror):
+            # The text of asyncio says the address once more.
+            reason = os.strerror(error.errno)
         raise ConfigurationError(f"cannot listen on {host_and_port(host, port)} for --health: {reason}") from error
     try:
         yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"

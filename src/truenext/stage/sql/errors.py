@@ -82,3 +82,8 @@ class UnderWay(TruenextError):
 
 class ProducerLost(TruenextError):
     """Another process has taken over the producer under whose number something was to be sent."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says: drivers say much."""
+    return str(error).partition("\n")[0]

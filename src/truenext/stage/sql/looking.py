@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, create_engi
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseAway, first_line
 from truenext.stage.sql.once import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
@@ -76,7 +76,7 @@ def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, DBAPIError) and says_unusable(error):
             raise ConfigurationError(f"{address}: {unusable(error)}") from error
-        raise DatabaseAway(f"{address} is not there: {error}") from error
+        raise DatabaseAway(f"{address} is not there: {first_line(error)}") from error
     finally:
         engine.dispose()
 

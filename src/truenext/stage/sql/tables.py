@@ -38,7 +38,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseAway, first_line
 from truenext.stage.sql.url import address_of
 
 VERSION = 1
@@ -251,6 +251,6 @@ def applied_schema(url: str) -> tuple[str, list[str]]:
                     raise
         raise AssertionError("the last time it was raised")
     except (SQLAlchemyError, OSError) as error:
-        raise DatabaseAway(f"the tables cannot be made in {address}: {error}") from error
+        raise DatabaseAway(f"the tables cannot be made in {address}: {first_line(error)}") from error
     finally:
         engine.dispose()
