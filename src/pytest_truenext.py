@@ -5,7 +5,7 @@ pytest imports this file whether anybody wants a broker or not: truenext itself 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,11 +14,26 @@ if TYPE_CHECKING:
 
     from truenext.testing import BlockingBroker
 
+_has_raised = pytest.StashKey[bool]()
+"""The test, or what was set up for it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """Only look on: the report is made by others."""
+    has_raised = call.when != "setup" and item.stash.get(_has_raised, False)
+    item.stash[_has_raised] = has_raised or call.excinfo is not None
+
 
 @pytest.fixture
-def truenext_broker() -> Iterator[BlockingBroker]:
+def truenext_broker(request: pytest.FixtureRequest) -> Iterator[BlockingBroker]:
     """A broker in this process, on a thread of its own; see truenext.testing."""
-    from truenext.testing import blocking_broker
+    from truenext.testing import NeverReached, blocking_broker
 
-    with blocking_broker() as broker:
-        yield broker
+    try:
+        with blocking_broker() as broker:
+            yield broker
+    except NeverReached:
+        # What the test has raised itself is why.
+        if not request.node.stash.get(_has_raised, False):
+            raise

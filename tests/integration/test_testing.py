@@ -235,8 +235,74 @@ def test_only_one_commit_is_lost(broker: BlockingBroker, clients: Clients) -> No
 
 
 def test_a_commit_is_lost_before_or_after_and_nowhere_else(broker: BlockingBroker) -> None:
-    with pytest.raises(ValueError, match="while"):
-        broker.lose_commit("while")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"not lost 'befor': there are 'before', 'after'; is 'before' meant\?"):
+        broker.lose_commit("befor")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="required is True or False, not 'no'"):
+        broker.lose_commit("before", required="no")  # type: ignore[arg-type]
+
+
+def test_several_commits_are_lost_one_after_the_other(broker: BlockingBroker, clients: Clients) -> None:
+    broker.lose_commit("before")
+    broker.lose_commit("after")
+    for left in ([], [b"1"]):
+        client = clients.connect(broker.url)
+        client.begin("t")
+        client.send("orders", b"1", persistent=True, transaction="t")
+        client.commit("t", confirmed=False)
+        assert lost(client)
+        assert broker.queue("orders").bodies == left
+
+
+def test_a_commit_to_be_lost_that_never_comes_fails_the_test_with_its_place() -> None:
+    with pytest.raises(testing.NeverReached) as failed, testing.blocking_broker() as broker:
+        broker.lose_commit("before")
+    line = sys._getframe().f_lineno - 1
+    assert f'lose_commit("before"), ordered at {__file__}:{line}' in str(failed.value)
+    assert "required=False" in str(failed.value)
+
+    async def main() -> None:
+        async with testing.broker() as broker:
+            broker.lose_commit("after")
+
+    with pytest.raises(testing.NeverReached, match=r'lose_commit\("after"\), ordered at .*test_testing.py'):
+        asyncio.run(main())
+
+
+def test_a_commit_that_need_not_be_lost_may_never_come() -> None:
+    with testing.blocking_broker() as broker:
+        broker.lose_commit("before", required=False)
+
+    async def main() -> None:
+        async with testing.broker() as broker:
+            broker.lose_commit("after", required=False)
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_test_is_raised_and_not_what_it_did_not_reach() -> None:
+    with pytest.raises(BodyFailed), testing.blocking_broker() as broker:
+        broker.lose_commit("before")
+        raise BodyFailed
+
+    async def main() -> None:
+        async with testing.broker() as broker:
+            broker.lose_commit("before")
+            raise BodyFailed
+
+    with pytest.raises(BodyFailed):
+        asyncio.run(main())
+
+
+def test_a_commit_that_is_lost_is_reached_though_the_broker_crashes_behind_it(
+    broker: BlockingBroker, clients: Clients
+) -> None:
+    client = clients.connect(broker.url)
+    broker.lose_commit("after")
+    broker.crash()
+    client = clients.connect(broker.url)
+    client.begin("t")
+    client.commit("t", confirmed=False)
+    assert lost(client)
 
 
 # ---- The network ----
@@ -268,10 +334,24 @@ def test_a_connection_that_is_not_there_is_an_error(broker: BlockingBroker, clie
         getattr(broker, fault)(session_of(client))
 
 
+@pytest.mark.parametrize("fault", ["drop", "freeze", "thaw"])
+def test_what_is_no_connection_is_refused(broker: BlockingBroker, fault: str) -> None:
+    for wrong in (7, SimpleNamespace(), SimpleNamespace(session_id=None)):
+        with pytest.raises(ValueError, match="a connection is one of truenext's client, or its session"):
+            getattr(broker, fault)(wrong)
+
+
 def test_a_queue_is_named_without_its_kind(broker: BlockingBroker) -> None:
     """What was asked for was the queue "/queue/orders", which is always empty."""
-    with pytest.raises(ValueError, match="name the queue alone, 'orders'"):
-        broker.queue("/queue/orders")
+    for name in ("/queue/orders", "/topic/orders", "queue/orders", "queue://orders"):
+        with pytest.raises(ValueError, match="name the queue alone, 'orders'"):
+            broker.queue(name)
+
+
+@pytest.mark.parametrize("name", ["", "/temp-queue/orders", "orders.*", "a,b", b"orders", None])
+def test_what_no_queue_can_be_called_is_refused(broker: BlockingBroker, name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(repr(name))):
+        broker.queue(name)
 
 
 def test_what_a_frozen_connection_says_is_carried_out_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
@@ -520,6 +600,14 @@ def test_time_does_not_go_back(broker: BlockingBroker) -> None:
         broker.slow_disk(-1)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "1", None, True])
+def test_what_is_no_time_is_refused(broker: BlockingBroker, wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"put forward by is seconds, 0 or more, not {wrong!r}"):
+        broker.advance(seconds=wrong)
+    with pytest.raises(ValueError, match=f"a disk takes is seconds, 0 or more, not {wrong!r}"):
+        broker.slow_disk(wrong)
+
+
 # ---- Runs ----
 
 
@@ -684,7 +772,7 @@ def wreck(broker: BlockingBroker, clients: Clients) -> None:
     broker.freeze(session_of(frozen))
     client.send("orders", b"1", persistent=True)
     client.begin("t")
-    broker.lose_commit("after")
+    broker.lose_commit("after", required=False)
     client.commit("t", confirmed=False)
     broker.fill_disk()
 
@@ -784,6 +872,37 @@ def pytest_says(folder: Path) -> str:
 def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(A_TEST)
     assert "2 passed" in pytest_says(tmp_path)
+
+
+def test_the_fixture_fails_a_test_that_does_not_reach_what_it_ordered(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("""
+def test_it(truenext_broker):
+    truenext_broker.lose_commit("before")
+""")
+    said = pytest_says(tmp_path)
+    assert "1 passed, 1 error" in said
+    assert re.search(r'NeverReached: .*\n.*lose_commit\("before"\), ordered at .*test_it.py:3', said)
+
+
+def test_the_fixture_says_nothing_of_what_was_not_reached_if_the_test_has_raised(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("""
+import pytest
+
+def test_fails(truenext_broker):
+    truenext_broker.lose_commit("before")
+    raise ZeroDivisionError
+
+@pytest.mark.xfail
+def test_fails_as_expected(truenext_broker):
+    truenext_broker.lose_commit("before")
+    raise ZeroDivisionError
+
+def test_need_not(truenext_broker):
+    truenext_broker.lose_commit("before", required=False)
+""")
+    said = pytest_says(tmp_path)
+    assert "1 failed, 1 passed, 1 xfailed" in said
+    assert "NeverReached" not in said
 
 
 def test_what_the_page_shows_runs(tmp_path: Path) -> None:

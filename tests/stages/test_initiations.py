@@ -519,7 +519,7 @@ def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and
         t.broker.lose_commit("before" if when == "before" else "after")
         sending = asyncio.create_task(shop.app.send(shop.take, Number(1), trace="t", timeout=0.3))
         # The commit is lost, and so is the broker for a while.
-        await until(lambda: t.broker._faults.commit is None)
+        await until(lambda: not t.broker.faults.commits)
         async with gone(t.broker):
             with pytest.raises(InDoubt) as doubt:
                 await sending

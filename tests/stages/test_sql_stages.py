@@ -241,7 +241,7 @@ def test_sql_begins_when_the_function_first_says_something_to_the_database(datab
     async def work(t: Stages) -> None:
         for stage in ("uses", "asks"):
             for point in get_args(Point):
-                t.at(point, partial(points.append, f"{stage} {point}"), stage=stage)
+                t.at(point, partial(points.append, f"{stage} {point}"), stage=stage, required=False)
         await t.send(uses, Number())
         await t.ended()
         await t.send(asks, Number())

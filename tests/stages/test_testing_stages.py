@@ -16,6 +16,7 @@ from tests.integration.pages import ROOT
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
 from truenext.stage import Endpoint, Flow, Refuse, Service
+from truenext.testing import NeverReached
 from truenext.testing import stages as kit
 from truenext.testing.stages import Stages, stages
 
@@ -201,6 +202,69 @@ def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
     run(app, work)
 
 
+def booking() -> tuple[Service, Endpoint[Number, None], list[int]]:
+    """Whose effects happen once, so that flows can begin in transactions."""
+    app = Service("shop", exactly_once=True)
+    came: list[int] = []
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None:
+        await asyncio.sleep(0.02)
+        came.append(number.n)
+
+    return app, take, came
+
+
+async def begin(t: Stages, app: Service, take: Endpoint[Number, None], n: int) -> None:
+    async with t.sql() as sql, app.initiate(sql) as begin:
+        begin.send(take, Number(n), trace="t")
+
+
+def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: str) -> None:
+    app, take, came = booking()
+
+    async def work(t: Stages) -> None:
+        for n in range(5):
+            await begin(t, app, take, n)
+            await t.ended()
+            assert came == list(range(n + 1))
+
+    run(app, work, database=database)
+
+
+def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str) -> None:
+    """Nobody wakes the relay: it looks once a second."""
+    app, take, came = booking()
+
+    async def work(t: Stages) -> None:
+        # Past the first look of the relay.
+        await asyncio.sleep(0.2)
+        other, _, _ = booking()
+        async with t.sql() as sql, other.initiate(sql) as begin:
+            begin.send(take, Number(1), trace="t")
+        await t.ended()
+        assert came == [1]
+
+    run(app, work, database=database)
+
+
+def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "NOBODY_S", 0.1)
+    app, take, came = booking()
+
+    async def work(t: Stages) -> None:
+        t.broker.fill_disk()
+        await begin(t, app, take, 1)
+        with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 seconds: the outbox has 1 to be sent"):
+            await t.ended(timeout=0.5)
+        assert came == []
+        t.broker.free_disk()
+        await t.ended()
+        assert came == [1]
+
+    run(app, work, database="sqlite://")
+
+
 def test_an_end_without_anything_under_way_comes_at_once() -> None:
     app, _, _ = shop()
 
@@ -256,6 +320,129 @@ def test_what_an_action_raises_before_the_commit_is_a_failure_of_the_stage(point
         assert ended == [2]
 
     run(app, work)
+
+
+def order() -> tuple[Service, Endpoint[Number, None]]:
+    app = Service("shop")
+
+    @app.terminator("take", Number)
+    async def take(number: Number) -> None: ...
+
+    return app, take
+
+
+def nothing() -> None: ...
+
+
+def test_a_point_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    app, _ = order()
+
+    async def work(t: Stages) -> None:
+        with pytest.raises(ValueError, match=r"no point 'SQL commited': .*'received', .*is 'SQL committed' meant\?"):
+            t.at("SQL commited", nothing)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no point None: there are 'received'"):
+            t.at(None, nothing)  # type: ignore[arg-type]
+
+    run(app, work)
+
+
+def test_a_stage_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    app, _, _ = shop()
+
+    async def work(t: Stages) -> None:
+        said = r"shop has no stage whose queue is 'place.stage.answr': .*; is 'place.stage.answer' meant\?"
+        with pytest.raises(LookupError, match=said):
+            t.at("run", nothing, stage="place.stage.answr")
+        with pytest.raises(LookupError, match=r"there are 'place', 'place.stage.answer'$"):
+            t.at("run", nothing, stage="?")
+
+    run(app, work)
+
+
+def test_what_could_never_happen_is_refused_when_it_is_ordered() -> None:
+    app, _, stock = shop()
+
+    async def work(t: Stages) -> None:
+        # What it returns would have to be awaited, and nobody does.
+        for wrong in (t.broker.crash, None, "drop"):
+            with pytest.raises(ValueError, match="action is a plain function"):
+                t.at("run", wrong)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="answer is a plain function"):
+                t.mock(stock, wrong)  # type: ignore[arg-type]
+        for times in (0, -1, 1.5, True, None):
+            with pytest.raises(ValueError, match="times is a whole number, 1 or more"):
+                t.at("run", nothing, times=times)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="required is True or False, not 0"):
+            t.at("run", nothing, required=0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"'stok' is no endpoint of another service: .*is 'stock' meant\?"):
+            t.mock("stok", lambda number: Text())  # type: ignore[arg-type]
+        for dead_letters in (-1, None, True):
+            with pytest.raises(ValueError, match="dead_letters is a whole number, 0 or more"):
+                await t.ended(dead_letters=dead_letters)  # type: ignore[arg-type]
+        for seconds in (0, -1, float("nan"), "1"):
+            with pytest.raises(ValueError, match="timeout is seconds, more than 0"):
+                await t.ended(timeout=seconds)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="seconds, 0 or more"):
+            await t.advance(seconds=float("nan"))
+
+    run(app, work)
+
+
+def test_what_is_no_service_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="what is run is a Service, not 'shop'"):
+            async with stages("shop"):  # type: ignore[arg-type]
+                raise AssertionError("not reached")
+        with pytest.raises(ValueError, match="database is a URL of SQLAlchemy, as text, not of the type int"):
+            async with stages(Service("shop"), database=7):  # type: ignore[arg-type]
+                raise AssertionError("not reached")
+
+    asyncio.run(main())
+
+
+def test_a_point_that_is_never_reached_fails_the_test_with_its_place() -> None:
+    app, take = order()
+
+    async def work(t: Stages) -> None:
+        t.at("received", nothing)
+        t.at("SQL committed", nothing, stage="take")
+        t.broker.lose_commit("after")
+        await t.send(take, Number())
+        await t.ended()
+        t.at("sent", nothing, required=False)
+        t.broker.lose_commit("before")
+
+    with pytest.raises(NeverReached) as failed:
+        run(app, work)
+    # The stage takes no session; the first COMMIT was that of the send.
+    assert re.findall(r"^(.*), ordered at .*test_testing_stages\.py:\d+$", str(failed.value), re.MULTILINE) == [
+        'at("SQL committed", stage="take")',
+        'lose_commit("before")',
+    ]
+    assert app._running is None
+
+
+def test_one_time_of_many_is_enough_to_have_been_reached() -> None:
+    app, take = order()
+
+    async def work(t: Stages) -> None:
+        t.at("run", nothing, times=9)
+        await t.send(take, Number())
+        await t.ended()
+
+    run(app, work)
+
+
+def test_an_error_of_the_test_is_raised_and_not_what_was_never_reached() -> None:
+    app, _ = order()
+
+    async def work(t: Stages) -> None:
+        t.at("run", nothing)
+        t.broker.lose_commit("before")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(app, work)
 
 
 def test_time_is_put_forward_for_delays_and_expiry_alone() -> None:

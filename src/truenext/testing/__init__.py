@@ -9,12 +9,14 @@ It keeps nothing on disk. What each fault does exactly is said in docs/testing.m
 
 from truenext.testing.blocking import BlockingBroker, blocking_broker
 from truenext.testing.contents import QueueContents, WaitingMessage
+from truenext.testing.faults import NeverReached
 from truenext.testing.local import HasSession, LocalBroker, broker
 
 __all__ = [
     "BlockingBroker",
     "HasSession",
     "LocalBroker",
+    "NeverReached",
     "QueueContents",
     "WaitingMessage",
     "blocking_broker",

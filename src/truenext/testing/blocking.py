@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from truenext.testing.contents import QueueContents
-from truenext.testing.faults import When
+from truenext.testing.faults import When, place
 from truenext.testing.local import HasSession, LocalBroker, broker
 
 _P = ParamSpec("_P")
@@ -32,8 +32,8 @@ class BlockingBroker:
     def crash(self) -> None:
         self._wait(self._here.crash())
 
-    def lose_commit(self, when: When) -> None:
-        self._do(self._here.lose_commit, when)
+    def lose_commit(self, when: When, *, required: bool = True) -> None:
+        self._do(self._here.faults.order_commit, when, required, place())
 
     def drop(self, connection: HasSession | str | None = None) -> None:
         self._do(self._here.drop, connection)
@@ -73,7 +73,8 @@ class BlockingBroker:
 def blocking_broker() -> Iterator[BlockingBroker]:
     """A broker on a thread of its own, for as long as the context lasts.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
+    block that has raised nothing
     """
     begun: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
 

@@ -39,12 +39,7 @@ class QueueContents:
 
 
 async def contents(host: str, port: int, queue: str) -> QueueContents:
-    """Of the queue of this name; one that is not there is empty.
-
-    Raises: ValueError if that is a destination
-    """
-    if queue.startswith("/"):
-        raise ValueError(f"{queue!r} is a destination: name the queue alone, {queue.removeprefix('/queue/')!r}")
+    """Of the queue of this name; one that is not there is empty."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         decoder = Decoder(FRAMES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)

@@ -34,8 +34,7 @@ class FaultyBroker(Broker):
         if session in self._losing:
             return
         for command in commands:
-            if self._faults.commit == "before" and isinstance(command, Commit):
-                self._faults.commit = None
+            if isinstance(command, Commit) and self._faults.loses_commit("before"):
                 cast(CuttableConnection, self._peers[session]).drop("dropped before a COMMIT, by a test")
                 return
             yield command
@@ -45,7 +44,6 @@ class FaultyBroker(Broker):
     def _commit_and_lose(self, session: Session, commit: Commit) -> None:
         self._commit_alone(session, commit)
         # If it was refused, it is the next one.
-        if self._faults.commit == "after":
-            self._faults.commit = None
+        if self._faults.loses_commit("after"):
             self._losing.add(session)
             self.answer(session, LostCommit())

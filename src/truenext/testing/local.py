@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from truenext.store.memory import MemoryStore
+from truenext.testing.checks import checked_queue, checked_seconds, meant
 from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, contents
@@ -29,9 +30,10 @@ class LocalBroker:
         """To be followed by `begin`."""
         self._store = MemoryStore()
         self._clock = Clock()
-        self._faults = Faults()
+        self.faults = Faults()
+        """What was ordered; for the kit itself."""
         self._one_at_a_time = asyncio.Lock()
-        self._run = Run(self._store, self._clock, self._faults)
+        self._run = Run(self._store, self._clock, self.faults)
         self._url = ""
 
     @property
@@ -53,8 +55,9 @@ class LocalBroker:
         self._run.kill()
 
     def check(self) -> None:
-        """Raises: TruenextError if the broker has failed: this is a bug of truenext"""
+        """Raises: TruenextError if the broker has failed: this is a bug of truenext; NeverReached"""
         self._run.check()
+        self.faults.check_reached()
 
     async def restart(self) -> None:
         """Stop the broker cleanly, and start it again: whatever waits is there, transient or not.
@@ -72,22 +75,24 @@ class LocalBroker:
             await self._start_again()
 
     async def _start_again(self) -> None:
-        self._run = Run(self._store, self._clock, self._faults)
+        self._run = Run(self._store, self._clock, self.faults)
         await self.begin()
 
     # ---- Connections ----
 
-    def lose_commit(self, when: When) -> None:
-        """The next COMMIT loses its connection, whosever it is: "before" it is carried out, so that nothing of it has
-        happened, or "after" it is durable. Its RECEIPT never leaves, and nothing behind it is carried out."""
-        if when not in ("before", "after"):
-            raise ValueError(f'a COMMIT is lost "before" or "after", not {when!r}')
-        self._faults.commit = when
+    def lose_commit(self, when: When, *, required: bool = True) -> None:
+        """Have the next COMMIT lose its connection, whosever it is: "before" it is carried out, so that nothing of it
+        has happened, or "after" it is durable. Its RECEIPT never leaves, and nothing behind it is carried out. Of
+        several calls each has one COMMIT more. If none comes, the test fails at its end, unless `required` is False.
+
+        Raises: ValueError
+        """
+        self.faults.order_commit(when, required)
 
     def drop(self, connection: HasSession | str | None = None) -> None:
         """Cut it: the client finds it reset, and nothing is said.
 
-        Raises: LookupError if it is not there
+        Raises: LookupError if it is not there; ValueError if it is no connection
         """
         for one in self._named(connection):
             one.drop("dropped by a test")
@@ -109,26 +114,26 @@ class LocalBroker:
         there = self._run.connections
         if connection is None:
             return list(there.values())
-        session = connection if isinstance(connection, str) else connection.session_id
+        session = connection if isinstance(connection, str) else getattr(connection, "session_id", None)
+        if not isinstance(session, str):
+            raise ValueError(f"a connection is one of truenext's client, or its session as a text, not {connection!r}")
         if session not in there:
-            raise LookupError(f"the broker has no connection with session {session!r}")
+            raise LookupError(f"the broker has no connection with session {session!r}: {meant(session, there)}")
         return [there[session]]
 
     # ---- The disk ----
 
     def fill_disk(self) -> None:
         """There is no room for what is sent, until `free_disk`."""
-        self._faults.is_disk_full = True
+        self.faults.is_disk_full = True
 
     def free_disk(self) -> None:
-        self._faults.is_disk_full = False
+        self.faults.is_disk_full = False
 
     def slow_disk(self, seconds: float) -> None:
         """Each batch takes so long to be durable, by the broker's clock, from the next one on; with 0 seconds none
         does, nor what is being written."""
-        if seconds < 0:
-            raise ValueError(f"a disk cannot take {seconds} seconds")
-        self._faults.disk_seconds = seconds
+        self.faults.disk_seconds = checked_seconds(seconds, "what a disk takes")
         if not seconds:
             self._run.disk.go_on()
 
@@ -140,8 +145,7 @@ class LocalBroker:
         Returns once all is carried out that clients had sent before and that became due, one after the other, and
         written to sockets what comes of it.
         """
-        if seconds < 0:
-            raise ValueError(f"time does not go back: {seconds} seconds")
+        checked_seconds(seconds, "what time is put forward by")
         async with self._one_at_a_time:
             await self._run.advance(seconds)
 
@@ -150,8 +154,9 @@ class LocalBroker:
     async def queue(self, name: str) -> QueueContents:
         """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before.
 
-        Raises: ValueError if `name` is a destination, such as /queue/orders
+        Raises: ValueError if `name` is a destination, such as /queue/orders, or no queue can have it
         """
+        checked_queue(name)
         async with self._one_at_a_time:
             await self._run.settle()
             return await contents(HOST, self._port, name)
@@ -161,7 +166,8 @@ class LocalBroker:
 async def broker() -> AsyncIterator[LocalBroker]:
     """A broker in the running event loop, for as long as the context lasts.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
+    block that has raised nothing
     """
     here = LocalBroker()
     try:

@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 
 import msgspec
 
@@ -27,6 +28,9 @@ from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.running import Running
 from truenext.stage.service import Service
+from truenext.stage.sql.errors import DatabaseAway
+from truenext.testing.checks import checked_count, checked_seconds, meant
+from truenext.testing.faults import Order
 from truenext.testing.local import LocalBroker, broker
 
 if TYPE_CHECKING:
@@ -136,10 +140,14 @@ class Stages:
         """Have an endpoint of another service answer so, or anew so. An exception of `answer` is a failure there.
         Returns what it was asked, as it comes.
 
-        Raises: ValueError if it is one of the service that is tested
+        Raises: ValueError if it is one of the service that is tested, or none, or `answer` is no plain function
         """
+        if not isinstance(endpoint, Endpoint):
+            remotes = self._service.remotes
+            raise ValueError(f"{endpoint!r} is no endpoint of another service: {meant(endpoint, remotes)}")
         if isinstance(endpoint, Local):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
+        _check_plain(answer, "answer")
         mock = self._mocks.get(endpoint.name)
         if mock is None:
             mock = self._mocks[endpoint.name] = _Mock(endpoint, answer)
@@ -164,15 +172,36 @@ class Stages:
 
     # ---- Faults and time ----
 
-    def at(self, point: Point, action: Callable[[], object], *, stage: str | None = None, times: int = 1) -> None:
+    def at(
+        self,
+        point: Point,
+        action: Callable[[], object],
+        *,
+        stage: str | None = None,
+        times: int = 1,
+        required: bool = True,
+    ) -> None:
         """Do something when a message has come to a point of its way, in the stage whose queue this is or in any, so
-        many times. What `action` raises is what happens there."""
-        self._at.append(_At(point, action, stage, times))
+        many times. What `action` raises is what happens there. If no message ever comes there, the test fails at its
+        end, unless `required` is False.
+
+        Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
+        """
+        if point not in get_args(Point):
+            raise ValueError(f"a message passes no point {point!r}: {meant(point, get_args(Point))}")
+        _check_plain(action, "action")
+        queues = self._service.stages
+        if stage is not None and stage not in queues:
+            raise LookupError(f"{self._service.name} has no stage whose queue is {stage!r}: {meant(stage, queues)}")
+        checked_count(times, "times", 1)
+        what = f'at("{point}"' + ("" if stage is None else f', stage="{stage}"') + ")"
+        self._at.append(_At(point, action, stage, times, self.broker.faults.order(what, required)))
 
     def reach(self, point: str, stage: Stage) -> None:
         for each in self._at:
             if each.times and each.point == point and each.stage in (None, stage.queue):
                 each.times -= 1
+                each.order.was_reached = True
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
@@ -185,9 +214,13 @@ class Stages:
         """Wait until all flows have ended. What waits for its next try is tried at once: the broker's clock is put
         forward. Returns the dead letters.
 
+        What transactions of the program have begun counts from their commit: the outbox is looked into, too.
+
         Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, saying why each of them was
-        given up; TimeoutError if a message is under way after `timeout` seconds, saying where
+        given up; TimeoutError if a message is under way after `timeout` seconds, saying where; ValueError
         """
+        checked_count(dead_letters, "dead_letters", 0)
+        checked_seconds(timeout, "timeout", may_be_zero=False)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         still, step_s, advanced_s, taken_at = 0, ADVANCE_S, 0.0, loop.time()
@@ -196,20 +229,26 @@ class Stages:
             queues = await self._queues()
             busy = self._running.busy
             left = [each for each in queues if each.waiting or each.unacknowledged or each.scheduled]
-            if not left and not busy:
+            # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
+            unsent = "" if left or busy else await self._unsent()
+            if not (left or busy or unsent):
                 still += 1
                 continue
             still = 0
             now = loop.time()
             if now > deadline:
-                raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {_where(left, busy)}")
+                where = _where(left, busy, unsent or await self._unsent())
+                raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {where}")
             rests = self._running.rests
-            if busy or rests or any(each.consumers for each in left):
+            if busy or rests or unsent or any(each.consumers for each in left):
                 taken_at = now
+            if unsent:
+                continue
             if not busy and not rests and not any(each.unacknowledged for each in left):
                 # What is left waits for the clock, or for nobody.
                 if advanced_s > ADVANCE_MAX_S or now > taken_at + NOBODY_S:
-                    raise TimeoutError(f"nobody takes what waits: {_where(left, busy)}; is an endpoint to be mocked?")
+                    where = _where(left, busy, await self._unsent())
+                    raise TimeoutError(f"nobody takes what waits: {where}; is an endpoint to be mocked?")
                 if taken_at < now:
                     continue
                 await self.broker.advance(seconds=step_s)
@@ -229,6 +268,18 @@ class Stages:
                 letters.append((int(message.headers["truenext-sequence"]), _letter(message.body, message.headers)))
         return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
 
+    async def _unsent(self) -> str:
+        """What the outbox has that is still to be sent; empty if that is nothing."""
+        once = self._running.once
+        if once is None:
+            return ""
+        try:
+            unsent = await once.unsent()
+        except DatabaseAway as error:
+            return f"the outbox cannot be looked into: {error}"
+        count = unsent.numbered + unsent.unnumbered
+        return f"the outbox has {count} to be sent" if count else ""
+
     async def _queues(self, *, dead_letters: bool = False) -> list[_Queue]:
         answer = None
         while answer is None:
@@ -244,11 +295,12 @@ class Stages:
 
 
 class _At:
-    def __init__(self, point: Point, action: Callable[[], object], stage: str | None, times: int) -> None:
+    def __init__(self, point: Point, action: Callable[[], object], stage: str | None, times: int, order: Order) -> None:
         self.point = point
         self.action = action
         self.stage = stage
         self.times = times
+        self.order = order
 
 
 class _Mock:
@@ -287,8 +339,14 @@ async def stages(
     "sqlite://" is an empty one, in a file that is gone afterwards. `overrides` has other factories for what `Depends`
     names.
 
-    Raises: ConfigurationError if the service is defined as it cannot be
+    Raises: ConfigurationError if the service is defined as it cannot be; ValueError; NeverReached at the end of a block
+    that has raised nothing
     """
+    if not isinstance(service, Service):
+        raise ValueError(f"what is run is a Service, not {service!r}")
+    if not isinstance(database, str | None):
+        # Not the value: it may have a password.
+        raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(broker())
         if database == "sqlite://":
@@ -308,9 +366,15 @@ async def stages(
         yield t
 
 
-def _where(left: list[_Queue], busy: list[str]) -> str:
+def _check_plain(function: object, what: str) -> None:
+    """Raises: ValueError if it cannot be called, or what it does would only be done if it were awaited"""
+    if not callable(function) or iscoroutinefunction(function):
+        raise ValueError(f"{what} is a plain function, which is called and not awaited, not {function!r}")
+
+
+def _where(left: list[_Queue], busy: list[str], unsent: str) -> str:
     queues = [f"{each.name} has {each.waiting + each.unacknowledged + each.scheduled}" for each in left]
-    return ", ".join([*queues, *(f"{each} is at work" for each in busy)])
+    return ", ".join([*queues, *(f"{each} is at work" for each in busy), *([unsent] if unsent else [])])
 
 
 def _letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:

@@ -508,9 +508,9 @@ class _Machine:
         if fault == "drop":
             here.drop()
         elif fault == "lose before":
-            here.lose_commit("before")
+            here.lose_commit("before", required=False)
         elif fault == "lose after":
-            here.lose_commit("after")
+            here.lose_commit("after", required=False)
         elif fault == "freeze":
             here.freeze()
             asyncio.get_running_loop().call_later(FROZEN_S, here.thaw)
@@ -647,7 +647,7 @@ class _Machine:
         Raises: Contradiction if it takes too long
         """
         self._faults_at.clear()
-        self._broker._faults.commit = None
+        self._broker.faults.commits.clear()
         for each in self._processes:
             each.at_commit = each.at_statement = None
         await self._all_there()

@@ -450,8 +450,10 @@ def test_what_this_process_cannot_read_is_left_to_others_and_holds_up_nothing(
     session.commit()
 
     async def work(t: Stages) -> None:
-        await until_came(shop, t, 2)
-        await asyncio.sleep(1.5)
+        await until(lambda: len(shop.came) == 2)
+        # They are still to be sent, if by others.
+        with pytest.raises(TimeoutError, match="the outbox has 2 to be sent"):
+            await t.ended(timeout=1.5)
         assert sorted(shop.came) == [2, 3]
         said = [each for each in caplog.records if "left to newer ones" in each.message]
         assert [each.__dict__["units"] for each in said] == [2]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from truenext.stage.core.numbers import Number, Producer
     from truenext.stage.lane import Lane
-    from truenext.stage.sql.outbox import Outbox
+    from truenext.stage.sql.outbox import Outbox, Unsent
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -47,8 +47,12 @@ class ExactlyOnce:
         unsent = None
         with suppress(DatabaseAway, TimeoutError):
             async with asyncio.timeout(ASK_S):
-                unsent = await self._outbox.unsent()
+                unsent = await self.unsent()
         return as_text(self.counts, unsent)
+
+    async def unsent(self) -> Unsent:
+        """What is not known to be sent, of all processes. Raises: DatabaseAway"""
+        return await self._outbox.unsent()
 
     async def start(self) -> None:
         """Begin once the tables of the outbox are checked. Raises: DatabaseAway"""

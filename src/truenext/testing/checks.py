@@ -1,0 +1,56 @@
+"""What a test may say, checked when it says it: a wrong word that did nothing would have a test prove nothing."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from truenext.destination import queue_called
+from truenext.errors import RemoteProtocolError
+
+_OF_DESTINATIONS = ("/queue/", "/topic/", "queue://", "topic://", "queue/", "topic/")
+
+
+def checked_seconds(seconds: float, what: str, *, may_be_zero: bool = True) -> float:
+    """Raises: ValueError if that is no time, or a negative one"""
+    # True is an int, too.
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
+    if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
+        raise ValueError(f"{what} is seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}")
+    return seconds
+
+
+def checked_count(count: int, what: str, least: int) -> int:
+    """Raises: ValueError if that is no whole number of at least `least`"""
+    if type(count) is not int or count < least:
+        raise ValueError(f"{what} is a whole number, {least} or more, not {count!r}")
+    return count
+
+
+def checked_flag(flag: bool, what: str) -> bool:
+    """Raises: ValueError if that is neither True nor False"""
+    if not isinstance(flag, bool):
+        raise ValueError(f"{what} is True or False, not {flag!r}")
+    return flag
+
+
+def checked_queue(name: str) -> str:
+    """Raises: ValueError if no queue can have this name"""
+    if not isinstance(name, str):
+        raise ValueError(f"a queue is named by its name, a text, not {name!r}")
+    for prefix in _OF_DESTINATIONS:
+        if name.startswith(prefix):
+            raise ValueError(f"{name!r} is a destination: name the queue alone, {name.removeprefix(prefix)!r}")
+    try:
+        queue_called(name)
+    except RemoteProtocolError as error:
+        raise ValueError(f"{name!r} is no name of a queue: {error}") from error
+    return name
+
+
+def meant(said: Any, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses `said`: what there is, and what comes close to it."""
+    names = list(known)
+    there = f"there are {', '.join(map(repr, names))}" if names else "there are none"
+    close = get_close_matches(said, names, n=1) if isinstance(said, str) else []
+    return f"{there}; is {close[0]!r} meant?" if close else there
