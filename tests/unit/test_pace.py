@@ -92,7 +92,7 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     disk = DiskThatTurnsSlow()
-    monkeypatch.setattr(committer_module, "perf_counter", lambda: disk.now)
+    monkeypatch.setattr(committer_module, "monotonic", lambda: disk.now)
 
     async def run() -> list[bool]:
         """Who wrote each of nine batches: True is the event loop."""

@@ -11,10 +11,10 @@ import threading
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from queue import SimpleQueue
-from time import perf_counter
 
 from truenext.batch import Batch
 from truenext.broker.pace import Pace
+from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import HISTORY_SECONDS
@@ -79,10 +79,10 @@ class Committer:
 
     def _apply(self, batch: Batch, *, is_at_once: bool) -> None:
         if not batch.is_empty():
-            started = perf_counter()
+            started = monotonic()
             self._store.apply(batch)
             size = batch.size + len(batch.history)
-            self._pace.took(size, perf_counter() - started, is_at_once=is_at_once)
+            self._pace.took(size, monotonic() - started, is_at_once=is_at_once)
 
     # ---- History ----
 

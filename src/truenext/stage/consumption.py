@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
+from truenext.clock import monotonic
 from truenext.errors import Refused
 from truenext.stage.cancelling import is_being_cancelled
 from truenext.stage.core.failure import said_of
@@ -61,7 +61,7 @@ class Consumption:
             busy=worker.busy,
             waits_for_database=not is_open,
             waits_for_broker=self._why_unsubscribed(subscribed) if is_open else "",
-            without_progress_s=time.monotonic() - worker.progress_at if worker.busy else 0.0,
+            without_progress_s=monotonic() - worker.progress_at if worker.busy else 0.0,
             ended=self._why_ended(),
         )
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import time
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, forget_old, stage_file
 from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
@@ -117,7 +117,7 @@ class StageEvents:
         self._instance = instance
         self._file_bytes = file_bytes
         self._kept = {"bytes_max": bytes_max, "days_max": days_max}
-        self.process = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
+        self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """What all its events have in common, and no other process has."""
         self._encoder = msgspec.json.Encoder()
         self._n = 0
@@ -151,7 +151,7 @@ class StageEvents:
             Begun(
                 process=self.process,
                 n=n,
-                at=time.time_ns() // 1000,
+                at=time_ns() // 1000,
                 stage=stage.queue,
                 message=envelope.id,
                 flow=flow.id,
@@ -170,7 +170,7 @@ class StageEvents:
 
     def sql_committed(self, of: int) -> None:
         self._n = n = self._n + 1
-        self._tell(Committed(process=self.process, n=n, at=time.time_ns() // 1000, of=of))
+        self._tell(Committed(process=self.process, n=n, at=time_ns() // 1000, of=of))
 
     def ended(self, of: int, ending: Ending) -> None:
         """Whatever its outcome."""
@@ -180,7 +180,7 @@ class StageEvents:
             Over(
                 process=self.process,
                 n=n,
-                at=time.time_ns() // 1000,
+                at=time_ns() // 1000,
                 kind=ending.outcome,
                 of=of,
                 total_us=round(ending.total * 1e6),
@@ -207,7 +207,7 @@ class StageEvents:
     def close(self) -> None:
         """All that was told is in its file when this returns, unless the disk does not take it."""
         self._n += 1
-        self._tell(Closed(process=self.process, n=self._n, at=time.time_ns() // 1000))
+        self._tell(Closed(process=self.process, n=self._n, at=time_ns() // 1000))
         self._is_closing.set()
         self._is_some.set()
         self._thread.join()
@@ -252,7 +252,7 @@ class StageEvents:
         return (
             self._file < 0
             or self._file_size >= self._file_bytes
-            or time.monotonic() - self._file_since >= FILE_SECONDS_MAX
+            or monotonic() - self._file_since >= FILE_SECONDS_MAX
             # Another process, which has kept to the limits, has deleted it.
             or not os.fstat(self._file).st_nlink
         )
@@ -263,9 +263,9 @@ class StageEvents:
         self._file_number += 1
         path = stage_file(self._folder, self.process, self._file_number)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._file_since = time.monotonic()
+        self._file_since = monotonic()
         # It stands in each file, and is none of the events that are counted.
-        opened = Opened(self.process, 0, time.time_ns() // 1000, FORMAT, self._service, self._instance)
+        opened = Opened(self.process, 0, time_ns() // 1000, FORMAT, self._service, self._instance)
         try:
             self._write(self._encoder.encode(opened) + b"\n")
         except OSError:

@@ -19,13 +19,13 @@ import asyncio
 import inspect
 import logging
 import random
-import time
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
 from truenext.stage.cancelling import is_being_cancelled
 from truenext.stage.committing import (
@@ -91,7 +91,7 @@ class Worker:
         self._is_ahead = lane.is_interactive and stage.endpoint.topic is None
         self.busy = 0
         """Messages that are handled now."""
-        self.progress_at = time.monotonic()
+        self.progress_at = monotonic()
         """When the last one ended, or nothing was there to do."""
 
     async def handle(self, message: Message, session: Session) -> None:
@@ -101,7 +101,7 @@ class Worker:
         Raises: RolledBack, InDoubt, ConnectionLost: what the broker did is nobody's failure; CancelledError
         """
         if not self.busy:
-            self.progress_at = time.monotonic()
+            self.progress_at = monotonic()
         self.busy += 1
         handling = Handling(self._world, self._stage, self._lane, self._once, message, session)
         precedence = self._world.precedence
@@ -114,7 +114,7 @@ class Worker:
                 await handling.handle()
         finally:
             self.busy -= 1
-            self.progress_at = time.monotonic()
+            self.progress_at = monotonic()
 
 
 class Handling:
@@ -141,7 +141,7 @@ class Handling:
         """Somebody else has sent what this was to send, so that this has acknowledged nothing."""
         self._message = message
         self._session = session
-        self._begun_at = time.perf_counter()
+        self._begun_at = monotonic()
         self._ran_at = self._committed_at = 0.0
         self._envelope: Envelope | None = None
         self._execution: Execution | None = None
@@ -345,7 +345,7 @@ class Handling:
                 messages = await self._said_by(envelope, said, work)
                 await self._complete(messages, work, producer)
             once.ended(self._id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
-        self._committed_at = time.perf_counter()
+        self._committed_at = monotonic()
         self._lane.pause_s = 0.0
         point("committed", self._stage)
 
@@ -354,7 +354,7 @@ class Handling:
         running = self._run(envelope, said, work)
         await (in_own_task(running) if self._stage.signature.is_async else running)
         said.is_over = True
-        self._ran_at = time.perf_counter()
+        self._ran_at = monotonic()
         self._world.point("run", self._stage)
         return finished(said.outgoing, self._world.chain, self._execution)
 
@@ -572,7 +572,7 @@ class Handling:
         execution = self._execution if chain.has_ended else None
         if execution is None and not self._event:
             return
-        now = time.perf_counter()
+        now = monotonic()
         ran_at = self._ran_at or now
         ending = Ending(
             outcome=outcome,

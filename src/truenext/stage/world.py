@@ -6,10 +6,10 @@ import asyncio
 import os
 import platform
 import secrets
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from truenext.clock import time_ns
 from truenext.stage.core.ids import CHANCE_BYTES, first_id
 from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
@@ -81,7 +81,7 @@ class World:
     @staticmethod
     def now_ms() -> int:
         """Since the epoch."""
-        return time.time_ns() // 1_000_000
+        return time_ns() // 1_000_000
 
 
 def _pass(point: str, stage: Stage) -> None:

@@ -6,12 +6,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from truenext.clock import monotonic
 from truenext.testing.contents import QueueContents
 from truenext.testing.faults import When, place
 from truenext.testing.local import HasSession, LocalBroker, broker
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Goes on in a test that has stopped the time of its program."""
+
+    def time(self) -> float:
+        return monotonic()
 
 
 class BlockingBroker:
@@ -86,7 +94,8 @@ def blocking_broker() -> Iterator[BlockingBroker]:
 
     def run() -> None:
         try:
-            asyncio.run(serve())
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                runner.run(serve())
         except BaseException as error:
             if begun.done():
                 raise

@@ -1,6 +1,5 @@
 """A clock that goes on as all clocks do, and that a test can put forward; and an event loop that keeps time by it."""
 
-import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,6 +7,8 @@ from itertools import count
 from math import ceil
 from socket import socket
 from typing import Any
+
+from truenext.clock import monotonic_ns, time_ns
 
 MARGIN_NS = 1000
 """Put forward by so much more, so that what is due is due: seconds are rounded."""
@@ -21,10 +22,10 @@ class Clock:
 
     def wall_ns(self) -> int:
         """Nanoseconds since the epoch."""
-        return time.time_ns() + self._added_ns
+        return time_ns() + self._added_ns
 
     def steady_ns(self) -> int:
-        return time.monotonic_ns() + self._added_ns
+        return monotonic_ns() + self._added_ns
 
     @property
     def seconds(self) -> float:

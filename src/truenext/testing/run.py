@@ -6,6 +6,7 @@ from asyncio import AbstractEventLoop
 from typing import Any, cast
 
 from truenext.broker.recovery import recover
+from truenext.client.tasks.driver import check_time_goes_on
 from truenext.errors import TruenextError
 from truenext.policy import Policies
 from truenext.server.listener import Listener
@@ -45,7 +46,11 @@ class Run:
         return cast(AbstractEventLoop, self._loop)
 
     async def start(self, port: int) -> str:
-        """Returns the URL at which it listens; port 0 picks a free one."""
+        """Returns the URL at which it listens; port 0 picks a free one.
+
+        Raises: ConfigurationError if the time of the event loop stands still
+        """
+        check_time_goes_on(asyncio.get_running_loop())
         await self._broker.start(after_clean_stop=self._after_clean_stop)
         self._listener = Listener(
             Address(host=HOST, port=port),
@@ -71,8 +76,9 @@ class Run:
     async def settle(self) -> None:
         """Returns once nothing is under way but what waits for the clock, for a client, or for a slow disk.
 
-        Raises: TruenextError if the broker has failed
+        Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
+        check_time_goes_on(asyncio.get_running_loop())
         still = 0
         while still < STILL:
             done = self._loop.done
@@ -115,8 +121,9 @@ class Run:
     async def stop(self) -> None:
         """As by SIGTERM: what waits is there in the next run.
 
-        Raises: TruenextError if the broker has failed
+        Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
+        check_time_goes_on(asyncio.get_running_loop())
         for connection in list(self.connections.values()):
             connection.thaw()
         self.disk.may_be_slow = False

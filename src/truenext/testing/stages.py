@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 import msgspec
 
 from truenext.client.tasks.connection import Connection, connect
+from truenext.client.tasks.driver import check_time_goes_on
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConnectionLost
 from truenext.stage.core.definitions import Endpoint, Local, Stage, Topic
@@ -222,6 +223,7 @@ class Stages:
         checked_count(dead_letters, "dead_letters", 0)
         checked_seconds(timeout, "timeout", may_be_zero=False)
         loop = asyncio.get_running_loop()
+        check_time_goes_on(loop)
         deadline = loop.time() + timeout
         still, step_s, advanced_s, taken_at = 0, ADVANCE_S, 0.0, loop.time()
         while still < STILL:

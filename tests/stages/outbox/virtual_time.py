@@ -32,7 +32,7 @@ class VirtualTime:
         self.database_ahead_s = 0.0
         """The clock of the database may be put forward alone."""
 
-    # ---- As the module `time` has it ----
+    # ---- As truenext.clock has it ----
 
     def time_ns(self) -> int:
         return time.time_ns() + self.skipped_ns
@@ -50,7 +50,8 @@ class VirtualTime:
 
     def told_to(self, patch: pytest.MonkeyPatch) -> None:
         """Have the broker and the program tell this time."""
-        patch.setattr(clock, "time", self)
+        patch.setattr(clock, "time_ns", self.time_ns)
+        patch.setattr(clock, "monotonic_ns", self.monotonic_ns)
         patch.setattr(World, "now_ms", staticmethod(self.now_ms))
 
     def told_to_database(self, engine: Engine) -> None:

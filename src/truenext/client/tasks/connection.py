@@ -109,8 +109,8 @@ def connect(
     thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what it
     has.
 
-    Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
-    Refused, such as for wrong credentials
+    Raises: ConfigurationError if a URL is none, or a test has stopped the time of the event loop; ValueError,
+    TypeError; ConnectionLost if no broker is there in time; Refused, such as for wrong credentials
     """
     login = login_of(
         urls,

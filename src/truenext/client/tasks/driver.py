@@ -27,7 +27,8 @@ from truenext.client.core.flows import note
 from truenext.client.core.link import HEART_BEAT
 from truenext.client.core.world import World
 from truenext.client.tasks.heart import Heart
-from truenext.errors import ClosedError, ConnectionLost
+from truenext.clock import monotonic
+from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
 from truenext.limits import READ_BYTES
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ CONNECT_S = 10.0
 """Until a broker has taken a connection."""
 BLOCKED_S = 1.0
 """A timer that is so late says that something blocks the event loop."""
+
+STILL_S = 0.001
+"""A clock that has told the same for so long stands still."""
 
 T = TypeVar("T")
 
@@ -61,13 +65,15 @@ _beside: WeakKeyDictionary[asyncio.AbstractEventLoop, Beside] = WeakKeyDictionar
 
 class Driver:
     def __init__(self, login: Login, name: str, make: type[Received]) -> None:
-        """To be made in the loop that it is to run in."""
-        self.loop = asyncio.get_running_loop()
+        """To be made in the loop that it is to run in. Raises: ConfigurationError if that loop's time stands still"""
+        self.loop = loop = asyncio.get_running_loop()
+        check_time_goes_on(loop)
         self.process = os.getpid()
         self.beside = _beside.setdefault(self.loop, Beside())
         """Of all connections in this loop."""
         world = World(
-            clock=self.loop.time,
+            # Looked up each time: tests that stop the time of a program give its loop another one.
+            clock=lambda: loop.time(),
             chance=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
@@ -449,6 +455,23 @@ class Driver:
             self._after()
         except Exception as error:
             self._fail(error)
+
+
+def check_time_goes_on(loop: asyncio.AbstractEventLoop) -> None:
+    """No timer of such a loop is ever due: whoever waits in it waits for ever.
+
+    Raises: ConfigurationError if a test has stopped the time of this loop
+    """
+    if type(loop).time is not asyncio.BaseEventLoop.time:
+        # uvloop's own, for one, which tells the same time through a whole turn.
+        return
+    told, until = loop.time(), monotonic() + STILL_S
+    while loop.time() == told:
+        if monotonic() > until:
+            raise ConfigurationError(
+                "the time of the event loop stands still, so nothing that waits in it would ever go on: with freezegun "
+                "say freeze_time(..., real_asyncio=True)"
+            )
 
 
 def _too_late() -> TimeoutError:

@@ -9,7 +9,6 @@ import inspect
 import os
 import secrets
 from threading import Thread, current_thread
-from time import monotonic
 from typing import TYPE_CHECKING, Unpack, cast
 
 from truenext.client import log
@@ -38,6 +37,7 @@ from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
 from truenext.client.core.verdict import DONE, Verdict
 from truenext.client.threads.driver import Driver
+from truenext.clock import monotonic
 from truenext.errors import ClosedError
 
 if TYPE_CHECKING:

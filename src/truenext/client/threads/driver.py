@@ -21,7 +21,6 @@ import sys
 import threading
 from collections import deque
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -31,6 +30,7 @@ from truenext.client.core.client import Client, Login
 from truenext.client.core.flows import note
 from truenext.client.core.world import World
 from truenext.client.threads.interrupts import Interruptible
+from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
 from truenext.limits import READ_BYTES
 

@@ -137,6 +137,9 @@ def _encode_model(value: Any) -> object:
     if _is_model(type(value)):
         # Without what it computes: that is computed again.
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    if hasattr(value, "isoformat"):
+        # A class below datetime or date, such as those of a library that stops the time of tests.
+        return value.isoformat()
     raise TypeError(f"{named(type(value))} cannot be JSON")
 
 

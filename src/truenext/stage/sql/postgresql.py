@@ -10,12 +10,13 @@ name. So nothing is prepared where a pooler is found.
 Source: decision 60; https://www.pgbouncer.org/features.html
 """
 
-import time
 from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from truenext.clock import monotonic
 
 IDLE_S = 2.0
 """More than a second, after which the relay looks again: it is not to ask twice."""
@@ -45,12 +46,12 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
 
     @event.listens_for(engine, "checkin")
     def rest(_: object, entry: ConnectionPoolEntry) -> None:
-        entry.info[_SINCE] = time.monotonic()
+        entry.info[_SINCE] = monotonic()
 
     @event.listens_for(engine, "checkout")
     def ask(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
         since = entry.info.get(_SINCE)
-        if since is None or time.monotonic() - since < IDLE_S:
+        if since is None or monotonic() - since < IDLE_S:
             return
         try:
             is_alive = dialect.do_ping(connection)
