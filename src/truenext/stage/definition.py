@@ -81,9 +81,9 @@ class Definition:
                 raise DefinitionError(f"{what} of service {name} is {wanted}, not of the type {type(value).__name__}")
         if not brokers or not all(isinstance(each, str) for each in brokers):
             raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
-        for each in brokers:
+        for url in brokers:
             try:
-                parse_url(each)
+                parse_url(url)
             except ConfigurationError as error:
                 raise DefinitionError(f"broker of service {name}: {error}") from error
         if lifespan is not None and not callable(lifespan):
