@@ -27,6 +27,7 @@ SAID = [
     (r"block was cancelled", "block was interrupted"),
     (r"by a cancellation", "by Ctrl-C"),
     (r"async with", "with"),
+    (r", or a test has stopped the time of the event loop", ""),
 ]
 SAYS_MORE = {"Connection.consume", "Sent.wait"}
 """What a thread does otherwise, and says so."""
