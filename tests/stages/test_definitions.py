@@ -504,6 +504,29 @@ def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_
     run(app, work, overrides={price: lambda: 3})
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({float: lambda: 3}, "no stage of shop depends on that"),
+        ({"price": lambda: 3}, "a factory for a factory, not .* for 'price'"),
+        ({int: 3}, "a factory for a factory, not 3"),
+    ],
+)
+def test_an_override_that_replaces_nothing_is_refused(overrides: Any, says: str) -> None:
+    """Fixed: the test ran with the factory that it wanted to replace."""
+    app = Service("shop")
+
+    @app.single("take", Number, Number)
+    async def take(number: Number, price: Annotated[int, Depends(int)]) -> Number:
+        return Number(price)
+
+    async def work(t: Stages) -> None:
+        raise AssertionError("it has begun")
+
+    with pytest.raises(ConfigurationError, match=says):
+        run(app, work, overrides=overrides)
+
+
 def test_a_stage_that_comes_too_late_is_no_stage() -> None:
     """It was refused, and yet messages went to its queue, which nobody takes from."""
     app = Service("shop")

@@ -388,6 +388,26 @@ def test_what_could_never_happen_is_refused_when_it_is_ordered() -> None:
     run(app, work)
 
 
+def test_ended_does_not_wait_for_a_durable_subscription_without_consumer() -> None:
+    app = Service("shop")
+    news = app.topic("news", Number)
+
+    @app.terminator("tell", Number)
+    async def tell(number: Number, flow: Flow) -> None:
+        flow.publish(news, number)
+
+    async def work(t: Stages) -> None:
+        async with (
+            truenext.connect(t.broker.url, client_id="c") as connection,
+            connection.consumer("/topic/news", durable="n"),
+        ):
+            pass
+        await t.send(tell, Number())
+        await t.ended(timeout=10)
+
+    run(app, work)
+
+
 def test_what_is_no_service_is_refused() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="what is run is a Service, not 'shop'"):

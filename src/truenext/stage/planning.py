@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.flow import Flow
 from truenext.stage.dependencies.depends import parameters_of
+from truenext.stage.dependencies.factory import name_of
 from truenext.stage.lifespan import Lifespan
 
 if TYPE_CHECKING:
@@ -25,7 +27,17 @@ class Plans:
         """`overrides` are for tests. Raises: ConfigurationError if a stage asks for what nobody gives"""
         self._has_database = has_database
         self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)
+        for factory, other in (overrides or {}).items():
+            if not (callable(factory) and callable(other)):
+                raise ConfigurationError(f"overrides has a factory for a factory, not {other!r} for {factory!r}")
         self._by_stage = {stage: self._plan(definition, stage, overrides) for stage in definition.stages.values()}
+        overridden = {factory for plan in self._by_stage.values() for factory in plan.overridden}
+        for factory in (overrides or {}).keys() - overridden:
+            # A test would run with what it wanted to replace.
+            raise ConfigurationError(
+                f"overrides has {name_of(factory)}, and no stage of {definition.name} depends on that: name the very "
+                "function that is in Depends(...)"
+            )
 
     def of(self, stage: Stage) -> Plan:
         return self._by_stage[stage]

@@ -52,5 +52,9 @@ def meant(said: Any, known: Iterable[str]) -> str:
     """The end of a sentence that refuses `said`: what there is, and what comes close to it."""
     names = list(known)
     there = f"there are {', '.join(map(repr, names))}" if names else "there are none"
-    close = get_close_matches(said, names, n=1) if isinstance(said, str) else []
+    close = []
+    if isinstance(said, str):
+        # Capitals are what is mistaken most easily.
+        in_capitals = {each.casefold(): each for each in names}
+        close = [in_capitals[each] for each in get_close_matches(said.casefold(), in_capitals, n=1)]
     return f"{there}; is {close[0]!r} meant?" if close else there

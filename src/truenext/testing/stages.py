@@ -22,7 +22,7 @@ import msgspec
 
 from truenext.client.tasks.connection import Connection, connect
 from truenext.client.tasks.driver import check_time_goes_on
-from truenext.destination import DEAD_LETTER_PREFIX
+from truenext.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import ConnectionLost
 from truenext.stage.core.definitions import Endpoint, Local, Stage, Topic
 from truenext.stage.core.envelope import decode
@@ -93,6 +93,13 @@ class _Queue(msgspec.Struct):
     unacknowledged: int
     scheduled: int
     consumers: int
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something in it is still to be handled. A durable subscription without a consumer keeps it."""
+        if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
+            return False
+        return bool(self.waiting or self.unacknowledged or self.scheduled)
 
 
 _QUEUES = msgspec.json.Decoder(list[_Queue])
@@ -230,7 +237,7 @@ class Stages:
             await asyncio.sleep(POLL_S)
             queues = await self._queues()
             busy = self._running.busy
-            left = [each for each in queues if each.waiting or each.unacknowledged or each.scheduled]
+            left = [each for each in queues if each.is_under_way]
             # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
             unsent = "" if left or busy else await self._unsent()
             if not (left or busy or unsent):

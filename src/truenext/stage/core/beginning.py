@@ -53,9 +53,8 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Beg
     if unknown:
         raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
     if not isinstance(trace, str) or not trace:
-        raise FlowError(
-            f"trace is what people call the flow, such as the order that it is about: a text that is not empty, not {trace!r}"
-        )
+        what = "trace is what people call the flow, such as the order that it is about: a text that is not empty"
+        raise FlowError(f"{what}, not {trace!r}")
     ttl = options.get("ttl")
     if ttl is not None and not (isinstance(ttl, int | float) and 0.001 <= ttl <= TTL_MS_MAX / 1000):
         raise FlowError(f"ttl is a number of seconds, 0.001 to {TTL_MS_MAX // 1000}, not {ttl!r}")

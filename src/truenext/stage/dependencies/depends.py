@@ -59,7 +59,7 @@ def parameters_of(
     is_async = inspect.iscoroutinefunction(function)
     search = _Search(given, overrides or {}, refused, is_async=is_async, function=function)
     direct, made = search.sources(function, placed)
-    return Plan(search.steps, direct, made)
+    return Plan(search.steps, direct, made, frozenset(search.overridden))
 
 
 class _Search:
@@ -83,6 +83,7 @@ class _Search:
         self._path: list[Callable[..., Any]] = []
         self.steps: list[Step] = []
         """In the order in which they are made."""
+        self.overridden: set[Factory] = set()
 
     def sources(
         self, function: Callable[..., Any], placed: Collection[str] = ()
@@ -96,7 +97,10 @@ class _Search:
                 continue
             kind, depends = self._annotation(function, parameter)
             if depends is not None:
-                made.append((parameter.name, self._step(self._overrides.get(depends, depends), parameter.name)))
+                if depends in self._overrides:
+                    self.overridden.add(depends)
+                    depends = self._overrides[depends]
+                made.append((parameter.name, self._step(depends, parameter.name)))
             elif (name := self._name_of_given(kind)) is not None:
                 direct.append((parameter.name, name))
             elif (why := self._refused.get(kind)) is not None:

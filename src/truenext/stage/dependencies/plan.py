@@ -47,10 +47,14 @@ class Plan:
     (`truenext.stage.opened`).
     """
 
-    __slots__ = ("_direct", "_made", "asked", "has_factories", "steps")
+    __slots__ = ("_direct", "_made", "asked", "has_factories", "overridden", "steps")
 
     def __init__(
-        self, steps: Sequence[Step], direct: Sequence[tuple[str, str]], made: Sequence[tuple[str, int]]
+        self,
+        steps: Sequence[Step],
+        direct: Sequence[tuple[str, str]],
+        made: Sequence[tuple[str, int]],
+        overridden: frozenset[Factory],
     ) -> None:
         self.steps = tuple(steps)
         self._direct = direct
@@ -58,6 +62,8 @@ class Plan:
         self.has_factories: bool = bool(steps)
         self.asked = frozenset(name for _, name in (*direct, *(each for step in steps for each in step.direct)))
         """The names of what must be given, to the stage or to a factory."""
+        self.overridden = overridden
+        """The factories in whose place others are called."""
 
     def values(self, given: Given) -> _Values:
         return _Values(self, given)
