@@ -336,10 +336,10 @@ def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(fo
     [
         (None, "there is no file a.json: --write makes it, and it is to be committed"),
         ("{", "a.json is not what --write has written: "),
-        ('{"format": 3, "service": "shop", "endpoints": {}}', "a.json has format 3, and this knows 2: update truenext"),
+        ('{"format": 4, "service": "shop", "endpoints": {}}', "a.json has format 4, and this knows 3: update truenext"),
         (
-            '{"format": 1, "service": "shop", "endpoints": {}}',
-            "a.json has format 1, which does not say all that is compared now: with the code that is deployed, make a "
+            '{"format": 2, "service": "shop", "endpoints": {}}',
+            "a.json has format 2, which does not say all that is compared now: with the code that is deployed, make a "
             "new one (--write), and commit it",
         ),
     ],

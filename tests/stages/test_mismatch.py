@@ -68,6 +68,11 @@ def struct(*fields: Any) -> Any:
     return msgspec.defstruct("Struct", fields)
 
 
+def model(**fields: Any) -> Any:
+    needed: dict[str, Any] = {name: (type_, ...) for name, type_ in fields.items()}
+    return pydantic.create_model("Model", **needed)
+
+
 def found(old: Any, new: Any) -> list[tuple[str, str]]:
     return [(each.path, each.kind) for each in mismatches(Codec(old, "old").schema(), Codec(new, "new").schema())]
 
@@ -90,6 +95,7 @@ def found(old: Any, new: Any) -> list[tuple[str, str]]:
         (struct(("a", list[Line])), struct(("a", list[PricedInWords])), [("a[].price", "type")]),
         (struct(("a", dict[str, Line])), struct(("a", dict[str, PricedInWords])), [("a{}.price", "type")]),
         (dict[str, int], dict[int, int], [("{}", "type")]),
+        (model(a=dict[str, int]), model(a=dict[int, int]), [("a{}", "type")]),
         (struct(("a", int)), dict[int, int], [("a", "type")]),
         (dict[str, int], struct(("a", str, "")), [("a", "type")]),
         (list[int], tuple[int, int], [("", "bound"), ("", "bound")]),
@@ -197,6 +203,42 @@ class TextModel(pydantic.BaseModel):
     a: str
 
 
+class Debit(msgspec.Struct, tag="d"):
+    amount: int = 0
+
+
+class Credit(msgspec.Struct, tag="c"):
+    amount: int = 0
+
+
+class Fee(msgspec.Struct, tag="f"):
+    amount: int = 0
+
+
+class DebitModel(pydantic.BaseModel):
+    kind: Literal["d"]
+
+
+class CreditModel(pydantic.BaseModel):
+    kind: Literal["c"]
+
+
+DebitOfCredit = msgspec.defstruct("Debit", [("amount", int, 0)], tag="c")
+CreditOfDebit = msgspec.defstruct("Credit", [("amount", int, 0)], tag="d")
+CreditOfDebitRenamed = msgspec.defstruct("Credit", [("total", int, 0)], tag="d")
+PaymentOfDebit = msgspec.defstruct("Payment", [("amount", int, 0)], tag="d")
+
+
+class Chain(msgspec.Struct):
+    data: bytes
+    next: "Chain | None" = None
+
+
+def tagged(name: str, tag: Any) -> Any:
+    fields: dict[str, Any] = {"kind": (tag, ...)}
+    return pydantic.create_model(name, **fields)
+
+
 def row(*fields: Any, **options: Any) -> Any:
     return msgspec.defstruct("Row", fields, array_like=True, **options)
 
@@ -237,6 +279,24 @@ snake = msgspec.defstruct("Snake", [("some_name", int, 0)])
         (sparse(("a", int, 1)), struct(("a", int, msgspec.field(default_factory=lambda: 1))), [("a", "default")]),
         (sparse(("a", int, 1)), struct(a_int), [("a", "field")]),
         (sparse(("a", list[int], [])), sparse(("a", list[int] | None, None)), [("a", "default")]),
+        (bytes, Any, [("", "meaning")]),
+        (struct(("a", bytes | None)), struct(("a", Any)), [("a", "meaning")]),
+        (struct(("a", bytes)), dict[str, Any], [("a", "meaning")]),
+        (struct(("a", list[Chain])), struct(("a", list)), [("a[].data", "meaning")]),
+        (struct(("a", dict[bytes, int])), struct(("a", Any)), [("a{}", "meaning")]),
+        (BytesModel, dict[str, Any], [("a", "meaning")]),
+        (model(a=First), model(a=Swapped), [("a", "meaning"), ("a", "meaning")]),
+        (model(a=Place), model(a=PlaceSwapped), [("a[0]", "meaning"), ("a[1]", "meaning")]),
+        (model(a=list[Place]), model(a=list[PlaceInserted]), [("a[][0]", "meaning"), ("a[][1]", "meaning")]),
+        (model(a=dict[First, int]), model(a=dict[Swapped, int]), [("a{}", "meaning"), ("a{}", "meaning")]),
+        (Debit | Credit, DebitOfCredit | CreditOfDebit, [("", "meaning"), ("", "meaning")]),
+        (struct(("a", Debit | None)), struct(("a", CreditOfDebit | DebitOfCredit | None)), [("a", "meaning")]),
+        (Debit | Fee, DebitOfCredit | CreditOfDebitRenamed | Fee, [("", "meaning")]),
+        (
+            model(a=DebitModel | CreditModel),
+            model(a=tagged("DebitModel", Literal["c"]) | tagged("CreditModel", Literal["d"])),
+            [("a", "meaning"), ("a", "meaning")],
+        ),
         # Perhaps.
         (struct(a_int), struct(("b", int, 0)), [("", "renamed")]),
         (struct(("s", struct(a_int))), struct(("s", struct(("b", int, 0)) | None)), [("s", "renamed")]),
@@ -245,6 +305,7 @@ snake = msgspec.defstruct("Snake", [("some_name", int, 0)])
         (TypedPlace, TypedPlaceRenamed, [("", "renamed")]),
         (camel, snake, [("", "renamed")]),
         (Place, PlaceRenamed, [("[1]", "replaced")]),
+        (model(a=Place), model(a=PlaceRenamed), [("a[1]", "replaced")]),
         # Not read, or not any more.
         (str, bytes, [("", "type")]),
         (str, uuid.UUID, [("", "type")]),
@@ -274,6 +335,18 @@ snake = msgspec.defstruct("Snake", [("some_name", int, 0)])
         (struct(a_int, b_int), struct(b_int, a_int), []),
         (plain(a_int), struct(a_int), []),
         (Literal["x"], str, []),
+        (datetime.date, Any, []),
+        (struct(("a", uuid.UUID), ("b", set[decimal.Decimal])), dict[str, Any], []),
+        (dict[int, str], Any, []),
+        (Any, Any, []),
+        (Tree, Any, []),
+        (Debit | Credit, Credit | Debit | Fee, []),
+        (Debit | Credit, PaymentOfDebit | Credit, []),
+        (model(a=First), model(a=Renamed), []),
+        (model(a=Place), model(a=PlaceLonger), []),
+        (model(a=Place), model(a=tuple[int, int]), []),
+        (model(a=DebitModel | CreditModel), model(a=CreditModel | DebitModel), []),
+        (model(a=dict[RedOrBlue, int]), model(a=dict[str, int]), []),
     ],
     ids=str,
 )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from truenext.stage.core.definitions import Local
 
-FORMAT: Final = 2
-"""Of an interface that is written down. 1 said nothing of names, members, defaults and sets, so a change of these could
-not be seen."""
+FORMAT: Final = 3
+"""Of an interface that is written down. 1 said nothing of names, members, defaults and sets, and 2 nothing of keys,
+names and members within models of pydantic, so a change of these could not be seen."""
 
 _DEAD = "such a message becomes a dead letter"
 _UNNOTICED = "what was sent before is read as something else, and no error shows it"

@@ -37,6 +37,8 @@ _COMPARED = ANNOTATIONS | {
     *("type", "anyOf", "oneOf", "allOf", "enum", "const", "format", "uniqueItems", "contentEncoding"),
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LEAST, *_MOST),
 }
+_ANYTHING: Schema = {}
+"""One object, so that types that contain themselves are known when they come again."""
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
@@ -116,6 +118,11 @@ class _Place:
         return placed, None if further is False else further
 
     @property
+    def name(self) -> str:
+        """Of a class; empty if it is none."""
+        return str(self.get("title", ""))
+
+    @property
     def encoding(self) -> str:
         """In which a text stands for bytes; empty if it stands for itself."""
         format_ = self.get("format")
@@ -140,8 +147,10 @@ class _Comparison:
         """Pairs that are being compared: types that contain themselves end there."""
 
     def compare(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
-        if wanted.is_anything or written.schema is False:
+        if written.schema is False:
             return []
+        if wanted.is_anything:
+            wanted = _Place(_ANYTHING, ())
         pair = id(written.schema), id(wanted.schema)
         if pair in self._open:
             return []
@@ -171,20 +180,25 @@ class _Comparison:
         """What is wrong with the option that comes nearest."""
         nearest = [Mismatch(path, "type", str(written), str(wanted))]
         is_near = False
-        perhaps: list[Mismatch] = []
-        for option in wanted.options or ():
+        options = wanted.options or ()
+        read: list[tuple[list[Mismatch], _Place]] = []
+        for option in options:
             found = self.compare(written, option, path)
-            if not found:
-                return []
             if all(each.kind in PERHAPS for each in found):
-                perhaps = perhaps or found
+                read.append((found, option))
                 continue
             # Something of the same type, in which a part is wrong.
             if not is_near and found[0].kind == "meaning":
                 nearest = found
             if found[0].path != path and (not is_near or len(found) < len(nearest)):
                 nearest, is_near = found, True
-        return perhaps or nearest
+        if not read:
+            return nearest
+        found, option = min(read, key=lambda each: (bool(each[0]), each[1].name != written.name))
+        if option.name != written.name and written.name in {each.name for each in options if each.name}:
+            # As with a tag that was that of another class.
+            return [Mismatch(path, "meaning", str(written), str(option))]
+        return found
 
     def _moved(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
         """Values of an enum that another member has now, while theirs has another value."""
@@ -197,6 +211,9 @@ class _Comparison:
                 yield Mismatch(path, "meaning", f"{_json(value)} for {name}", f"{_json(value)} for {other}")
 
     def _of_type(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+        if wanted.is_anything:
+            # What JSON has of that type: bytes are text then.
+            wanted = wanted.at({"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING})
         kind, kind_wanted = written.get("type"), wanted.get("type")
         if kind in ("integer", "number") and wanted.get("format") == "decimal":
             return []

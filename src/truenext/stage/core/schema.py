@@ -15,6 +15,7 @@ Source: JSON Schema, 2020-12; msgspec, "Supported Types"
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -49,6 +50,36 @@ _TEXTS: dict[type[inspect.Type], str] = {
 def schema_of(type_: Any) -> Schema:
     """Raises: TypeError if it cannot be JSON"""
     return _Writing().schema(inspect.type_info(type_))
+
+
+@cache
+def _of_pydantic() -> type[Any]:
+    """What makes the JSON Schema of a model, with `keys`, `names` and `members`; pydantic need not be installed."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generator(GenerateJsonSchema):
+        def enum_schema(self, schema: Any) -> Schema:
+            described = super().enum_schema(schema)
+            names = [each.name for each in schema["members"]]
+            return {**described, "members": dict(zip(names, described["enum"], strict=True))}
+
+        def named_tuple_schema(self, schema: Any) -> Schema:
+            return {**super().named_tuple_schema(schema), "names": [each["name"] for each in schema["fields"]]}
+
+        def p_arguments_schema(self, arguments: list[Any], var_args_schema: Any) -> Schema:
+            # What a NamedTuple is before pydantic 2.14.
+            described = super().p_arguments_schema(arguments, var_args_schema)
+            return {**described, "names": [self.get_argument_name(each) for each in arguments]}
+
+        def dict_schema(self, schema: Any) -> Schema:
+            described = super().dict_schema(schema)
+            described.pop("propertyNames", None)
+            for values in described.pop("patternProperties", {}).values():
+                described["additionalProperties"] = values
+            keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+            return described if keys in ({}, {"type": "string"}) else {**described, "keys": keys}
+
+    return Generator
 
 
 class _Writing:
@@ -111,7 +142,7 @@ class _Writing:
             case inspect.CustomType():
                 # Only models of pydantic come so far; their definitions are within.
                 model: Any = info.cls
-                described: Schema = model.model_json_schema()
+                described: Schema = model.model_json_schema(schema_generator=_of_pydantic())
                 return described
             case _:
                 raise TypeError(f"{info!r} cannot be JSON")
