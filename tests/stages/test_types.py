@@ -1,11 +1,13 @@
 """What can a message, a reply and a state be, and what becomes of one that is something else? Source: docs/stages.md"""
 
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from ipaddress import IPv4Address
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -365,9 +367,73 @@ class HasOne(pydantic.BaseModel):
     within: dict[str, list[WritesOtherwise]] = {}
 
 
+class KeyedByPairs(pydantic.BaseModel):
+    within: dict[tuple[int, int], int] = {}
+
+
+class HasKeyedByPairs(pydantic.BaseModel):
+    each: list[KeyedByPairs] | None = None
+
+
+class Table(NamedTuple):
+    cells: dict[tuple[int, int], int]
+
+
+@dataclass
+class Tables:
+    each: "list[Table]"
+
+
+class HasTables(pydantic.BaseModel):
+    tables: dict[str, Tables] = {}
+
+
+class KeyedByNone(pydantic.BaseModel):
+    within: dict[str | None, int] = {}
+
+
+class KeyedByBoth(pydantic.BaseModel):
+    within: Mapping[int | str, int] = {}
+
+
+class KeyedByModels(pydantic.BaseModel):
+    within: dict[Customer, int] = {}
+
+
+Cell = Annotated[
+    tuple[int, int],
+    pydantic.BeforeValidator(lambda cell: tuple(map(int, cell.split("-"))) if isinstance(cell, str) else cell),
+    pydantic.PlainSerializer(lambda cell: f"{cell[0]}-{cell[1]}"),
+]
+
+
+class KeyedByWhatComesBack(pydantic.BaseModel):
+    cells: dict[Cell, int]
+    bools: dict[bool, int]
+    numbers: dict[int, Color | None]
+    addresses: dict[IPv4Address, int]
+    pairs: dict[tuple[int, int], int]
+    bare: typing.Dict = {}  # type: ignore[type-arg]  # noqa: UP006
+
+    @pydantic.field_serializer("pairs")
+    def written(self, pairs: dict[tuple[int, int], int]) -> list[object]:
+        return [[*each] for each in pairs.items()]
+
+    @pydantic.field_validator("pairs", mode="before")
+    @classmethod
+    def read(cls, pairs: Any) -> Any:
+        return {tuple(key): value for key, value in pairs} if isinstance(pairs, list) else pairs
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
+        (KeyedByPairs, "a dict has keys that are tuple"),
+        (HasKeyedByPairs, "a dict has keys that are tuple"),
+        (HasTables, "a dict has keys that are tuple"),
+        (KeyedByNone, "a dict has keys that are none"),
+        (KeyedByBoth, "a dict has keys that are texts or numbers"),
+        (KeyedByModels, "a dict has keys that are Customer"),
         (WritesOtherwise, "id of WritesOtherwise is written as number and not read as that"),
         (ReadsOtherwise, "id of ReadsOtherwise is written as id and not read as that"),
         (ReadsWithin, "id of ReadsWithin is written as id and not read as that"),
@@ -411,8 +477,11 @@ class Root(pydantic.RootModel[list[int]]):
         Aliased.model_validate({"number": 7, "one": 8, "two": 9, "inner": "[1]", "next": {"number": 1}}),
         Camel(first_name="Ada"),
         Root([1, 2]),
+        KeyedByWhatComesBack(
+            cells={(1, 2): 3}, bools={True: 1}, numbers={1: None}, addresses={IPv4Address(7): 1}, pairs={(1, 2): 3}
+        ),
     ],
-    ids=["aliases", "generated aliases", "a root"],
+    ids=["aliases", "generated aliases", "a root", "keys"],
 )
 def test_a_model_comes_back_with_its_aliases_and_what_it_computes(value: pydantic.BaseModel) -> None:
     codec: Codec[Any] = Codec(type(value), "what is tested")

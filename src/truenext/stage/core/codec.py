@@ -7,16 +7,15 @@ what was sent, and is refused. No class is ever named by the bytes: which type i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
-from truenext.stage.core.lossless import Plan, fault_below_any, fault_of_floats
+from truenext.stage.core.lossless import Plan, fault_below_any, fault_of_floats, fields_of_model, has_serializer
 from truenext.stage.core.schema import Schema, schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 T = TypeVar("T")
 
@@ -213,6 +212,9 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
     each_of = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     kinds = [each.type if isinstance(each, msgspec.inspect.Metadata) else each for each in each_of]
     for each in kinds:
+        if isinstance(each, msgspec.inspect.CustomType) and not _is_model(each.cls):
+            # It cannot be JSON at all, or a model of pydantic knows how.
+            continue
         if isinstance(each, _NO_KEYS):
             name = (
                 named(getattr(each, "cls", None))
@@ -233,21 +235,71 @@ def _fault_of_model(class_: Any) -> str:
     rest: list[Any] = [class_]
     while rest:
         each = rest.pop()
-        rest.extend(get_args(each))
-        if not isinstance(each, type) or each in seen:
+        if isinstance(each, type):
+            if each in seen:
+                continue
+            seen.add(each)
+        rest.extend(_within(each))
+        if not isinstance(each, type):
             continue
-        seen.add(each)
         if hasattr(each, "get_secret_value"):
             return f"{named(class_)} has a {named(each)}, of which only stars would be sent: take the text itself"
         if _is_model(each):
             model: Any = each
-            fault = next((fault for name in model.model_fields if (fault := _fault_of_field(model, name))), "")
-            if fault:
-                return fault
+            faults = [
+                *(_fault_of_field(model, name) for name in model.model_fields),
+                *(_fault_of_dicts(annotation) for _, annotation in fields_of_model(model)),
+            ]
+            if any(faults):
+                return next(filter(None, faults))
             rest.extend(field.annotation for field in model.model_fields.values())
         elif each is class_:
             return f"{named(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
     return ""
+
+
+def _within(type_: Any) -> list[Any]:
+    """What an annotation in a model is made of, but for the fields of another model."""
+    if not (is_dataclass(type_) or is_typeddict(type_) or hasattr(type_, "_field_defaults")):
+        args = get_args(type_)
+        return [*args, get_origin(type_)] if args else []
+    try:
+        return list(get_type_hints(type_, include_extras=True).values())
+    except Exception:
+        # Names that only pydantic knows where to look up.
+        return []
+
+
+def _fault_of_dicts(annotation: Any) -> str:
+    """Of the dicts in a field of a model."""
+    seen: set[type] = set()
+    rest: list[Any] = [annotation]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, type):
+            if each in seen:
+                continue
+            seen.add(each)
+        if has_serializer(getattr(each, "__metadata__", ())):
+            continue
+        rest.extend(_within(each))
+        args, origin = get_args(each), get_origin(each)
+        if args and isinstance(origin, type) and issubclass(origin, Mapping):
+            fault = _fault_of_keys_in_model(args[0])
+            if fault:
+                return fault
+    return ""
+
+
+def _fault_of_keys_in_model(key: Any) -> str:
+    try:
+        info = msgspec.inspect.type_info(key)
+    except Exception:
+        # Only pydantic knows it.
+        return ""
+    has_own_way = has_serializer(getattr(key, "__metadata__", ()))
+    # Pydantic reads the text of a bool as one.
+    return "" if has_own_way or isinstance(info, msgspec.inspect.BoolType) else _fault_of_keys(info)
 
 
 def _fault_of_field(model: Any, name: str) -> str:

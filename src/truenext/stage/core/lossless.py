@@ -239,7 +239,7 @@ class _Planning:
     def _of_class(self, info: Any) -> Check:
         class_, otherwise = info.cls, self._otherwise
         if isinstance(info, inspect.CustomType):
-            fields = [(name, name, kind) for name, kind in _fields_of_model(class_)]
+            fields = [(name, name, kind) for name, kind in _typed_fields(class_)]
         else:
             fields = [(each.name, each.encode_name, each.type) for each in info.fields]
         checks = [(name, written, self._of(kind)) for name, written, kind in fields if self._leads(kind)]
@@ -278,25 +278,37 @@ def _parts(info: Any) -> Iterable[inspect.Type]:
         case inspect.CollectionType():
             return (info.item_type,)
         case inspect.CustomType():
-            return [kind for _, kind in _fields_of_model(info.cls)]
+            return [kind for _, kind in _typed_fields(info.cls)]
         case _:
             return [each.type for each in getattr(info, "fields", ())]
 
 
-def _fields_of_model(class_: Any) -> list[tuple[str, inspect.Type]]:
-    """Names and types of the fields of a model of pydantic. A field whose model writes it in its own way, and a type
-    that msgspec does not know, are the model's affair."""
-    decorators = getattr(class_, "__pydantic_decorators__", None)
-    if decorators is None or decorators.model_serializers:
-        return []
-    own = {name for each in decorators.field_serializers.values() for name in each.info.fields}
+def _typed_fields(class_: Any) -> list[tuple[str, inspect.Type]]:
+    """Names and types of the fields of a model of pydantic, but for types that msgspec does not know."""
     fields = []
-    for name, field in class_.model_fields.items():
-        if name in own or "*" in own:
-            continue
+    for name, annotation in fields_of_model(class_):
         try:
-            fields.append((name, msgspec.inspect.type_info(field.annotation)))
+            fields.append((name, msgspec.inspect.type_info(annotation)))
         except Exception:
             # It may be anything.
             continue
     return fields
+
+
+def fields_of_model(class_: Any) -> list[tuple[str, Any]]:
+    """Names and annotations of the fields of a model of pydantic. A field whose model writes it in its own way is the
+    model's affair."""
+    decorators = getattr(class_, "__pydantic_decorators__", None)
+    if decorators is None or decorators.model_serializers:
+        return []
+    own = {name for each in decorators.field_serializers.values() for name in each.info.fields}
+    return [
+        (name, field.annotation)
+        for name, field in class_.model_fields.items()
+        if name not in own and "*" not in own and not has_serializer(field.metadata)
+    ]
+
+
+def has_serializer(metadata: Iterable[object]) -> bool:
+    """Of pydantic, which need not be installed."""
+    return any(type(each).__name__ in ("PlainSerializer", "WrapSerializer") for each in metadata)
