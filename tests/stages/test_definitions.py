@@ -1,5 +1,6 @@
 """What is wrong with a definition is refused at set-up, by name. Source: docs/stages.md, "Endpoints" """
 
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -242,8 +243,14 @@ def test_a_state_that_has_no_default_for_each_field_is_refused() -> None:
     class Strict(msgspec.Struct):
         id: str
 
-    with pytest.raises(DefinitionError, match="the state of chain is Strict, of which each field needs a default"):
-        Service("shop").endpoint("chain", Number, state=Strict)
+    for state, says in ((Strict, "Strict"), (int, "int"), (list[int], r"list\[int\]")):
+        with pytest.raises(DefinitionError) as caught:
+            Service("shop").endpoint("chain", Number, state=state)
+        assert re.match(
+            rf"the state of chain is {says}, and must be an object such as a Struct, of which each field has a "
+            "default: (Object|Expected)",
+            str(caught.value),
+        )
 
 
 def test_a_type_that_cannot_be_json_is_refused_where_it_is_named() -> None:

@@ -554,6 +554,14 @@ class WritesItself(pydantic.BaseModel):
         return str(value)
 
 
+class Word(str):
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
 NAN, INF = float("nan"), float("inf")
 ITEMS = [Priced(1.0), Priced(), Priced(2.0), Priced(NAN)]
 LOST: dict[str, tuple[Any, Any, str]] = {
@@ -583,6 +591,14 @@ LOST: dict[str, tuple[Any, Any, str]] = {
     "an enum below Any": (dict[str, Any], {"a": Color.RED}, "value['a'] is of the type Color"),
     "a Struct below Any": (list[Any], [Priced()], "value[0] is of the type Priced"),
     "a key that is a number below Any": (dict[str, Any], {"a": {1: 2}}, "value['a'] has the key 1 of the type int"),
+    "a key that is None below Any": (Order, Order(more={"a": {None: 2}}), "order.more['a'] has the key None of the"),
+    "a key that is a bool below Any": (
+        dict[str, Any],
+        {"a": [{True: 2}]},
+        "value['a'][0] has the key True of the type",
+    ),
+    "a text of a subclass below Any": (Order, Order(more={"a": [Word("b")]}), "order.more['a'][0] is of the type Word"),
+    "a number of a subclass below Any": (Any, [Count(1)], "value[0] is of the type Count"),
     "a bare dict": (dict, {1: 2}, "value has the key 1 of the type int"),
     "a bare list": (list, [(1,)], "value[0] is of the type tuple"),
     "a bare tuple": (tuple, ((1,),), "value[0] is of the type tuple"),
@@ -598,6 +614,13 @@ def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path
     with pytest.raises(FlowError) as caught:
         Codec(kind, "what is tested").encode(value)
     assert str(caught.value).startswith(says)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(FlowError, match=r"is no list\[Any\]"):
+        Codec(list[Any], "what is tested").encode(value)
 
 
 PLAIN_JSON: dict[str, Any] = {"a": [1, -2.5, None, True, "x", {}], "b": {"c": []}}

@@ -61,10 +61,20 @@ class Codec(Generic[T]):
                 self._decoder.decode(data)
         except Exception as error:
             # A type may check itself, and raise what it likes.
-            raise FlowError(f"{_short(value)} is no {named(self.type)}: {error or type(error).__name__}") from error
+            where = self._where(value)
+            said = f"{_short(value)} is no {named(self.type)}: {error or type(error).__name__}"
+            raise FlowError(said if where is None else f"{_root(self.type)}{where}") from error
         if lost is not None:
             raise FlowError(f"{_root(self.type)}{lost}")
         return msgspec.Raw(data)
+
+    def _where(self, value: object) -> str | None:
+        """Where below `Any` something is that JSON does not have, in a value that could not be written."""
+        try:
+            return None if self._plan is None or self._plan.anything is None else self._plan.anything(value)
+        except Exception:
+            # It may contain itself, or be of another type altogether.
+            return None
 
     def decode(self, data: msgspec.Raw | bytes) -> T:
         """Raises: NotDecoded"""
@@ -83,7 +93,8 @@ class Codec(Generic[T]):
             self.decode(EMPTY)
         except NotDecoded as error:
             raise DefinitionError(
-                f"{what} is {named(self.type)}, of which each field needs a default: {error}"
+                f"{what} is {named(self.type)}, and must be an object such as a Struct, of which each field has a "
+                f"default: {error.__cause__}"
             ) from error
 
     def schema(self) -> Schema:
