@@ -1,6 +1,7 @@
 """A client's core whose broker is a script: what it says is looked at frame by frame, and what it hears is up to the
 test. For faults that take a certain order of frames."""
 
+from asyncio import CancelledError
 from collections import deque
 from typing import Any, NamedTuple, cast
 
@@ -42,6 +43,16 @@ class Running:
     def is_too_late(self) -> None:
         """Its deadline comes."""
         self._go_on(False)
+
+    @property
+    def deadline(self) -> float | None:
+        """Of what it waits for."""
+        assert self._wait is not None, "it waits"
+        return self._wait.deadline
+
+    def cancel(self) -> None:
+        """A cancellation ends its waiting."""
+        self._wait = self._flow.throw(CancelledError())
 
     def _go_on(self, came: bool | None) -> None:
         try:

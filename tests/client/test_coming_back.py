@@ -1,15 +1,17 @@
 """What the core of a client does when connections are lost at an unlucky moment. Source: docs/client.md, "Lost
 connections". Each of these was once a fault."""
 
+from asyncio import CancelledError
+
 import pytest
 
 from tests.client.scripted import Running, Script, named, one, receive
 from truenext.client.core.charging import Charge
 from truenext.client.core.flows import Block
-from truenext.client.core.holding import Wanted
+from truenext.client.core.holding import Subscription, Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
-from truenext.client.core.session import Mode
+from truenext.client.core.session import Mode, Session
 from truenext.client.core.verdict import DONE, FAILED, POISON
 from truenext.errors import ClosedError, InDoubt, LocalProtocolError, Refused, RolledBack
 
@@ -111,6 +113,60 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
     assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
+
+
+def committing_and_lost(script: Script) -> tuple[Session, Subscription, Block, Running]:
+    """A transaction that was given message 1, and whose connection was lost while it was committed."""
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=1)
+    block = Block(session, 60.0)
+    block.enter()
+    receiving = receive(session)
+    script.message(subscription, 1)
+    one(receiving)
+    leaving = Running(block.leave(None, "the task"))
+    script.lose()
+    script.said.clear()
+    return session, subscription, block, leaving
+
+
+def test_commit_cancelled_after_its_connection_was_lost_waits_for_the_outcome() -> None:
+    script = Script()
+    session, _, block, leaving = committing_and_lost(script)
+    script.now = 10.0
+    leaving.cancel()
+    assert leaving.deadline == 15.0
+    script.connect()
+    (question,) = named(script.confirm(), "SEND", "/control/producer")
+    script.answer(question, {"sends": 0, "commits": 1, "outcome": "committed"})
+    with pytest.raises(CancelledError):
+        leaving.again()
+    assert block.outcome.value == "committed" and block.token == ""
+    assert session.transacted().unit is None
+
+
+@pytest.mark.parametrize("ends", ["too late", "cancelled again"])
+def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_is_known(ends: str) -> None:
+    script = Script()
+    session, subscription, block, leaving = committing_and_lost(script)
+    leaving.cancel()
+    with pytest.raises(CancelledError):
+        if ends == "too late":
+            leaving.is_too_late()
+        else:
+            leaving.cancel()
+    assert block.outcome.value == "in doubt" and block.token == "here me-1 1"
+    # The session goes on, and what the transaction was given is handed out again.
+    script.connect()
+    (question,) = named(script.confirm(), "SEND", "/control/producer")
+    script.message(subscription, 1, deliveries=2)
+    script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    assert block.outcome.value == "rolled back" and block.token == ""
+    receiving = receive(session)
+    assert named(script.all_said(), "SEND", "/control/give-back")
+    script.message(subscription, 1, deliveries=3)
+    assert one(receiving).sequence == 1
 
 
 def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:

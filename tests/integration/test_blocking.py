@@ -13,12 +13,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dying_with_us
 from truenext import blocking
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError, Refused, RolledBack
+from truenext.testing.blocking import blocking_broker
+from truenext.url import Address
 
 PREFETCHES = pytest.mark.parametrize("prefetch", [None, 0, 1, 10])
 
@@ -428,6 +431,48 @@ def test_ctrl_c_ends_a_receive_that_waits(connection: blocking.Connection, place
             consumer.receive()
         connection.send(place, "1")
         assert text(consumer.receive(5)) == "1"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_a_commit_is_in_doubt_waits_for_it_and_a_second_one_leaves_it_undecided(
+    when: Literal["before", "after"], presses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {"before": "rolled back", "after": "committed"}[when]
+    with blocking_broker() as broker, blocking.connect(broker.url) as other:
+        with blocking.connect(broker.url) as connection, connection.session(transacted=True) as session:
+            may_come_back = threading.Event()
+            reach = connection._driver._connect
+
+            def reach_later(address: Address) -> socket.socket | None:
+                if not may_come_back.is_set():
+                    raise OSError("nobody is there")
+                return reach(address)
+
+            def press() -> None:
+                await_true(lambda: connection.health().state != "connected")
+                for _ in range(presses):
+                    time.sleep(0.1)
+                    to_main_thread(signal.SIGINT)
+                time.sleep(0.1)
+                if presses == 1:
+                    may_come_back.set()
+
+            monkeypatch.setattr(connection._driver, "_connect", reach_later)
+            broker.lose_commit(when)
+            transaction = session.transaction()
+            handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                with pytest.raises(KeyboardInterrupt), in_thread(press), transaction:
+                    session.send("/queue/out", "1")
+            finally:
+                signal.signal(signal.SIGINT, handler)
+            assert transaction.outcome.value == (expected if presses == 1 else "in doubt")
+        if presses == 1:
+            assert transaction.token == ""
+        else:
+            assert other.outcome(transaction.token) == expected
+        assert [shown.text for shown in other.browse("/queue/out")] == (["1"] if when == "after" else [])
 
 
 class Storm:

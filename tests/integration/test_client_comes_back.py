@@ -121,6 +121,45 @@ def test_who_is_left_in_doubt_can_ask_later_from_wherever(when: Literal["before"
     run(test)
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_commit_cancelled_while_in_doubt_is_waited_for_and_left_undecided_by_a_second_cancellation(
+    when: Literal["before", "after"], is_left: bool
+) -> None:
+    async def test() -> None:
+        expected = {"before": "rolled back", "after": "committed"}[when]
+        async with truenext.testing.broker() as broker, connect(broker.url) as other:
+            async with before(port(broker)) as (network, connection), connection.session(transacted=True) as session:
+                transaction = session.transaction()
+
+                async def block() -> None:
+                    async with transaction:
+                        await session.send("/queue/out", "1")
+                        broker.lose_commit(when)
+
+                task = asyncio.create_task(block())
+                while connection.health().state == "connected":
+                    await asyncio.sleep(0)
+                await network.close()
+                task.cancel()
+                assert await asyncio.wait([task], timeout=0.1) == (set(), {task})
+                if is_left:
+                    task.cancel()
+                else:
+                    await network.open()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert transaction.outcome.value == ("in doubt" if is_left else expected)
+            # The connection was left, and nobody on it asks any more.
+            if is_left:
+                assert await other.outcome(transaction.token) == expected
+            else:
+                assert transaction.token == ""
+            assert await bodies(other, "/queue/out") == (["1"] if when == "after" else [])
+
+    run(test)
+
+
 def test_a_commit_that_another_broker_cannot_know_is_in_doubt() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, truenext.testing.broker() as another:

@@ -211,6 +211,10 @@ class Block:
         """What became of it, as far as is known by now."""
         return self._nothing if self._unit is None else self._unit.outcome
 
+    @property
+    def token(self) -> str:
+        return "" if self._unit is None else self._unit.token
+
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
         if self._is_used:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TO_QUEUE, _PERSISTENT = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _TOO_LATE = "whether the transaction happened could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
-"""Seconds for which whoever was cancelled waits for the outcome of a COMMIT that is under way."""
+"""Seconds for which a commit that was cancelled waits for its outcome."""
 
 
 class Transactions:
@@ -299,15 +299,13 @@ class Transactions:
         except GeneratorExit:
             raise
         except BaseException:
-            # Whoever waits wants to end; the outcome of what is under way is worth a moment all the same.
-            if unit.outcome is Outcome.COMMITTING:
-                latest = self._client.clock() + CANCELLED_COMMIT_S
-                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-            if unit.settled.is_set:
-                # It may have been settled before the interruption came, too.
+            # The caller wants to end; the outcome is worth a moment all the same, also if the connection was lost and
+            # is made anew. A second interruption ends this wait.
+            self._free_later(unit)
+            latest = self._client.clock() + CANCELLED_COMMIT_S
+            came = yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
+            if came:
                 self._end(unit)
-            else:
-                self._free_later(unit)
             raise
         if not came:
             self._free_later(unit)
@@ -483,8 +481,6 @@ def _has_lost_its_messages(unit: Unit) -> bool:
 
 
 def _in_doubt(unit: Unit, reason: str) -> InDoubt:
-    producer = unit.producer
-    token = "" if producer is None else f"{producer.store} {producer.name} {unit.number}"
-    error = InDoubt(reason, token)
+    error = InDoubt(reason, unit.token)
     error.__cause__ = unit.cause
     return error

@@ -46,6 +46,7 @@ class Outcome(Enum):
     """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
 
 
+_TO_BE_ASKED = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
 ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
@@ -143,6 +144,14 @@ class Unit:
         """Hears of each of its frames."""
         self.settled = Signal()
         """The outcome of its COMMIT is known."""
+
+    @property
+    def token(self) -> str:
+        """What the broker is asked for its outcome with; empty if that is known, or nobody can be asked."""
+        producer = self.producer
+        if producer is None or self.outcome not in _TO_BE_ASKED:
+            return ""
+        return f"{producer.store} {producer.name} {self.number}"
 
     def doom(self, cause: Exception) -> None:
         if self.outcome is Outcome.OPEN:

@@ -269,6 +269,12 @@ class Transaction:
         """What became of it, also if the block was interrupted while it was committed."""
         return self._block.outcome
 
+    @property
+    def token(self) -> str:
+        """The token for `Connection.outcome` while the outcome is not known after the end of the block, as that of
+        `InDoubt`; empty otherwise."""
+        return self._block.token
+
     def failed(self, message: Message) -> None:
         """Name the message that made it fail: it alone is charged with an attempt.
 
