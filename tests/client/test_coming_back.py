@@ -169,6 +169,36 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
     assert one(receiving).sequence == 1
 
 
+def decided_late(outcome: str) -> Session:
+    """A session whose cancelled commit was left undecided, and is known since."""
+    script = Script()
+    session, _, _, leaving = committing_and_lost(script)
+    leaving.cancel()
+    with pytest.raises(CancelledError):
+        leaving.cancel()
+    script.connect()
+    (question,) = named(script.confirm(), "SEND", "/control/producer")
+    script.answer(question, {"sends": 0, "commits": 1, "outcome": outcome})
+    return session
+
+
+def test_commit_left_undecided_tells_its_outcome_when_it_is_called_again() -> None:
+    assert Running(decided_late("committed").commit(60.0)).result is True
+    with pytest.raises(RolledBack):
+        Running(decided_late("rolled back").commit(60.0))
+
+
+@pytest.mark.parametrize("outcome", ["committed", "rolled back"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_decided_late(
+    fails: bool, outcome: str
+) -> None:
+    block = Block(decided_late(outcome), 60.0)
+    block.enter()
+    assert Running(block.leave(ValueError() if fails else None, "the task")).is_done
+    assert block.outcome.value == ("rolled back" if fails else "committed")
+
+
 def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:
     """The program has it no more: nobody was to get it as long as its first consumer was thought to have it."""
     script = Script()

@@ -145,6 +145,9 @@ class Transactions:
             # Ctrl-C came when it had just begun, or before it could end: nobody has it any more.
             if self.unit is not None:
                 self.close(self.unit.owner)
+        if self.unit is not None and self.unit.outcome in ENDED:
+            # Its code was cancelled or told InDoubt, and its outcome has come since: it is not the block's.
+            self._end(self.unit)
         self._block = ref(block)
 
     def leave(self) -> None:
