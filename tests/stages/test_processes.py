@@ -248,10 +248,14 @@ def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, star
     (line,) = process.await_lines("work runs ")
     assert line.startswith(f"work runs 5 stages of 4 endpoints at {url_of(broker)}; health at http://127.0.0.1:")
     port = int(line.rpartition(":")[2])
-    assert get(port, "/ready")[0] == 200
     begin(broker, never, range(1))
     process.await_lines("begun ")
-    said = get(port, "/ready")[1]
+    # Its other stages may subscribe a moment later.
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (answer := get(port, "/ready"))[0] != 200:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.005)
+    said = answer[1]
     busy = {(each["stage"], each["lane"]): each["busy"] for each in json.loads(said)["stages"]}
     assert busy.pop(("work.never", "other")) == 1
     assert set(busy.values()) == {0}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("truenext.stage")
 
-UNANSWERED = "the broker has not answered yet"
 PAUSE_S = 1.0
 """Until a subscription that was refused is tried again."""
 
@@ -71,7 +70,7 @@ class Consumption:
             return "what it had in hand when the database went has not ended"
         if self._why_ended() or self.stage.destination in subscribed:
             return ""
-        return self._why_not or UNANSWERED
+        return self._why_not or "the broker has not answered yet"
 
     def _why_ended(self) -> str:
         if self._task is None or not self._task.done():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, LocalProtocolError
-from truenext.stage.consumption import UNANSWERED, Consumption
+from truenext.stage.consumption import Consumption
 from truenext.stage.core.health import Facts, State
 from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.once import ExactlyOnce
@@ -273,11 +273,6 @@ class Running:
             database="" if gate is None else "there" if gate.is_open else f"{gate.what}: {gate.reason}",
             stages=[each.facts(subscribed[each.lane]) for each in self.consumptions],
         )
-
-    async def until_answered(self) -> None:
-        """Until the broker has said of each stage whether it gets messages; one may wait for its database instead."""
-        while any(each.waits_for_broker == UNANSWERED for each in self.facts().stages):
-            await asyncio.sleep(LOOK_S)
 
     async def until_failed(self) -> NoReturn:
         """Raises: what has ended the taking of messages of a stage"""

@@ -193,8 +193,6 @@ class _Process:
                 await running.connect()
                 await _warn_of_what_is_left(running, service)
                 await running.start()
-                # As /ready says it.
-                await running.until_answered()
                 _say(
                     f"{service.name} runs {counted(len(service.stages), 'stage')} of "
                     f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{said}"
