@@ -354,6 +354,8 @@ class Handling:
         running = self._run(envelope, said, work)
         await (in_own_task(running) if self._stage.signature.is_async else running)
         said.is_over = True
+        if work is not None:
+            work.returned()
         self._ran_at = monotonic()
         self._world.point("run", self._stage)
         return finished(said.outgoing, self._world.chain, self._execution)

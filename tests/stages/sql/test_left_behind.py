@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -454,3 +456,62 @@ def test_a_statement_that_comes_while_the_stage_commits_is_refused(task_shop: Sh
 
 async def _executes_on(connection: Any, number: int) -> None:
     await connection.execute(text(f"INSERT INTO orders (number, what) VALUES ({number}, 'x')"))
+
+
+def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_commits(task_shop: Shop) -> None:
+    """Fixed: SQLite committed what came between the check and the COMMIT."""
+
+    async def late() -> list[BaseException | None]:
+        work = task_shop.database.task_work()
+        session = work.session
+        await session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
+        connection = await session.connection()
+        work.returned()
+        errors = [await _error_of(asyncio.create_task(_executes_on(connection, 2)))]
+        await work.check()
+        errors.append(await _error_of(asyncio.create_task(_executes_on(session, 3))))
+        await work.commit()
+        return errors
+
+    assert all(map(_says_late, task_shop.run(late())))
+    assert task_shop.orders() == [1]
+    _works_on(task_shop)
+
+
+def test_session_that_a_left_task_uses_first_behind_the_return_stays_unused(task_shop: Shop) -> None:
+    async def late() -> BaseException | None:
+        work = task_shop.database.task_work()
+        session = work.session
+        work.returned()
+        error = await _error_of(asyncio.create_task(_executes_on(session, 1)))
+        await work.check()
+        await work.commit()
+        return error
+
+    assert _says_late(task_shop.run(late()))
+    assert task_shop.orders() == []
+    _works_on(task_shop)
+
+
+CLOSED_UNDER_A_THREAD = """
+import sqlite3, sys, threading
+from truenext.stage.sql.serialized import SerializedConnection
+
+sqlite = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0, factory=SerializedConnection)
+cursor = sqlite.cursor()
+cursor.execute("CREATE TABLE t (n)")
+begun = threading.Event()
+sqlite.create_function("begun", 0, lambda: begun.set() or 1)
+slow = "WITH RECURSIVE n(i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n LIMIT 1000000) SELECT max(i) FROM n"
+thread = threading.Thread(target=cursor.execute, args=(f"INSERT INTO t {slow}",))
+thread.start()
+begun.wait(20)
+sqlite.close()
+thread.join()
+"""
+
+
+def test_connection_that_is_closed_while_a_thread_executes_waits_for_it() -> None:
+    """Fixed: Python's driver asked the closed connection for the last row, and the process died."""
+    done = subprocess.run([sys.executable, "-c", CLOSED_UNDER_A_THREAD], check=False, timeout=60)
+    assert done.returncode == 0

@@ -144,10 +144,14 @@ class _Pools:
             # A pool of size 0 would have no limit.
             "pool_size": max(1, workers),
             "max_overflow": 0,
-            "connect_args": {} if address.file is None else sqlite.CONNECT_ARGS,
         }
-        self.for_tasks: AsyncEngine = create_async_engine(address.for_tasks, poolclass=AsyncAdaptedQueuePool, **options)
-        self.for_threads: Engine = create_engine(address.for_threads, poolclass=QueuePool, **options)
+        task_args, thread_args = ({}, {}) if address.file is None else (sqlite.CONNECT_ARGS, sqlite.THREAD_ARGS)
+        self.for_tasks: AsyncEngine = create_async_engine(
+            address.for_tasks, poolclass=AsyncAdaptedQueuePool, connect_args=task_args, **options
+        )
+        self.for_threads: Engine = create_engine(
+            address.for_threads, poolclass=QueuePool, connect_args=thread_args, **options
+        )
         for engine in (self.for_tasks.sync_engine, self.for_threads):
             watch(engine)
             if address.file is None:

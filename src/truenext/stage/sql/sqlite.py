@@ -16,12 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from truenext.stage.sql.line import Line
+from truenext.stage.sql.serialized import SerializedConnection
 
 BUSY_S = 5.0
 """For how long another process's transaction is waited for."""
 
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
 """With `isolation_level` None the driver begins and ends nothing by itself."""
+THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
+"""Those of plain functions: a thread that one of them has left may use the connection while it is closed."""
 
 _READS = "truenext_reads"
 READS: dict[str, Any] = {_READS: True}

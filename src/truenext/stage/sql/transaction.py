@@ -6,7 +6,8 @@ end it or begin another is refused, and what breaks it is remembered until someb
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -25,6 +26,11 @@ from truenext.stage.sql.trouble import trouble_of
 
 INTERRUPT_S = 5.0
 """For how long statements that are interrupted are waited for."""
+PAUSE_MAX_S = 0.02
+"""Until the next one is interrupted."""
+
+_of_the_stage: ContextVar["Transaction | None"] = ContextVar("truenext transaction", default=None)
+"""The transaction for which the stage itself speaks here: a task or thread that was left behind has another context."""
 
 _OPTION = "truenext_transaction"
 """The option of a connection that says whose it is now."""
@@ -53,6 +59,8 @@ class Transaction:
         """Cursors from which rows may still be read: some that were read to their end, too."""
         self._keeps_cursors = False
         """Its driver reads the rows of each statement when they are asked for."""
+        self._has_returned = False
+        """The function has: only the stage itself may go on."""
         self._refused: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
 
@@ -64,7 +72,7 @@ class Transaction:
         """
         with self._attaching:
             is_first = self._connection is None
-            if is_first and not self._is_over:
+            if is_first and not self._is_over and self._may_go_on:
                 self._connection = connection
         if self._connection is None:
             _give_back(connection)
@@ -84,9 +92,26 @@ class Transaction:
         with self._attaching:
             self._is_over = True
 
+    def returned(self) -> None:
+        """From now on refuse the statements of tasks and threads that the function has left behind."""
+        self._has_returned = True
+
+    @contextlib.contextmanager
+    def of_the_stage(self) -> Iterator[None]:
+        """Statements of the block are those of the stage itself."""
+        token = _of_the_stage.set(self)
+        try:
+            yield
+        finally:
+            _of_the_stage.reset(token)
+
+    @property
+    def _may_go_on(self) -> bool:
+        return not self._has_returned or _of_the_stage.get() is self
+
     def must_go_on(self) -> None:
-        """Raises: LocalProtocolError if the transaction is over, or is being committed"""
-        if self._is_over or self.is_commit_sent:
+        """Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned"""
+        if self._is_over or self.is_commit_sent or not self._may_go_on:
             raise self._late()
 
     @property
@@ -202,7 +227,7 @@ class Transaction:
                 interrupt(connection)
             pause(connection, pause_s)
             # The next one may have waited for the one before.
-            pause_s *= 2
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def close_cursors(self) -> None:
         """No row is read from now on: the connection may be another work's by then."""

@@ -7,7 +7,7 @@ database before the function first uses the session.
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -24,10 +24,21 @@ from truenext.stage.sql.transaction import Transaction
 from truenext.stage.sql.trouble import is_answer, trouble_of
 from truenext.stage.sql.uninterrupted import to_its_end
 
+_P = ParamSpec("_P")
 _logger = logging.getLogger("truenext.stage")
 
 _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
 """What the function has read stays readable after the commit; the session itself cannot be used any more."""
+
+
+def _of_the_stage(
+    method: Callable[Concatenate["_Work", _P], None],
+) -> Callable[Concatenate["_Work", _P], None]:
+    def speaking(self: "_Work", /, *args: _P.args, **options: _P.kwargs) -> None:
+        with self._transaction.of_the_stage():
+            method(self, *args, **options)
+
+    return speaking
 
 
 class _Work:
@@ -48,6 +59,10 @@ class _Work:
         """The function has done something with its session."""
         inner = self._transaction.session
         return self._was_used or (inner is not None and inner.in_transaction())
+
+    def returned(self) -> None:
+        """The function has returned: what it has left behind says nothing more in its transaction."""
+        self._transaction.returned()
 
     def end_unused(self) -> bool:
         """End the work if the function has done nothing with its session: whether that is so. Nothing is waited for."""
@@ -73,6 +88,7 @@ class _Work:
         if self._is_over:
             raise LocalProtocolError("the message that this session was for is over")
 
+    @_of_the_stage
     def _check(self) -> None:
         fault = self._transaction.fault()
         if fault is not None:
@@ -82,6 +98,7 @@ class _Work:
             session.flush()
             self._transaction.check()
 
+    @_of_the_stage
     def _complete(self, session: Session, service: str, number: Number | None, unit: Unit) -> None:
         transaction = self._transaction
         assert transaction.once is not None, "it is of a message whose effects happen once"
@@ -96,6 +113,7 @@ class _Work:
         if number is not None:
             transaction.once.write(transaction.connection, service, number, unit)
 
+    @_of_the_stage
     def _commit(self) -> None:
         session = self._transaction.session
         if session is None or self._is_over:
