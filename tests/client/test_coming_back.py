@@ -5,15 +5,15 @@ from asyncio import CancelledError
 
 import pytest
 
-from tests.client.scripted import Running, Script, named, one, receive
+from tests.client.scripted import Running, Said, Script, named, one, receive
 from truenext.client.core.charging import Charge
-from truenext.client.core.flows import Block
+from truenext.client.core.flows import Block, spoken_in_transaction
 from truenext.client.core.holding import Subscription, Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.client.core.session import Mode, Session
 from truenext.client.core.verdict import DONE, FAILED, POISON
-from truenext.errors import ClosedError, InDoubt, LocalProtocolError, Refused, RolledBack
+from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
 def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
@@ -113,6 +113,84 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
     assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
+
+
+def commit_of(script: Script) -> Said:
+    (commit,) = named(script.all_said(), "COMMIT")
+    return commit
+
+
+def settled_elsewhere(script: Script, *, is_in_time: bool) -> Session:
+    """A session whose transaction was given message 1, and another connection has asked for its outcome before the
+    broker had its COMMIT."""
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    subscription = script.consumer(session, prefetch=1)
+    receiving = receive(session)
+    script.message(subscription, 1)
+    one(receiving)
+    committing = Running(session.commit(1.0))
+    if not is_in_time:
+        with pytest.raises(InDoubt):
+            committing.is_too_late()
+    commit = commit_of(script)
+    assert commit.headers["truenext-number"] == "1"
+    script.refuse(int(commit.headers["receipt"]), Code.ROLLED_BACK)
+    if is_in_time:
+        with pytest.raises(RolledBack, match=r"asked for on another connection .* do it again$"):
+            committing.again()
+    return session
+
+
+def commits_as_number_2(script: Script, session: Session) -> None:
+    committing = Running(session.commit(1.0))
+    commit = commit_of(script)
+    assert (commit.headers["truenext-producer"], commit.headers["truenext-number"]) == ("me-1", "2")
+    script.hear("RECEIPT", **{"receipt-id": commit.headers["receipt"]})
+    assert committing.again().result is True
+
+
+@pytest.mark.parametrize("is_in_time", [False, True])
+def test_commit_settled_as_rolled_back_by_another_connection_is_followed_by_the_next_number(is_in_time: bool) -> None:
+    """All that followed was committed under the settled number, and refused."""
+    script = Script()
+    session = settled_elsewhere(script, is_in_time=is_in_time)
+    receiving = receive(session)
+    assert named(script.all_said(), "SEND", "/control/give-back")
+    (subscription,) = session.buffer.subscriptions
+    script.message(subscription, 1, deliveries=2)
+    assert one(receiving).sequence == 1
+    commits_as_number_2(script, session)
+
+
+@pytest.mark.parametrize("is_in_time", [False, True])
+def test_session_made_after_a_commit_was_settled_by_another_connection_commits_under_the_next_number(
+    is_in_time: bool,
+) -> None:
+    script = Script()
+    settled_elsewhere(script, is_in_time=is_in_time).close("the task")
+    script.confirm()
+    session = script.session(Mode.TRANSACTED)
+    assert session.send_now(spoken_in_transaction("/queue/a", {}).head, b"x", None, "the task")
+    commits_as_number_2(script, session)
+
+
+def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
+    """The broker answers such a COMMIT with the same code as one whose number was settled."""
+    script = Script()
+    script.connect()
+    session = script.session(Mode.TRANSACTED)
+    for _ in range(2):
+        assert session.send_now(spoken_in_transaction("/queue/a", {}).head, b"x", None, "the task")
+        committing = Running(session.commit(1.0))
+        commit = commit_of(script)
+        assert commit.headers["truenext-number"] == "1"
+        number = int(commit.headers["receipt"])
+        script.refuse(number - 2, Code.LIMIT)
+        script.refuse(number - 1, Code.NO_TRANSACTION)
+        script.refuse(number, Code.ROLLED_BACK)
+        with pytest.raises(RolledBack, match="limit"):
+            committing.again()
 
 
 def committing_and_lost(script: Script) -> tuple[Session, Subscription, Block, Running]:

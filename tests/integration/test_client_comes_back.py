@@ -121,6 +121,40 @@ def test_who_is_left_in_doubt_can_ask_later_from_wherever(when: Literal["before"
     run(test)
 
 
+def test_session_goes_on_when_another_connection_has_settled_its_commit() -> None:
+    """The broker has not got the COMMIT when it is asked. Every transaction after it was committed under its number,
+    and refused."""
+
+    async def test() -> None:
+        async with (
+            truenext.testing.broker() as broker,
+            connect(broker.url) as connection,
+            connect(broker.url) as other,
+        ):
+            await connection.send("/queue/in", "1")
+            async with connection.session(transacted=True) as session:
+                consumer = await session.consumer("/queue/in")
+                await consumer.receive()
+                await session.send("/queue/out", "lost")
+                await session.flush()
+                broker.freeze(connection)
+                with pytest.raises(InDoubt) as caught:
+                    await session.commit(timeout=0.1)
+                assert await other.outcome(caught.value.token) == "rolled back"
+                broker.thaw(connection)
+                message = await consumer.receive(5)
+                assert message is not None and (message.text, message.attempts) == ("1", 0)
+                await session.send("/queue/out", "2")
+                await session.commit()
+            async with connection.session(transacted=True) as session:
+                await session.send("/queue/out", "3")
+                await session.commit()
+            assert await bodies(other, "/queue/in") == []
+            assert await bodies(other, "/queue/out") == ["2", "3"]
+
+    run(test)
+
+
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_commit_cancelled_while_in_doubt_is_waited_for_and_left_undecided_by_a_second_cancellation(

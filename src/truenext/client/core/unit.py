@@ -225,8 +225,15 @@ class Commit:
         unit.commit_is_refused = True
         cause: TruenextError = error
         if unit.producer is not None:
-            # It was not used.
-            unit.producer.number = unit.number - 1
+            if error.code == Code.ROLLED_BACK and not unit.begin_is_refused:
+                # The transaction was open, so its number was settled, and counts as used. Source: docs/contract.md,
+                # "Did it happen?"
+                cause = TruenextError(
+                    "its outcome was asked for on another connection before the broker had its COMMIT, and what has "
+                    "not happened by then never will: do it again"
+                )
+            else:
+                unit.producer.number = unit.number - 1
             if error.code == Code.GAP:
                 unit.producer.is_given_up = True
                 cause = TruenextError(
