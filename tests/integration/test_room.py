@@ -171,14 +171,16 @@ def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str)
 
 # ---- What the broker says of it ----
 
-SHORT_OF_ROOM, ROOM_AGAIN = "too little room for messages", "there is room for messages again"
+SHORT_OF_ROOM, NO_ROOM = "too little room for messages", "no room for messages: all sends to queues and topics are"
+ROOM_AGAIN = "there is room for messages again"
 
 
 def said_of_room(broker: BrokerProcess, count: int) -> list[str]:
     """The lines of the log about room, once there are so many."""
+    wanted = (SHORT_OF_ROOM, NO_ROOM, ROOM_AGAIN)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        lines = [line for line in broker.log.splitlines() if SHORT_OF_ROOM in line or ROOM_AGAIN in line]
+        lines = [line for line in broker.log.splitlines() if any(text in line for text in wanted)]
         if len(lines) >= count:
             return lines
         assert time.monotonic() < deadline, broker.log
@@ -203,12 +205,15 @@ def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_bro
     receipts = [send_unconfirmed(client, queue, b"second") for client in producers]
     assert len(said_of_room(held_broker, 1)) == 1
     held_broker.set_room(Room.NONE)
+    assert len(said_of_room(held_broker, 2)) == 2
+    assert "room: none, all sends to queues and topics are refused; " in held_broker.said("status")
+    held_broker.set_room(Room.LITTLE)
     assert_waits(producers[0])
     held_broker.set_room(Room.PLENTY)
     for client, receipt in zip(producers, receipts, strict=True):
         client.await_receipt(receipt)
-    short, again = said_of_room(held_broker, 2)
-    assert SHORT_OF_ROOM in short and ROOM_AGAIN in again
+    short, none, again = said_of_room(held_broker, 3)
+    assert SHORT_OF_ROOM in short and f"{NO_ROOM} refused room='none' " in none and ROOM_AGAIN in again
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,8 @@ class Broker:
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
-        self._has_room_by_log = True
-        """The log has not said that there is too little room for messages, or said since that there is enough."""
+        self._room_by_log = Room.PLENTY
+        """The least room for messages that the log has named since there was enough."""
         self._other_protocols: dict[str, float] = {}
         """Protocols other than STOMP that clients have spoken, and when that is logged again."""
         self._is_turn_due = False
@@ -551,20 +551,19 @@ class Broker:
         return answered
 
     def _note_room(self) -> None:
-        """Log that there is too little room for messages of producers, and that there is enough again."""
+        """Log that there is too little room for messages of producers, or for any, and that there is enough again."""
         room = self._store.room
-        has_room = room is Room.PLENTY
-        if has_room is self._has_room_by_log:
+        if room == self._room_by_log or Room.PLENTY < room < self._room_by_log:
             return
-        self._has_room_by_log = has_room
+        self._room_by_log = room
         found: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.room_bytes.items()}
-        if has_room:
+        short = {"room": room.name.lower()} | found
+        if room is Room.PLENTY:
             logger.warning("there is room for messages again: producers go on", extra=found)
+        elif room is Room.LITTLE:
+            logger.warning("too little room for messages: those of producers are not taken", extra=short)
         else:
-            logger.warning(
-                "too little room for messages: those of producers are not taken",
-                extra={"room": room.name.lower()} | found,
-            )
+            logger.warning("no room for messages: all sends to queues and topics are refused", extra=short)
 
     def _look_soon(self) -> None:
         self._tick()

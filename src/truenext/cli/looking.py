@@ -42,8 +42,10 @@ def _room(facts: dict[str, Any]) -> str:
     """Return how much room a broker has for messages, from its answer to `status`."""
     found = facts["room_bytes"]
     text = f"room: {facts['room']}"
-    if facts["room"] != "plenty":
+    if facts["room"] == "little":
         text += ", messages of producers are not taken"
+    elif facts["room"] == "none":
+        text += ", all sends to queues and topics are refused"
     if "free" in found:
         text += f"; {found['free']:,} bytes free, {found['needed']:,} needed"
     if "limit" in found:
