@@ -841,6 +841,59 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write(tmp_path, busy(random.Random(1), steps=3))
 
 
+@pytest.mark.parametrize("taken", [0, 10], ids=["nothing", "a part"])
+def test_a_history_that_finds_the_disk_full_goes_on_with_the_space_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """`taken` is what the full disk takes of each write before it refuses the next one."""
+    told = busy(random.Random(1), steps=40)
+    refused: list[OSError] = []
+    left = taken
+    system_open, system_write = os.open, os.write
+
+    def write_some(file: int, content: bytes) -> int:
+        nonlocal left
+        if len(refused) >= 2:
+            return system_write(file, content)
+        if not left:
+            raise OSError(28, os.strerror(28))
+        part = content[:left]
+        left = 0
+        return system_write(file, part)
+
+    def open_some(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT and not refused:
+            raise OSError(28, os.strerror(28))
+        return system_open(path, flags, *mode)
+
+    monkeypatch.setattr(os, "write", write_some)
+    monkeypatch.setattr(os, "open", open_some)
+    history = History(tmp_path, make_room=refused.append)
+    for chunk in told.chunks:
+        history.append(chunk)
+    history.close()
+    assert [error.errno for error in refused] == [28, 28]
+    assert read_folder(tmp_path) == told.events()
+
+
+def test_a_history_that_is_given_no_space_ends_with_the_full_disk_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+
+    def full(*_: object) -> int:
+        nonlocal writes
+        writes += 1
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "write", full)
+    history = History(tmp_path, make_room=lambda _: None)
+    with pytest.raises(HistoryError, match=r"cannot write the history in .*No space left on device"):
+        for chunk in busy(random.Random(1), steps=3).chunks:
+            history.append(chunk)
+    assert writes == 2
+
+
 # Parquet
 
 

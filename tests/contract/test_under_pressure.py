@@ -458,7 +458,7 @@ class FullDisk:
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
         )
-        for name in ("delete", "put", "finish", "write_down"):
+        for name in ("delete", "put", "finish", "write_down", "drop_transients"):
             monkeypatch.setattr(Checkpoint, name, self._failing(getattr(Checkpoint, name), error))
 
     def _failing(self, action: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
@@ -561,6 +561,56 @@ def test_a_clean_stop_is_written_down_with_the_space_of_the_ballast(
     store = disk.store
     assert isinstance(store, EmbeddedStore)
     assert store._checkpoint.read()[1].written == 1
+    store.close()
+
+
+def test_an_unclean_stop_is_recovered_from_with_the_space_of_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk("embedded", tmp_path)
+    disk.apply(puts=put(1), transient_puts=put(2), clean_stop=False)
+    until((tmp_path / "ballast").exists)
+    full = FullDisk(monkeypatch, no_space)
+    full.is_full = (tmp_path / "ballast").exists
+    monkeypatch.setattr(folder, "reserve", raise_no_space)
+    assert disk.crash().counts == {LANE: 1}
+    assert full.refused == 1
+    assert disk.store.room is Room.NONE
+    disk.store.close()
+
+
+def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is not taken back before there is room for messages."""
+    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    disk = Disk("embedded", tmp_path)
+    store = disk.store
+    assert isinstance(store, EmbeddedStore)
+    disk.apply(puts=put(1))
+    ballast = tmp_path / "ballast"
+    until(ballast.exists)
+    looks = 0
+
+    def statvfs(_: object) -> SimpleNamespace:
+        nonlocal looks
+        looks += 1
+        return SimpleNamespace(f_bavail=1 if ballast.exists() else 1 + room.BALLAST_SEGMENTS, f_frsize=1 << 20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", statvfs)
+        store.make_room(no_space())
+        assert store.room is Room.NONE
+        until(lambda: looks > 10)
+        assert not ballast.exists()
+        disk.apply(removes=[key(1)])
+        # Given up already.
+        store.make_room(no_space())
+    until(lambda: store.room is Room.PLENTY)
+    assert ballast.exists()
+    with pytest.raises(OSError, match="Input/output error"):
+        store.make_room(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert ballast.exists()
     store.close()
 
 

@@ -80,6 +80,7 @@ class BrokerProcess:
         self._break = folder / "break"
         self._hold_pages = folder / "hold-pages"
         self._room = folder / "room"
+        self._full = folder / "full"
         self._folder_of_held_disk = folder if can_hold_disk else None
         self._files_max = files_max
         if policy is not None:
@@ -325,6 +326,10 @@ class BrokerProcess:
 
     def mend_disk(self) -> None:
         self._break.unlink()
+
+    def fill_disk(self) -> None:
+        """The history finds no space from here on, but what the ballast has."""
+        self._full.touch()
 
     def set_room(self, room: Room) -> None:
         """So much room is left on the disk from here on."""

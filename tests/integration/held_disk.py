@@ -2,10 +2,13 @@
 
 It is `truenext serve`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
 exists, and what was read from the store does not reach the broker while FOLDER/hold-pages exists. FOLDER/room says how
-much room is left, if it exists. The journal's segments are small, so that whatever a test does, messages move into the
-checkpoint meanwhile.
+much room is left, if it exists. The history finds no space while FOLDER/full exists, which is deleted once the ballast
+is given up. The journal's segments are small, so that whatever a test does, messages move into the checkpoint
+meanwhile.
 """
 
+import errno
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,10 +45,24 @@ class HeldStore(EmbeddedStore):
             time.sleep(0.0005)
         return page
 
+    def make_room(self, error: OSError) -> None:
+        super().make_room(error)
+        (self.folder / "full").unlink(missing_ok=True)
+
     @property
     def room(self) -> Room:
         said = self.folder / "room"
         return Room[said.read_text()] if said.exists() else super().room
+
+
+def _write(file: int, content: bytes) -> int:
+    """The broker writes nothing but its history with `os.write`."""
+    if (HeldStore.folder / "full").exists():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return _system_write(file, content)
+
+
+_system_write = os.write
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -55,6 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     # Nothing is written by the event loop: it has to go on while the disk is held.
     with (
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
+        mock.patch.object(os, "write", _write),
         mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
     ):
         truenext(command)

@@ -175,9 +175,9 @@ SHORT_OF_ROOM, NO_ROOM = "too little room for messages", "no room for messages: 
 ROOM_AGAIN = "there is room for messages again"
 
 
-def said_of_room(broker: BrokerProcess, count: int) -> list[str]:
-    """The lines of the log about room, once there are so many."""
-    wanted = (SHORT_OF_ROOM, NO_ROOM, ROOM_AGAIN)
+def said_of_room(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
+    """The lines of the log about room, or with one of `texts`, once there are so many."""
+    wanted = texts or (SHORT_OF_ROOM, NO_ROOM, ROOM_AGAIN)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         lines = [line for line in broker.log.splitlines() if any(text in line for text in wanted)]
@@ -329,6 +329,23 @@ def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
     assert bodies(left) == ["6", "8"]
     assert [message.headers["truenext-attempts"] for message in left] == ["1", "0"]
     assert bodies(held_broker.what_is_left("target")) == ["sent before"]
+
+
+def test_acknowledgements_get_through_when_the_history_finds_the_disk_full(
+    held_broker: BrokerProcess, queue: str
+) -> None:
+    fill(held_broker, queue, 6)
+    worker = held_broker.connect()
+    worker.subscribe(queue, prefetch=6)
+    held = worker.messages(6)
+    held_broker.fill_disk()
+    for message in held[:4]:
+        worker.ack(message, confirmed=True)
+    # The history is written a moment later.
+    said_of_room(held_broker, 1, "the disk is full: sends are refused until there is room")
+    worker.ack(held[4], confirmed=True)
+    worker.disconnect()
+    assert bodies(held_broker.what_is_left(queue)) == ["5"]
 
 
 def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: BrokerProcess, queue: str) -> None:

@@ -78,7 +78,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                     data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
                 )
                 opened.callback(exporter.close)
-                history = History(data / "history", file_ended=exporter.start)
+                history = History(data / "history", file_ended=exporter.start, make_room=embedded.make_room)
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
                 embedded.history_told = history.last_batch

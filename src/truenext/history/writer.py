@@ -9,6 +9,7 @@ Until then the store's journal has what must not be lost; `restore` brings it ba
 from __future__ import annotations
 
 import os
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,22 @@ UNWRITTEN_BYTES_MAX = 64 * 1024
 class History:
     """`append` is for one thread, `flush` and `sync` for any."""
 
-    def __init__(self, folder: Path, *, file_ended: Callable[[], None] | None = None) -> None:
-        """`file_ended` is told, on the thread that appends, of every file that will not grow any more.
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        file_ended: Callable[[], None] | None = None,
+        make_room: Callable[[OSError], None] | None = None,
+    ) -> None:
+        """`file_ended` is told, on the thread that appends, of every file that will not grow any more. `make_room` is
+        asked for space, on any thread, after a write that found none, and that is then repeated once; it raises what it
+        is given if that says anything else.
 
         Raises: HistoryError if the folder cannot be used.
         """
         self._folder = folder
         self._file_ended = file_ended
+        self._make_room = make_room
         self._file = -1
         self._file_change = Lock()
         self._unwritten: list[bytes] = []
@@ -125,7 +135,23 @@ class History:
             content = b"".join(self._unwritten)
             self._unwritten.clear()
             self._unwritten_bytes = 0
-            _write(self._file, content)
+            self._write_to(self._file, content)
+
+    def _write_to(self, file: int, content: bytes) -> None:
+        written = 0
+        while written < len(content):
+            # What a full disk has taken of it is not written again.
+            rest = content[written:] if written else content
+            written += self._with_room(partial(os.write, file, rest))
+
+    def _with_room(self, action: Callable[[], int]) -> int:
+        try:
+            return action()
+        except OSError as error:
+            if self._make_room is None:
+                raise
+            self._make_room(error)
+        return action()
 
     def _failure(self, error: OSError) -> HistoryError:
         return HistoryError(
@@ -158,8 +184,9 @@ class History:
 
     def _begin_file(self, chunk: Chunk) -> None:
         path = file_path(self._folder, chunk.first_event)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        _write(file, FILE.pack(MAGIC, HISTORY_VERSION, chunk.run))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = self._with_room(partial(os.open, path, flags, 0o600))
+        self._write_to(file, FILE.pack(MAGIC, HISTORY_VERSION, chunk.run))
         with self._file_change:
             old, self._file = self._file, file
             if old >= 0:
@@ -179,9 +206,3 @@ def _begins_file(chunk: bytes) -> bool:
 
 
 _FLAGS_AT = 12
-
-
-def _write(file: int, content: bytes) -> None:
-    written = os.write(file, content)
-    while written < len(content):
-        written += os.write(file, content[written:])

@@ -5,7 +5,7 @@ The data folder:
     lock           the pid of the broker that uses the folder, which holds a flock on this file
     journal/       what happened last, see journal.py and changes.py
     lmdb/          what happened before that, see checkpoint.py
-    ballast        place on the disk, deleted when a move finds the disk full, so that it can go on, see room.py
+    ballast        place on the disk, deleted when a write finds the disk full, so that it can go on, see room.py
 
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
     page, recover  the checkpoint, with the journal laid over it (overlay.py)
@@ -199,6 +199,13 @@ class EmbeddedStore:
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
 
+    def make_room(self, error: OSError) -> None:
+        """Give up the ballast for a write to the history that found the disk full, as `error` says.
+
+        Raises: `error`, if it says anything else
+        """
+        self._room.make_room(error)
+
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
         self._refusal = "the store is closed"
@@ -274,8 +281,7 @@ class EmbeddedStore:
                     self._checkpoint.write_down(self._journal.number, sequence_limit)
                     return
                 except CAUSES as error:
-                    self._room.expect_no_space(error)
-                self._room.give_up_ballast()
+                    self._room.make_room(error)
         except CAUSES as error:
             raise explained(f"write to the store in {self._path}", error, self._path) from error
 
@@ -365,7 +371,12 @@ class EmbeddedStore:
         return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:
-        self._checkpoint.drop_transients()
+        try:
+            self._checkpoint.drop_transients()
+        except CAUSES as error:
+            if not self._room.make_room(error):
+                raise
+            self._checkpoint.drop_transients()
         if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rest = Rest(drops_transients=True)

@@ -269,9 +269,8 @@ class Mover:
                 self._room.look()
                 return
             except CAUSES as error:
-                self._room.expect_no_space(error)
-            if self._room.give_up_ballast():
-                continue
+                if self._room.make_room(error):
+                    continue
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
                     raise _Closing

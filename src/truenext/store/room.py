@@ -3,7 +3,8 @@
 Each mark is left a little later than it was reached, so that senders are not stopped and welcomed in turns.
 
 A spare segment and the ballast are made while the disk has room: the one lets the journal go on, the other is deleted
-where the checkpoint finds no space, so that what the journal still says can move.
+where the checkpoint or the history finds no space, so that what the journal still says can move, and what happens can
+be told.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class RoomOnDisk:
         self.bytes: dict[str, int] = {}
         """Bytes by which it was found, see `Store.room_bytes`."""
         self.is_full = False
-        """A write to the checkpoint found no space, or the ballast that was then given up is not there again."""
+        """A write found no space, or the ballast that was then given up is not there again."""
 
     def look(self) -> None:
         """Raises: lmdb.Error, OSError"""
@@ -103,27 +104,29 @@ class RoomOnDisk:
         """A spare segment, and the ballast, as far as the disk has room for them."""
         segment_bytes = self._checkpoint.segment_bytes
         try:
-            # On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
-            free = folder.free_bytes(self._path) if self.is_full else None
-            if free is None or free >= 2 * segment_bytes:
+            if self._may_take(2 * segment_bytes):
                 self._journal.prepare()
             size = BALLAST_SEGMENTS * segment_bytes
-            has_ballast = self._ballast.exists()
-            if not has_ballast and (free is None or free >= size + self._reserve()):
+            # In this order: the thread that gives it up says before that the disk is full.
+            if not self._ballast.exists() and self._may_take(size + self._reserve()):
                 folder.reserve(self._ballast, size)
-                has_ballast = True
-            if self.is_full and has_ballast and not self._journal.needs_spare:
+            if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
                 logger.warning("the disk has room again", extra={"folder": str(self._path)})
                 self.is_full = False
         except CAUSES as error:
             self.expect_no_space(error)
         self.look()
 
-    def give_up_ballast(self) -> bool:
-        """False if it is given up already."""
-        if not self._ballast.exists():
+    def make_room(self, error: Exception) -> bool:
+        """Give up the ballast, as the disk is full, and `error` says so. False if it is given up already.
+
+        Raises: `error`, if it says anything else
+        """
+        self.expect_no_space(error)
+        try:
+            self._ballast.unlink()
+        except FileNotFoundError:
             return False
-        self._ballast.unlink()
         return True
 
     def expect_no_space(self, error: Exception) -> None:
@@ -141,6 +144,10 @@ class RoomOnDisk:
                 self.is_full = True
                 self._changed.notify_all()
         self.look()
+
+    def _may_take(self, size: int) -> bool:
+        """On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile."""
+        return not self.is_full or folder.free_bytes(self._path) >= size
 
     def _reserve(self) -> int:
         """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
