@@ -614,6 +614,32 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     store.close()
 
 
+def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To try for the ballast took the last bytes from the history for a moment, which then ended the broker."""
+    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    looks = 0
+
+    def statvfs(_: object) -> SimpleNamespace:
+        nonlocal looks
+        looks += 1
+        return SimpleNamespace(f_bavail=1, f_frsize=1 << 20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", statvfs)
+        disk = Disk("embedded", tmp_path)
+        disk.apply(puts=put(1))
+        until(lambda: looks > 10)
+        assert not (tmp_path / "ballast").exists()
+        assert not list(tmp_path.glob("journal/spare-*"))
+        assert disk.store.room is Room.NONE
+    until(lambda: disk.store.room is Room.PLENTY)
+    until((tmp_path / "ballast").exists)
+    assert list(tmp_path.glob("journal/spare-*"))
+    disk.store.close()
+
+
 def test_a_run_that_cannot_be_written_down_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room, and LMDB reports an I/O error."""
     disk = Disk("embedded", tmp_path)

@@ -98,17 +98,17 @@ class RoomOnDisk:
     @property
     def is_spare_due(self) -> bool:
         # Where it could not be had it is tried again, but not at once.
-        return self._journal.needs_spare and not self.is_full
+        return self._journal.needs_spare and not self.is_full and self._has_place_for_spare()
 
     def provide(self) -> None:
         """A spare segment, and the ballast, as far as the disk has room for them."""
-        segment_bytes = self._checkpoint.segment_bytes
         try:
-            if self._may_take(2 * segment_bytes):
+            # Nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
+            if self._has_place_for_spare():
                 self._journal.prepare()
-            size = BALLAST_SEGMENTS * segment_bytes
-            # In this order: the thread that gives it up says before that the disk is full.
-            if not self._ballast.exists() and self._may_take(size + self._reserve()):
+            size = BALLAST_SEGMENTS * self._checkpoint.segment_bytes
+            # In this order: the space of a ballast that was just given up is not enough.
+            if not self._ballast.exists() and folder.free_bytes(self._path) >= size + self._reserve():
                 folder.reserve(self._ballast, size)
             if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
                 logger.warning("the disk has room again", extra={"folder": str(self._path)})
@@ -145,9 +145,8 @@ class RoomOnDisk:
                 self._changed.notify_all()
         self.look()
 
-    def _may_take(self, size: int) -> bool:
-        """On a full disk nothing is tried that cannot succeed: it would take the last bytes from others meanwhile."""
-        return not self.is_full or folder.free_bytes(self._path) >= size
+    def _has_place_for_spare(self) -> bool:
+        return folder.free_bytes(self._path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
         """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
