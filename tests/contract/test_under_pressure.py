@@ -579,6 +579,33 @@ def test_an_unclean_stop_is_recovered_from_with_the_space_of_the_ballast(
     disk.store.close()
 
 
+def test_a_segment_that_finds_the_disk_full_is_made_in_the_space_of_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ballast = tmp_path / "ballast"
+    allocate = folder.allocate
+    store = EmbeddedStore(tmp_path, segment_bytes=200)
+    store.recover()
+    until(ballast.exists)
+
+    def full(path: Path, size: int) -> None:
+        if ballast.exists():
+            raise no_space()
+        allocate(path, size)
+
+    monkeypatch.setattr(journal, "allocate", full)
+    monkeypatch.setattr(folder, "reserve", raise_no_space)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=9, f_frsize=1))
+    for number in range(1, 10):
+        batch = Batch(number)
+        batch.puts = put(2 * number, 2 * number + 1)
+        store.apply(batch)
+    assert not ballast.exists()
+    assert store.room is Room.NONE
+    assert sequences(store) == list(range(2, 20))
+    store.close()
+
+
 def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

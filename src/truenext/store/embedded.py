@@ -19,6 +19,7 @@ import os
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from heapq import merge
 from operator import attrgetter
 from threading import Condition, Lock
@@ -265,10 +266,21 @@ class EmbeddedStore:
         size = sum(map(len, parts))
         if not journal.has_place(size) or self._mover.is_segment_full(records):
             self._mover.wait()
-            journal.roll(size)
+            self._with_ballast(partial(journal.roll, size))
             with self._changed:
                 self._changed.notify_all()
         return journal.append(parts, size)
+
+    def _with_ballast(self, action: Callable[[], None]) -> None:
+        """Do what changes nothing where it finds the disk full; then once more, without the ballast.
+
+        Raises: lmdb.Error, OSError
+        """
+        try:
+            action()
+        except CAUSES as error:
+            self._room.make_room(error)
+            action()
 
     def _write_down_end(self, sequence_limit: int) -> None:
         """Say outside the journal what it has. Without room on the disk that is left: what was said before stays true.
@@ -276,12 +288,10 @@ class EmbeddedStore:
         Raises: StoreError
         """
         try:
-            for _ in range(2):
-                try:
-                    self._checkpoint.write_down(self._journal.number, sequence_limit)
-                    return
-                except CAUSES as error:
-                    self._room.make_room(error)
+            try:
+                self._with_ballast(partial(self._checkpoint.write_down, self._journal.number, sequence_limit))
+            except CAUSES as error:
+                self._room.expect_no_space(error)
         except CAUSES as error:
             raise explained(f"write to the store in {self._path}", error, self._path) from error
 
@@ -371,12 +381,7 @@ class EmbeddedStore:
         return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:
-        try:
-            self._checkpoint.drop_transients()
-        except CAUSES as error:
-            if not self._room.make_room(error):
-                raise
-            self._checkpoint.drop_transients()
+        self._with_ballast(self._checkpoint.drop_transients)
         if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rest = Rest(drops_transients=True)
