@@ -18,6 +18,7 @@ from truenext.cli import terminal
 from truenext.cli.ending import COMPLAINT_MAX
 from truenext.cli.looking import COUNTS
 from truenext.cli.main import main
+from truenext.cli.stages import running
 from truenext.cli.values import (
     Address,
     Body,
@@ -286,10 +287,11 @@ def test_every_broker_address_is_taken_from_the_environment_except_for_describe(
     [
         ([], "stomp://127.0.0.1:2", "stomp://127.0.0.1:2"),
         ([], "", DEFAULT_URL),
+        ([], "  ", DEFAULT_URL),
         (["--url", NOBODY], "stomp://127.0.0.1:2", NOBODY),
     ],
 )
-def test_url_option_overrides_the_variable_and_an_empty_variable_is_unset(
+def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
     options: list[str], variable: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -308,6 +310,55 @@ def test_url_option_overrides_the_variable_and_an_empty_variable_is_unset(
 def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
     told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": "localhost"}))
     assert "TRUENEXT_URL" in told and "'localhost'" in told
+
+
+def test_a_bad_address_on_the_command_line_is_not_said_to_be_the_variables() -> None:
+    told = check_refusal(CliRunner().invoke(main, ["queues", "--url", "localhost"], env={"TRUENEXT_URL": NOBODY}))
+    assert "TRUENEXT_URL" not in told and "'localhost'" in told
+
+
+OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path != ("stages", "run")]
+
+
+@pytest.mark.parametrize(("path", "param"), OF_ONE_BROKER, ids=name_of)
+@pytest.mark.parametrize(
+    "options", [["--url", NOBODY, "--url", NOBODY], ["--url", f"{NOBODY},{NOBODY}"]], ids=["repeated", "comma"]
+)
+def test_several_addresses_are_refused_where_one_broker_is_asked(
+    path: tuple[str, ...], param: click.Parameter, options: list[str]
+) -> None:
+    told = check_refusal(CliRunner().invoke(main, [*path, *options]))
+    assert "'--url': takes one address" in told and "TRUENEXT_URL" not in told
+
+
+@pytest.mark.parametrize("between", [" ", ",", ", "])
+def test_a_variable_with_several_addresses_is_refused_where_one_broker_is_asked(between: str) -> None:
+    variable = between.join([NOBODY, "stomp://127.0.0.1:2"])
+    told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
+    assert "(env var: 'TRUENEXT_URL'): takes one address" in told
+
+
+def addresses_of_run(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[object]]:
+    given: list[object] = []
+    monkeypatch.setattr(running.run, "callback", lambda **values: given.append(values["urls"]))
+    return CliRunner().invoke(main, ["stages", "run", "a:b", *options], env={"TRUENEXT_URL": variable}), given
+
+
+@pytest.mark.parametrize(
+    ("variable", "urls"), [(f"{NOBODY} {DEFAULT_URL}", (NOBODY, DEFAULT_URL)), (NOBODY, (NOBODY,)), ("", ()), (" ", ())]
+)
+def test_stages_run_takes_all_addresses_of_the_variable(
+    variable: str, urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert addresses_of_run([], variable, monkeypatch)[1] == [urls]
+
+
+def test_stages_run_says_how_several_addresses_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = f"{NOBODY}, {DEFAULT_URL}"
+    told = check_refusal(addresses_of_run([], several, monkeypatch)[0])
+    assert "TRUENEXT_URL" in told and "put spaces between them" in told
+    told = check_refusal(addresses_of_run(["--url", several], "", monkeypatch)[0])
+    assert "TRUENEXT_URL" not in told and "repeat --url for each" in told
 
 
 GROUPS = [(), ("stages",), ("store",), ("config",), ("history",)]

@@ -11,20 +11,22 @@ import msgspec
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.ending import Failure
-from truenext.cli.values import URL
+from truenext.cli.values import URL, UrlOption
 from truenext.client.core.world import NO_ROOM
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 
 URL_VARIABLE = "TRUENEXT_URL"
-"""Environment variable for the address of the broker; the option overrides it, and an empty one counts as unset."""
+"""Environment variable for the address of the broker; the option overrides it, and an empty or blank one counts as
+unset."""
 
 url_option = click.option(
     "--url",
+    cls=UrlOption,
     type=URL,
     envvar=URL_VARIABLE,
     show_envvar=True,
-    default=DEFAULT_URL,
+    default=[DEFAULT_URL],
     show_default=True,
     help="Address of the broker.",
 )

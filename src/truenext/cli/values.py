@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from truenext.broker.settings import fault_of_server_name
 from truenext.client.core.sends import is_reserved
@@ -19,7 +20,7 @@ from truenext.size import parse_size, said
 from truenext.url import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """No clock of a socket takes ten thousand years, and after a week nobody remembers what is waited for."""
@@ -134,6 +135,47 @@ class Url(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         _ask(lambda: parse_url(value), self, param, ctx)
         return value
+
+
+class UrlOption(click.Option):
+    """`--url`, or its environment variable: of one broker, which must not be another one than was meant; or, if the
+    command `takes_several`, of brokers of which the first that answers is used."""
+
+    _BETWEEN = re.compile(r"[\s,]")
+
+    def __init__(self, declared: Sequence[str], *, takes_several: bool = False, **options: Any) -> None:
+        # click would silently take the last of several addresses, if it did not know that there may be several.
+        super().__init__(declared, multiple=True, callback=None if takes_several else _only, **options)
+        self._takes_several = takes_several
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the variable's value; None if there is none, or only blanks."""
+        value = super().resolve_envvar_value(ctx)
+        return None if value is None or not value.strip() else value
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
+        """Raises: BadParameter"""
+        has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
+        if not self._takes_several and (has_several_in_one or len(value) > 1):
+            raise click.BadParameter("takes one address", ctx, self)
+        if has_several_in_one:
+            instead = "put spaces between them" if self._is_from_environment(ctx) else "repeat --url for each"
+            raise click.BadParameter(f"several addresses in one; {instead}", ctx, self)
+        urls: tuple[str, ...] = super().type_cast_value(ctx, value)
+        return urls
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the names by which an error calls the option: the variable only if the value comes from there."""
+        if self._is_from_environment(ctx):
+            return super().get_error_hint(ctx)
+        return click.Parameter.get_error_hint(self, ctx)
+
+    def _is_from_environment(self, ctx: click.Context | None) -> bool:
+        return ctx is not None and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+
+
+def _only(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) -> str | None:
+    return urls[0] if urls else None
 
 
 class HostAndPort(click.ParamType[tuple[str, int]]):

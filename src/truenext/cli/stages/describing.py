@@ -15,7 +15,7 @@ from truenext.cli.ending import Failure, Unasked
 from truenext.cli.stages.drawing import dot, svg
 from truenext.cli.stages.loading import service_argument, service_at
 from truenext.cli.terminal import counted
-from truenext.cli.values import URL, Place
+from truenext.cli.values import URL, Place, UrlOption
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConfigurationError
 from truenext.stage.core.graph import Graph, graph_of
@@ -50,6 +50,7 @@ class Counts(msgspec.Struct, frozen=True):
 @service_argument
 @click.option(
     "--url",
+    cls=UrlOption,
     type=URL,
     help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
     f"needed, and {URL_VARIABLE} is ignored.",

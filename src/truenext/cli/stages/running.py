@@ -28,7 +28,7 @@ from truenext.cli.stages.answering import answering
 from truenext.cli.stages.leaving import THREADS_S, Deadline, end_at_once, leave_threads
 from truenext.cli.stages.loading import service_argument, service_at
 from truenext.cli.terminal import counted
-from truenext.cli.values import URL, DatabaseUrl, HostAndPort, Place, Seconds
+from truenext.cli.values import URL, DatabaseUrl, HostAndPort, Place, Seconds, UrlOption
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.health import judge
 from truenext.stage.core.names import endpoint_of
@@ -56,8 +56,9 @@ LEAVE_S = 10.0
 @click.option(
     "--url",
     "urls",
+    cls=UrlOption,
+    takes_several=True,
     type=URL,
-    multiple=True,
     envvar=URL_VARIABLE,
     show_envvar=True,
     help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
