@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.scripted import Running, Script, named
 from truenext.client.core.outbox import GATHERED_BYTES, NO_ROOM_S, Batch
-from truenext.client.core.sending import enqueue, enqueue_if_room, prepare, send, settled
+from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.errors import Code, Refused
 
 
@@ -55,8 +55,9 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     script.now += NO_ROOM_S
     client.tick()
     assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
-    with pytest.raises(TimeoutError, match=r"it may have arrived$"):
+    with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-room$") as caught:
         sending.is_too_late()
+    assert isinstance(caught.value.__cause__, Refused)
 
 
 def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() -> None:
@@ -90,3 +91,28 @@ def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> No
     script.refuse(4, Code.GAP)
     with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-room$"):
         waiting.is_too_late()
+
+
+def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that_there_is_no_room() -> None:
+    script = Script()
+    script.connect()
+    client = script.client
+    batch = Batch()
+    assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
+    (first,) = named(script.all_said(), "SEND", "/queue/a")
+    script.hear("RECEIPT", **{"receipt-id": first.headers["receipt"]})
+    while enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {})):
+        pass
+    count = batch.open
+    waiting = Running(await_room(client, batch, 1.0))
+    written = len(named(script.all_said(), "SEND", "/queue/a"))
+    script.refuse(3, Code.NO_ROOM)
+    for frame in range(4, 3 + written):
+        script.refuse(frame, Code.GAP)
+    script.now += NO_ROOM_S
+    client.tick()
+    assert named(script.all_said(), "SEND", "/queue/a")
+    said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-room"
+    with pytest.raises(TimeoutError, match=f"^{said}$") as caught:
+        waiting.is_too_late()
+    assert isinstance(caught.value.__cause__, Refused)

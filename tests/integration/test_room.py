@@ -4,9 +4,11 @@ How full the disk is, is said by the test (held_disk.py). Source of what is expe
 disk".
 """
 
+import os
 import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
-from truenext.client.core.outbox import NO_ROOM_S
+from truenext.client.core.outbox import MESSAGES_MAX, NO_ROOM_S
 from truenext.room import Room
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
@@ -242,6 +244,33 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     assert ends.startswith(f"truenext: {count} not taken: the broker's {FULL}")
     held_broker.set_room(Room.PLENTY)
     assert held_broker.what_is_left(queue, once_durable=True) == []
+
+
+def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_confirmed_when_the_disk_is_full(
+    held_broker: BrokerProcess, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "SEND_SECONDS", 2.5 * NO_ROOM_S)
+    pipe = tmp_path / "lines"
+    os.mkfifo(pipe)
+
+    def write_lines() -> None:
+        with pipe.open("w", buffering=1) as lines:
+            lines.write("x\n" * 500)
+            while queue not in held_broker.queues() or held_broker.queues()[queue].waiting < 500:
+                time.sleep(0.05)
+            held_broker.set_room(Room.LITTLE)
+            with suppress(BrokenPipeError):
+                lines.write("x\n" * 100 * MESSAGES_MAX)
+
+    writer = threading.Thread(target=write_lines, daemon=True)
+    writer.start()
+    url = f"stomp://127.0.0.1:{held_broker.port}"
+    done = CliRunner().invoke(main, ["send", queue, "--lines", "--file", str(pipe), "--url", url])
+    writer.join(PATIENCE_SECONDS)
+    assert done.exit_code == 1
+    ends = done.stderr.splitlines()[-1]
+    what = r"not (taken|confirmed and may have arrived), behind 500 that are confirmed"
+    assert re.match(rf"truenext: 10,000 messages were {what}: the broker's {FULL}", ends)
 
 
 @pytest.mark.parametrize("command", ["move", "redrive"])

@@ -98,10 +98,12 @@ class Send:
 class Batch:
     """Sends of which somebody wants to know when all are settled."""
 
-    __slots__ = ("error", "open", "waiting")
+    __slots__ = ("confirmed", "error", "open", "waiting")
 
     def __init__(self) -> None:
         self.open = 0
+        self.confirmed = 0
+        """Those that were sent before all others of the batch, unless one of them was refused."""
         self.error: Exception | None = None
         """The first of which nobody was told."""
         self.waiting: list[Awaited] = []
@@ -112,7 +114,9 @@ class Batch:
 
     def ended(self, error: Exception | None) -> None:
         self.open -= 1
-        if error is not None and self.error is None:
+        if error is None:
+            self.confirmed += 1
+        elif self.error is None:
             self.error = error
         if not self.open and self.waiting:
             for awaited in self.waiting:
@@ -158,7 +162,9 @@ class Outbox:
         self._behind: list[Send] | None = None
         """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
         self._no_room: Refused | None = None
-        """Why the broker has refused sends for lack of room, while they wait a moment to be sent again."""
+        """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
+        self._pauses = False
+        """What was refused for lack of room waits a moment to be sent again."""
         self._messages = 0
         self._bytes = 0
         self._room: list[Signal] = []
@@ -231,7 +237,12 @@ class Outbox:
     def _not_taken(self, send: Send) -> Refused | None:
         """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
         # What waits while there is a connection has never been written, or was refused.
-        return self._no_room if self._link is not None and not (send.frame or send.is_done) else None
+        return None if send.frame or send.is_done else self.no_room
+
+    @property
+    def no_room(self) -> Refused | None:
+        """Why the broker, which is there, has refused sends for lack of room, and has confirmed none since."""
+        return None if self._link is None else self._no_room
 
     @property
     def open(self) -> int:
@@ -262,7 +273,7 @@ class Outbox:
         """Write what waits."""
         self._gathered = 0
         link = self._link
-        if link is None or self._no_room is not None or self._behind is not None:
+        if link is None or self._pauses or self._behind is not None:
             return
         waiting = self._waiting
         producer = self.producer
@@ -318,7 +329,9 @@ class Outbox:
     def confirmed(self, send: Send) -> None:
         self._under_way -= 1
         self._settle(send, None)
-        if self._behind is not None and not self._under_way:
+        if self._behind is None:
+            self._no_room = None
+        elif not self._under_way:
             # What has a number of its caller's own may go behind a refused one.
             self._refusals_end(self._behind)
 
@@ -336,6 +349,7 @@ class Outbox:
             if error.code == Code.NO_ROOM:
                 behind.append(send)
                 self._no_room = error
+                self._pauses = True
                 self._has_no_room(error)
             else:
                 self._settle(send, error)
@@ -354,13 +368,13 @@ class Outbox:
             if send.is_abandoned and not send.is_done:
                 self._settle(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(behind))
-        if self._no_room is not None:
+        if self._pauses:
             self._timers.at(self._clock() + NO_ROOM_S, self._resume)
         else:
             self._pump_soon()
 
     def _resume(self) -> None:
-        self._no_room = None
+        self._pauses = False
         self._pump_soon()
 
     def lost(self, send: Send) -> None:

@@ -62,6 +62,9 @@ def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
         refused = client.outbox.abandon(send)
         if refused is not None:
             raise TimeoutError(f"the message was not taken: {refused}") from refused
+        if client.outbox.no_room is not None:
+            refused = client.outbox.no_room
+            raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
         raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
     if send.error is not None:
         raise send.error
@@ -81,10 +84,7 @@ def await_room(client: Client, batch: Batch, deadline: float | None) -> Flow[Non
     try:
         yield from _await_room(client, deadline)
     except TimeoutError as error:
-        refused = client.outbox.abandon_all(batch)
-        if refused is not None:
-            raise TimeoutError(f"{error}: {refused}") from refused
-        raise
+        raise _given_up(client, batch, str(error)) from client.outbox.no_room
 
 
 def _await_room(client: Client, deadline: float | None) -> Flow[None]:
@@ -121,14 +121,23 @@ def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
             if not awaited.settled.is_set:
                 batch.waiting.remove(awaited)
         if not came:
-            count = batch.open
-            refused = client.outbox.abandon_all(batch)
-            if refused is not None:
-                what = "1 message was" if count == 1 else f"{count} messages were"
-                raise TimeoutError(f"{what} not taken: {refused}") from refused
-            raise TimeoutError(f"the broker has not confirmed {count} messages in time; they may have arrived")
+            otherwise = f"the broker has not confirmed {batch.open} messages in time; they may have arrived"
+            raise _given_up(client, batch, otherwise) from client.outbox.no_room
         error = awaited.error
     else:
         error, batch.error = batch.error, None
     if error is not None:
         raise error
+
+
+def _given_up(client: Client, batch: Batch, otherwise: str) -> TimeoutError:
+    """Give up those of a batch that are not confirmed; the error says why, and what `otherwise` says if the broker has
+    not said that it has no room."""
+    count, confirmed = batch.open, batch.confirmed
+    was_none_taken = client.outbox.abandon_all(batch) is not None
+    if client.outbox.no_room is None:
+        return TimeoutError(otherwise)
+    what = "1 message was" if count == 1 else f"{count:,} messages were"
+    what += " not taken" if was_none_taken else " not confirmed and may have arrived"
+    behind = f", behind {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
+    return TimeoutError(f"{what}{behind}: {client.outbox.no_room}")
