@@ -11,6 +11,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 from zlib import crc32
 
@@ -73,6 +74,48 @@ def content(written: tuple[Path, Content]) -> Content:
 
 def truenext(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["store", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is for a user who must not read it; tests may run as root."""
+
+    def denied(list_folder: Callable[..., Any]) -> Callable[..., Any]:
+        def listed(path: Any = ".") -> Any:
+            if str(path) == str(folder):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            return list_folder(path)
+
+        return listed
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, denied(getattr(os, name)))
+
+
+def test_a_history_that_cannot_be_read_is_not_called_sound(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreadable(data / "history", monkeypatch)
+    result = truenext("check", data)
+    assert (result.exit_code, result.stderr) == (2, f"truenext: {data / 'history'}: Permission denied\n")
+    assert "sound" not in result.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--out", "out")], ids=["in place", "out"])
+def test_a_history_that_cannot_be_read_is_not_said_to_be_exported(
+    data: Path, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unreadable(data / "history", monkeypatch)
+    result = CliRunner().invoke(main, ["history", "export", str(data), *options])
+    said = f"truenext: {data / 'history'}: Permission denied\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", said)
+
+
+def test_a_file_in_place_of_the_history_is_named(data: Path) -> None:
+    shutil.rmtree(data / "history")
+    (data / "history").touch()
+    said = f"truenext: {data / 'history'}: Not a directory\n"
+    assert (truenext("check", data).exit_code, truenext("check", data).stderr) == (2, said)
+    result = CliRunner().invoke(main, ["history", "export", str(data)])
+    assert (result.exit_code, result.stderr) == (1, said)
 
 
 def damages(result: Result) -> list[str]:

@@ -34,9 +34,9 @@ def export(data: Path, out: Path | None) -> None:
     Brokers do that by themselves where numpy and pyarrow are installed. The file that the broker writes to stays as it
     is, unless --out is given. May be run while the broker runs.
     """
-    folder = data / "history" if (data / "history").is_dir() else data
     count = 0
     try:
+        folder = data / "history" if (data / "history").exists() else data
         if out is not None:
             count = sum(out in path.parents for path in export_all(folder, out))
         else:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def last_batch(folder: Path) -> tuple[int, int] | None:
     """Run and first event of the last chunk of a batch in the newest file that can be read, which the store must have;
     None if nothing tells of one.
+
+    Raises: OSError if the folder cannot be read
     """
     for path in reversed(history_files(folder)):
         last, is_read = None, False

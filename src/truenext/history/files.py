@@ -41,8 +41,12 @@ class Block(NamedTuple):
 
 
 def history_files(folder: Path) -> list[Path]:
-    """Oldest first; the last may still grow."""
-    return sorted(folder.glob(f"*{SUFFIX}"))
+    """Oldest first; the last may still grow. None if there is no such folder. Raises: OSError"""
+    try:
+        # A glob would be silent about a folder that cannot be read.
+        return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return []
 
 
 def file_path(folder: Path, first_event: int) -> Path:
