@@ -230,6 +230,36 @@ def test_on_a_disk_that_cannot_be_written_to_no_lock_is_needed(data: Path, monke
     assert truenext("check", data).exit_code == 0
 
 
+def denied(path: Path, *_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_an_export_says_which_user_needs_which_right(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(Path, "mkdir", denied)
+    result = truenext("export", data, tmp_path / "new" / "deeper")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"; the user root needs the right to read and write {tmp_path}\n")
+
+
+def test_a_broker_that_may_not_write_its_data_says_which_user_needs_which_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def denied_lock(path: str | Path, *arguments: Any) -> int:
+        if Path(path).name == "lock":
+            denied(Path(path))
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 2)
+    monkeypatch.setattr(os, "open", denied_lock)
+    with pytest.raises(StoreError, match=rf"; the user {2**31 - 2} needs the right to read and write {tmp_path}$"):
+        EmbeddedStore(tmp_path)
+
+
 def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "lmdb").mkdir()
     with lmdb.open(str(tmp_path / "lmdb"), max_dbs=1, lib_version=0) as env, env.begin(write=True) as txn:

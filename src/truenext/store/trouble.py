@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import lmdb
 
 from truenext.errors import StoreError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CAUSES = (lmdb.Error, OSError, struct.error, ValueError)
 """What `explained` can explain."""
@@ -43,6 +41,13 @@ def is_short_write(error: BaseException) -> bool:
     return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
+def is_denied(error: BaseException) -> bool:
+    """The user who runs this process has not the right."""
+    return isinstance(error, PermissionError) or (
+        isinstance(error, lmdb.Error) and os.strerror(errno.EACCES) in str(error)
+    )
+
+
 def explained(attempt: str, error: Exception, data: Path) -> StoreError:
     """`attempt` completes the sentence "cannot ..."; `data` is the folder it was made in."""
     if isinstance(error, StoreError):
@@ -53,9 +58,25 @@ def explained(attempt: str, error: Exception, data: Path) -> StoreError:
         return StoreError(f"cannot {attempt}: the disk is full; make room, then start the broker again")
     if isinstance(error, _DAMAGE):
         return damage("checkpoint", f"LMDB says {str(error)[str(error).find('MDB_') :]}", data)
+    if is_denied(error):
+        named = getattr(error, "filename", None)
+        return StoreError(f"cannot {attempt}: {error}; {_right(data if named is None else Path(named))}")
     if isinstance(error, lmdb.Error | OSError):
         return StoreError(f"cannot {attempt}: {error}; check the disk, then start the broker again")
     return StoreError(f"cannot {attempt}: a value is damaged or does not fit its field ({error}). {advice(str(data))}")
+
+
+def _right(path: Path) -> str:
+    """Say which right is missing for what is to be read, written or made at `path`."""
+    # What is to be made needs the right for the folder that it is to be in. Where that may not be read, Path.exists
+    # raises.
+    there = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
+    number = os.geteuid()
+    try:
+        user = pwd.getpwuid(number).pw_name
+    except KeyError:
+        user = str(number)
+    return f"the user {user} needs the right to read and write {there}"
 
 
 def damage(part: str, what: str, data: Path) -> StoreError:
