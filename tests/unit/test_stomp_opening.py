@@ -27,6 +27,8 @@ SERVERS = [
     ("TLS", b"\x15\x03\x01\x00\x02\x02\x46"),
     ("TLS", b"\x15\x03\x03\x00\x02\x02\x0a"),
     ("HTTP", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+    ("HTTP", b'<!DOCTYPE HTML>\n<html lang="en">\n'),
+    ("HTTP", b"<html><head><title>400 Bad Request</title></head>\r\n"),
     ("AMQP", b"AMQP\x00\x00\x09\x01"),
     ("OpenWire", struct.pack(">I", 0xF0) + b"\x01ActiveMQ\x00\x00\x00\x0c" + bytes(200)),
     ("SSH", b"SSH-2.0-OpenSSH_9.2p1\r\n"),

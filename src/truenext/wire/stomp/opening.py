@@ -41,6 +41,8 @@ _OF_SERVERS: _Beginnings = (
     # An alert: CONNECT is no ClientHello.
     ("TLS", (0x15, 0x03)),
     ("HTTP", tuple(b"HTTP/")),
+    # The page alone is the answer to a request that says no version (HTTP/0.9), as CONNECT is to such servers.
+    *(("HTTP", tuple(page)) for page in (b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML")),
     ("SSH", tuple(b"SSH-")),
     ("Redis", tuple(b"-ERR ")),
 )
