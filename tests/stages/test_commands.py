@@ -210,6 +210,17 @@ def test_a_service_without_stages_does_not_run(folder: Path) -> None:
     assert result.stderr == "truenext: other:app has no stages to run: it only asks others\n"
 
 
+def test_a_file_in_place_of_a_module_is_answered_with_the_module(folder: Path) -> None:
+    result = stages("run", "shop.py:app")
+    assert (result.exit_code, result.stderr) == (2, "truenext: shop.py is a file, and no module: say shop:app\n")
+
+
+def test_schema_says_that_printing_and_making_exclude_each_other(folder: Path) -> None:
+    result = stages("schema", "shop:app", "--sql", "--apply")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("truenext: --sql and --apply exclude each other; see ")
+
+
 # ---- check ----
 
 
@@ -318,6 +329,12 @@ def test_what_is_read_as_something_else_breaks(folder: Path, before: str, after:
         finding,
         "    what was sent before is read as something else, and no error shows it",
     ]
+
+
+def test_the_file_of_another_service_is_warned_of(folder: Path) -> None:
+    result = changed(folder, 'Service("shop"', 'Service("store"')
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "warning: store: it is compared with the service shop"
 
 
 def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(folder: Path) -> None:

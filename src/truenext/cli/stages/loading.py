@@ -41,7 +41,7 @@ def service_at(place: str) -> Service:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found: object = _module(module_name, folder)
+    found: object = _module(module_name, folder, name)
     for word in name.split("."):
         if not hasattr(found, word):
             raise ConfigurationError(f"{module_name} has no {name}{_services_in(sys.modules[module_name])}")
@@ -54,10 +54,13 @@ def service_at(place: str) -> Service:
     return found
 
 
-def _module(name: str, folder: str) -> ModuleType:
+def _module(name: str, folder: str, of: str) -> ModuleType:
+    """Import the module in which `of` is to be."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name == name and name.endswith(".py"):
+            raise ConfigurationError(f"{name} is a file, and no module: say {name.removesuffix('.py')}:{of}") from error
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"there is no module {error.name} in {folder}, and none is installed: go to the folder in which "

@@ -23,7 +23,9 @@ def schema(place: str, database: str | None, says_sql: bool, applies: bool) -> N
     They belong to the database, not to a service: several services may share them. For Alembic they are in
     `truenext.stage.sql.tables.metadata`.
     """
-    if says_sql is applies:
+    if says_sql and applies:
+        raise click.UsageError("--sql and --apply exclude each other")
+    if not (says_sql or applies):
         raise click.UsageError("say --sql to see the statements, or --apply to make the tables")
     try:
         service = service_at(place)

@@ -71,8 +71,19 @@ def _endpoint(endpoint: Local[Any, Any]) -> EndpointInterface:
 
 
 def compare(before: Interface, now: Interface) -> list[Finding]:
-    """What of a change breaks something, in the order of names."""
-    return [
+    """What of a change breaks something, in the order of names; first of all, whether it is another service."""
+    other = []
+    if before.service != now.service:
+        other.append(
+            Finding(
+                False,
+                now.service,
+                f"it is compared with the service {before.service}",
+                f"what is said below is of no use, unless {before.service} is what {now.service} was called before",
+                f"Compare {now.service} with the file that was written of it.",
+            )
+        )
+    return other + [
         found
         for name, old in sorted(before.endpoints.items())
         for found in _of_endpoint(name, old, now.endpoints.get(name))
