@@ -304,10 +304,12 @@ class Transactions:
         except BaseException:
             # The caller wants to end; the outcome is worth a moment all the same, also if the connection was lost and
             # is made anew. A second interruption ends this wait.
-            self._free_later(unit)
-            latest = self._client.clock() + CANCELLED_COMMIT_S
-            came = yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-            if came:
+            if not unit.settled.is_set:
+                self._free_later(unit)
+                latest = self._client.clock() + CANCELLED_COMMIT_S
+                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
+            if unit.settled.is_set:
+                # It may have been settled before the interruption came, too.
                 self._end(unit)
             raise
         if not came:
