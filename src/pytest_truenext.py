@@ -20,7 +20,7 @@ _has_raised = pytest.StashKey[bool]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """Only look on: the report is made by others."""
+    """Remember whether the test has raised; pytest makes the report."""
     has_raised = call.when != "setup" and item.stash.get(_has_raised, False)
     item.stash[_has_raised] = has_raised or call.excinfo is not None
 

@@ -7,7 +7,7 @@ what was sent, and is refused. No class is ever named by the bytes: which type i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -242,15 +242,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
 
 def _fault_of_model(class_: Any) -> str:
     """Of a class that msgspec does not know."""
-    seen: set[type] = set()
-    rest: list[Any] = [class_]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, type):
-            if each in seen:
-                continue
-            seen.add(each)
-        rest.extend(_within(each))
+    for each in _walk(class_, _within_models):
         if not isinstance(each, type):
             continue
         if hasattr(each, "get_secret_value"):
@@ -263,10 +255,23 @@ def _fault_of_model(class_: Any) -> str:
             ]
             if any(faults):
                 return next(filter(None, faults))
-            rest.extend(field.annotation for field in model.model_fields.values())
         elif each is class_:
             return f"{named(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
     return ""
+
+
+def _walk(annotation: Any, within: Callable[[Any], list[Any]]) -> Iterator[Any]:
+    """Yield an annotation and all that it is made of, as `within` says; each type once."""
+    seen: set[type] = set()
+    rest: list[Any] = [annotation]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, type):
+            if each in seen:
+                continue
+            seen.add(each)
+        yield each
+        rest.extend(within(each))
 
 
 def _within(type_: Any) -> list[Any]:
@@ -281,19 +286,19 @@ def _within(type_: Any) -> list[Any]:
         return []
 
 
+def _within_models(type_: Any) -> list[Any]:
+    """Return what an annotation is made of, the fields of a model of pydantic included."""
+    fields = [field.annotation for field in type_.model_fields.values()] if _is_model(type_) else []
+    return [*_within(type_), *fields]
+
+
+def _within_unless_serialized(type_: Any) -> list[Any]:
+    return [] if has_serializer(getattr(type_, "__metadata__", ())) else _within(type_)
+
+
 def _fault_of_dicts(annotation: Any) -> str:
     """Of the dicts in a field of a model."""
-    seen: set[type] = set()
-    rest: list[Any] = [annotation]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, type):
-            if each in seen:
-                continue
-            seen.add(each)
-        if has_serializer(getattr(each, "__metadata__", ())):
-            continue
-        rest.extend(_within(each))
+    for each in _walk(annotation, _within_unless_serialized):
         args, origin = get_args(each), get_origin(each)
         if args and isinstance(origin, type) and issubclass(origin, Mapping):
             fault = _fault_of_keys_in_model(args[0])
