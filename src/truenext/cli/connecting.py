@@ -66,8 +66,8 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
 
 
 class _Said(logging.Handler):
-    """What a command says of its connection on standard error while it waits: that the broker does not take messages,
-    and of a connection that `lasts`, once, that it has gone, and that it is back."""
+    """Prints to standard error what happens to the connection of a command while it waits: that the broker takes no
+    messages, and, of a connection that `lasts`, that it was lost and that it is back, once each."""
 
     lasts = False
     _has_gone = False

@@ -27,7 +27,7 @@ _EXTRAS = {
     "psycopg": "postgresql",
     "sqlalchemy": "sql",
 }
-"""Which extra of truenext has a module that stages import."""
+"""The extra of truenext that installs a module which stages import, by the name of that module."""
 
 service_argument = click.argument("place", metavar="MODULE:NAME", type=ServicePlace())
 
