@@ -34,6 +34,19 @@ def _leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def test_planting_finds_what_each_fault_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants every fault, also the ones that are not drawn, and runs none."""
+    faults = [
+        *planted_faults.of_a_crash(),
+        *planted_faults.OF_A_FAILING_DISK,
+        *planted_faults.OF_A_CUT,
+        *planted_faults.OF_LMDB,
+    ]
+    for plant in faults:
+        with monkeypatch.context() as patch:
+            plant(patch)
+
+
 @pytest.mark.drawn
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("plant", planted_faults.of_a_crash(), ids=name_of)

@@ -48,6 +48,13 @@ def run_machines(rounds: Iterable[int], machines: Sequence[type[BrokerMachine]],
                 machine.run_plainly(random, steps)
 
 
+def test_planting_finds_what_each_fault_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants every fault, also the ones that are not drawn, and runs none."""
+    for plant in planted_faults.faults():
+        with monkeypatch.context() as patch:
+            plant(patch)
+
+
 @pytest.mark.drawn
 @pytest.mark.timeout(1800 if ALL else 900)
 @pytest.mark.parametrize(
