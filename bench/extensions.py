@@ -34,7 +34,7 @@ HELD = 1000
 _CONNECT = b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n%b\n\0"
 _BEGUN = b"SEND\ndestination:/control/begun\nid:%b\n\n\0"
 _CREDIT = b"SEND\ndestination:/control/credit\nid:0\nmessages:1\n\n\0"
-_GIVE_BACK = b"SEND\ndestination:/control/give-back\nreceipt:r\n\n" + b'{"subscriptions":["0"],"rest":true}\0'
+_RELEASE = b"SEND\ndestination:/control/release\nreceipt:r\n\n" + b'{"subscriptions":["0"],"rest":true}\0'
 _WAKE = b"SEND\ndestination:/control/wake\nid:0\n\n\0"
 _NOTHING = b"SEND\ndestination:/control/wake\nid:0\nreceipt:r\n\n\0"
 _ACK_VALUE = re.compile(rb"\nack:([^\r\n]+)\r?\n")
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ratios.append(pulled / acked)
             print(f"  one more {pulled * 1e6:,.0f} us, window of 1 {acked * 1e6:,.0f} us", flush=True)
         print(f"one more: {statistics.median(ratios):.2f} of the round trip at a window of 1 (at most 1.2)")
-        print(f"give back: {_give_back(broker.port, '/queue/back', 50) * 1e3:.2f} ms for {HELD} messages (at most 2)")
+        print(f"give back: {_release(broker.port, '/queue/back', 50) * 1e3:.2f} ms for {HELD} messages (at most 2)")
     return 0
 
 
@@ -162,7 +162,7 @@ def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
     return statistics.median(times)
 
 
-def _give_back(port: int, queue: str, times: int) -> float:
+def _release(port: int, queue: str, times: int) -> float:
     with _connect(port) as producer, _connect(port, b"truenext-rounds") as sock:
         send_confirmed(producer, frames.send_groups(queue, False, HELD, GROUP, True, 1), 20)
         sock.sendall(frames.subscribe(queue, True, "subscribed", HELD))
@@ -170,7 +170,7 @@ def _give_back(port: int, queue: str, times: int) -> float:
         measured = []
         for _ in range(times):
             nothing = _until_receipt(sock, _NOTHING)
-            measured.append(_until_receipt(sock, _GIVE_BACK) - nothing)
+            measured.append(_until_receipt(sock, _RELEASE) - nothing)
             sock.sendall(_WAKE)
             _take(sock, HELD)
     return statistics.median(measured)

@@ -35,7 +35,7 @@ _BEGIN = b"BEGIN\ntransaction:%d\n\n\0"
 _ACK_IN = b"ACK\nid:%b\ntransaction:%d\n\n\0"
 _COMMIT = (
     b"COMMIT\ntransaction:%d\ntruenext-producer:%b\ntruenext-number:%d\ntruenext-gapless:true\n"
-    b"truenext-charge:refused\nreceipt:%d\n\n\0"
+    b"truenext-count-attempts:nacked\nreceipt:%d\n\n\0"
 )
 _NUMBERED = b"truenext-producer:%b\ntruenext-number:%d\ntruenext-gapless:true\n"
 _LENGTH = b"content-length:%d\n\n" % frames.BODY_SIZE

@@ -177,7 +177,7 @@ def _rows(table: DataFrame, kind: type[T]) -> list[T]:
 
 
 def orders_table(spark: SparkSession, listed: Iterable[Listed]) -> DataFrame:
-    schema = "order string, kind string, ordered_at double, refused_by string, is_rolled_back boolean, times int"
+    schema = "order string, kind string, ordered_at double, rejected_by string, is_rolled_back boolean, times int"
     return spark.createDataFrame([msgspec.structs.astuple(each) for each in listed], schema)
 
 
@@ -227,7 +227,7 @@ def due(orders: DataFrame) -> DataFrame:
     leave none; nobody leaves any of an order that was rolled back."""
     places = {stage: place for place, stage in enumerate(TABLES)}
     numbers = F.create_map(*(F.lit(each) for pair in places.items() for each in pair))
-    passed = F.coalesce(numbers[F.col("refused_by")], F.lit(len(TABLES)))
+    passed = F.coalesce(numbers[F.col("rejected_by")], F.lit(len(TABLES)))
     all_tables = [(WEB_TABLE, -1), *((table, places[stage]) for stage, table in TABLES.items())]
     table_list = orders.sparkSession.createDataFrame(all_tables, "table string, place int")
     is_due = F.when(F.col("place") < 0, F.col("kind") == "customer").otherwise(F.col("place") < passed)
@@ -268,21 +268,23 @@ def _wrong_flows(told: Told) -> DataFrame:
     )
     is_excused = F.lit(told.is_cut) & F.col("has_row")
     is_committed = F.col("kind").isNotNull() & ~F.col("is_rolled_back")
-    is_refused = F.col("refused_by").isNotNull()
+    is_rejected = F.col("rejected_by").isNotNull()
     wrong = (
         F.when(F.col("kind").isNull(), F.lit("a flow has begun of which the web application knows nothing"))
         .when(F.col("is_rolled_back") & (F.col("flows") > 0), F.lit("it was rolled back, and its flow has begun"))
         .when(F.col("flows") > 1, F.format_string("%d flows have begun instead of 1", "flows"))
-        .when(is_committed & is_refused & F.col("has_ended"), F.lit("its flow has ended and should have been given up"))
-        .when(is_committed & ~is_refused & F.col("is_given_up"), F.lit("its flow was given up"))
-        .when(is_committed & ~is_refused & ~F.col("has_ended") & ~is_excused, F.lit("its flow did not end"))
+        .when(
+            is_committed & is_rejected & F.col("has_ended"), F.lit("its flow has ended and should have been given up")
+        )
+        .when(is_committed & ~is_rejected & F.col("is_given_up"), F.lit("its flow was given up"))
+        .when(is_committed & ~is_rejected & ~F.col("has_ended") & ~is_excused, F.lit("its flow did not end"))
     )
     return all_orders.select("order", wrong.alias("finding")).where("finding is not null")
 
 
 def _wrong_letters(told: Told) -> DataFrame:
-    expected = told.orders.where("refused_by is not null and not is_rolled_back").select(
-        "order", F.col("refused_by").alias("stage"), F.lit(1).alias("due")
+    expected = told.orders.where("rejected_by is not null and not is_rolled_back").select(
+        "order", F.col("rejected_by").alias("stage"), F.lit(1).alias("due")
     )
     there = told.letters.groupBy("order", "stage").agg(F.count("*").alias("there"), F.max("cause").alias("cause"))
     both = expected.join(there, ["order", "stage"], "full").na.fill(0, ["due", "there"])

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from truenext.stage import Flow, Refuse, Service
+from truenext.stage import Flow, Reject, Service
 
 TABLES = {
     "order.place": "placed",
@@ -92,7 +92,7 @@ async def check(order: Order, memo: Memo, flow: Flow, sql: AsyncSession) -> None
 @app.single("stock.reserve", Reserve, Reserved)
 async def reserve(asked: Reserve, sql: AsyncSession) -> Reserved:
     if asked.item == SOLD_OUT:
-        raise Refuse(f"there is no {asked.item} on any shelf")
+        raise Reject(f"there is no {asked.item} on any shelf")
     await sql.execute(text("INSERT INTO reserved VALUES (:order)"), {"order": asked.order})
     return Reserved(f"shelf of {asked.item}")
 

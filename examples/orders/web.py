@@ -42,7 +42,7 @@ class Listed(msgspec.Struct):
     kind: str
     ordered_at: float
     """Seconds since the epoch, just before the transaction was committed."""
-    refused_by: str | None = None
+    rejected_by: str | None = None
     """The queue of the stage that never does its part for such an order."""
     is_rolled_back: bool = False
     times: int = 1
@@ -81,14 +81,14 @@ def made(kind: str, number: int) -> tuple[Order, str | None]:
 
 async def customers(engine: AsyncEngine, orders: OrderList, count: int) -> None:
     for number in range(count):
-        order, refused_by = made("customer", number)
+        order, rejected_by = made("customer", number)
         is_rolled_back = number % 10 == 3
         times = 2 if number % 7 == 0 else 1
         ordered_at = time.time()
         for _ in range(times):
             with suppress(Cancelled):
                 await buy(engine, order, leaves=is_rolled_back)
-        orders.add(Listed(order.id, "customer", ordered_at, refused_by, is_rolled_back, times))
+        orders.add(Listed(order.id, "customer", ordered_at, rejected_by, is_rolled_back, times))
         await asyncio.sleep(PAUSE_S)
 
 
@@ -104,11 +104,11 @@ async def buy(engine: AsyncEngine, order: Order, *, leaves: bool) -> None:
 
 async def asked(orders: OrderList, count: int) -> None:
     for number in range(count):
-        order, refused_by = made("asked", number)
+        order, rejected_by = made("asked", number)
         ordered_at = time.time()
         while not await has_asked(order):
             ordered_at = time.time()
-        orders.add(Listed(order.id, "asked", ordered_at, refused_by))
+        orders.add(Listed(order.id, "asked", ordered_at, rejected_by))
         await asyncio.sleep(PAUSE_S)
 
 
@@ -132,8 +132,8 @@ async def batch(orders: OrderList, count: int) -> None:
         ordered_at = time.time()
         while not await has_begun([order for order, _ in part]):
             ordered_at = time.time()
-        for order, refused_by in part:
-            orders.add(Listed(order.id, "batch", ordered_at, refused_by))
+        for order, rejected_by in part:
+            orders.add(Listed(order.id, "batch", ordered_at, rejected_by))
         await asyncio.sleep(BATCH_PAUSE_S)
 
 

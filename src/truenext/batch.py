@@ -66,6 +66,7 @@ class Batch:
         "causes",
         "clean_stop",
         "cleared_timers",
+        "dereferenced",
         "forgotten_producers",
         "history",
         "marks",
@@ -75,13 +76,12 @@ class Batch:
         "puts",
         "queues",
         "redelivered_below",
-        "released",
         "removes",
         "sequence_limit",
         "size",
         "timers",
+        "transient_dereferenced",
         "transient_puts",
-        "transient_released",
         "transient_removes",
         "unmarks",
     )
@@ -97,10 +97,10 @@ class Batch:
         self.removes: list[bytes] = []
         """Keys of persistent messages that are gone; each was put by an earlier batch."""
         self.transient_removes: list[bytes] = []
-        self.released: list[bytes] = []
+        self.dereferenced: list[bytes] = []
         """Keys of contents (record.py), one for each reference among `removes`. The store counts them, and removes a
         content with its last reference; what is put with a content is its mark, whose attempts say how many it has."""
-        self.transient_released: list[bytes] = []
+        self.transient_dereferenced: list[bytes] = []
         """The same for references among `transient_removes`, whose contents are transient, too."""
         self.marks: dict[bytes, Mark] = {}
         """By message key, for messages of either kind that were given back."""

@@ -128,7 +128,7 @@ class Nack(msgspec.Struct, gc=False):
     transaction: str | None = None
     delay_ms: int | None = None
     """Milliseconds until the next try; None leaves it to the policy."""
-    is_poison: bool = False
+    is_rejected: bool = False
     """There is to be no next try."""
     dispatch: int = 0
     """As of an Ack."""
@@ -153,7 +153,7 @@ class Wake(msgspec.Struct, gc=False):
     subscription: str
 
 
-class GiveBack(msgspec.Struct):
+class Release(msgspec.Struct):
     """What subscriptions hold comes back without an attempt, in one step."""
 
     subscriptions: list[str]
@@ -163,7 +163,7 @@ class GiveBack(msgspec.Struct):
     """Then they rest."""
     transaction: str | None = None
     """It is aborted in the same step."""
-    charges_all: bool = True
+    counts_all: bool = True
     """As of an Abort."""
 
 
@@ -176,7 +176,7 @@ class Commit(msgspec.Struct, gc=False):
     producer: str | None = None
     number: int = 0
     is_gapless: bool = False
-    charges_all: bool = True
+    counts_all: bool = True
     """As of an Abort, if it is a repeat."""
     is_repeat: bool = False
     """As of a Send: the transaction, if it was open, has ended as by an Abort."""
@@ -186,7 +186,7 @@ class Commit(msgspec.Struct, gc=False):
 
 class Abort(msgspec.Struct, gc=False):
     transaction: str
-    charges_all: bool = True
+    counts_all: bool = True
     """An attempt counts for all that it acknowledged or refused; else for what it refused."""
 
 
@@ -214,7 +214,7 @@ class Control(msgspec.Struct, gc=False):
     correlation: str | None = None
 
 
-class Refused(msgspec.Struct, gc=False):
+class InvalidFrame(msgspec.Struct, gc=False):
     """A frame that means nothing, on a connection that goes on.
 
     What is wrong with it, and not the exception: that knows the frame, body and all, until a collection of garbage.
@@ -227,7 +227,7 @@ class Refused(msgspec.Struct, gc=False):
 
 Command = (
     Login
-    | Refused
+    | InvalidFrame
     | Send
     | Subscribe
     | Browse
@@ -237,7 +237,7 @@ Command = (
     | Begun
     | Credit
     | Wake
-    | GiveBack
+    | Release
     | Begin
     | Commit
     | Abort

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sent, Session, Unit
 from tests.client.world import Peer, Restless, World
 from truenext.client.core import flows
-from truenext.client.core.charging import Charge, charge_for
 from truenext.client.core.consumers import wanted
+from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.holding import Buffer, Subscription
 from truenext.client.core.sending import prepare, send
 from truenext.client.core.session import Mode
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, FAILED, POISON, Verdict
+from truenext.client.core.verdict import DONE, FAILED, REJECTED, Verdict
 from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
 from truenext.policy import Policies, Policy
@@ -401,7 +401,7 @@ class Machine:
             return
         which = self.random.choice(given)
         core, received = which.consumer.session.core, which.received
-        what = self.random.choice(["ack"] * 6 + ["nack", "nack", "later", "reject", "give back", "raise", "cancelled"])
+        what = self.random.choice(["ack"] * 6 + ["nack", "nack", "later", "reject", "release", "raise", "cancelled"])
         self.note(f"{what} {received.text} {received.ack_id}")
         if what == "ack":
             core.settle(received, DONE)
@@ -410,17 +410,17 @@ class Machine:
             core.settle(received, FAILED if what == "nack" else Verdict(False, delay_ms=self.random.choice([0, 700])))
             self.oracle.has_failed(which)
         elif what == "reject":
-            core.settle(received, POISON)
+            core.settle(received, REJECTED)
             self.oracle.is_rejected(which)
-        elif what == "give back":
-            core.give_back(received)
-            self.oracle.is_given_back(which)
+        elif what == "release":
+            core.release(received)
+            self.oracle.is_released(which)
         elif what == "raise":
             core.ended(received, Failed())
             self.oracle.has_failed(which)
         else:
             core.ended(received, self.random.choice([CancelledError(), ConnectionLost("lost"), SystemExit()]))
-            self.oracle.is_given_back(which)
+            self.oracle.is_released(which)
         which.consumer.session.peer.after()
 
     # ---- The program: transactions ----
@@ -494,7 +494,7 @@ class Machine:
             return
         given = self.random.choice(session.unit.given)
         self.note(f"{given.received.text} has failed in its transaction")
-        if charge_for(Failed()) is Charge.ALL:
+        if counted_attempts_for(Failed()) is CountedAttempts.ALL:
             session.core.fail(given.received)
         if given not in session.unit.failed:
             session.unit.failed.append(given)
@@ -541,15 +541,15 @@ class Machine:
         given = self.random.choice(unit.given)
         received = given.received
         owner = "other" if (session, "main") in self.busy or self.random.random() < 0.2 else "main"
-        what = self.random.choice(["nack", "nack", "later", "reject", "give back"])
+        what = self.random.choice(["nack", "nack", "later", "reject", "release"])
         self.note(f"{what} {received.text} {received.ack_id} of a transaction, by {owner}")
-        verdicts = {"nack": FAILED, "later": Verdict(False, delay_ms=self.random.choice([0, 700])), "reject": POISON}
+        verdicts = {"nack": FAILED, "later": Verdict(False, delay_ms=self.random.choice([0, 700])), "reject": REJECTED}
         was_open = not (unit.is_doomed or unit.is_committing)
         # It is nobody else's: the program may say it.
         is_own = not (unit.is_committing or given.consumer.is_closed or unit.is_returned)
         try:
-            if what == "give back":
-                core.give_back(received, owner)
+            if what == "release":
+                core.release(received, owner)
             else:
                 core.settle(received, verdicts[what], owner)
         except (RolledBack, LocalProtocolError) as error:
@@ -559,9 +559,9 @@ class Machine:
         else:
             if was_open:
                 session.rolled_back = self.world.event()
-            if what == "give back":
+            if what == "release":
                 if is_own:
-                    self.oracle.rolls_back(session, owner, charges=False)
+                    self.oracle.rolls_back(session, owner, counts_attempts=False)
             elif is_own:
                 self.oracle.is_settled(session, given, owner, is_rejected=what == "reject")
             else:
@@ -647,20 +647,20 @@ class Machine:
         session = self.random.choice(sessions)
         is_busy = (session, "main") in self.busy
         owner = "other" if is_busy or self.random.random() < 0.25 else "main"
-        charge = self.random.choice([Charge.ALL, Charge.ALL, Charge.NONE])
+        counted = self.random.choice([CountedAttempts.ALL, CountedAttempts.ALL, CountedAttempts.NONE])
         core = session.core.unit
         if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
             # It has begun with a request that still waits.
             self.oracle.unit(session, core.owner)
         session.rolled_back = self.world.event()
-        self.note(f"rollback of {session.name} by {owner}, {charge.value}")
+        self.note(f"rollback of {session.name} by {owner}, {counted.value}")
         if core is not None and core.outcome not in (Outcome.OPEN, Outcome.DOOMED):
             # What becomes of it, its COMMIT says.
             with suppress(LocalProtocolError):
-                session.core.rollback(owner, charge=charge)
+                session.core.rollback(owner, counted=counted)
         else:
-            session.core.rollback(owner, charge=charge)
-            self.oracle.rolls_back(session, owner, charges=charge is Charge.ALL)
+            session.core.rollback(owner, counted=counted)
+            self.oracle.rolls_back(session, owner, counts_attempts=counted is CountedAttempts.ALL)
         session.peer.after()
 
     # ---- The program: ends ----
@@ -672,7 +672,7 @@ class Machine:
             self.note(f"pause {consumer.name}")
             consumer.session.peer.client.subscriptions.pause(consumer.subscription)
             consumer.is_paused = True
-            self.oracle.gives_back([consumer], "a pause")
+            self.oracle.releases([consumer], "a pause")
 
     def resume_consumer(self) -> None:
         consumers = [each for each in self.consumers() if each.is_paused]
@@ -698,7 +698,7 @@ class Machine:
                 elif verdict is FAILED:
                     self.oracle.has_failed(given)
                 else:
-                    self.oracle.is_given_back(given)
+                    self.oracle.is_released(given)
             session.core.close("main")
             session.is_closed = True
         else:

@@ -72,7 +72,7 @@ class Letter:
     sequences: dict[str, set[int]] = field(default_factory=dict)
     """That it was seen to have, by queue."""
 
-    def charge(self, peer: Peer, wire: Wire | None) -> None:
+    def count_attempt(self, peer: Peer, wire: Wire | None) -> None:
         self.fewest += 1
         self.most += 1
         self.unsure.append((peer, wire))
@@ -216,7 +216,7 @@ class Oracle:
             verb = headers.get("destination", "")
             if verb == "/control/begun":
                 self._begun.setdefault((wire.number, headers["id"]), world.event())
-            elif verb == "/control/give-back":
+            elif verb == "/control/release":
                 wire.rounds += 1
                 for name in subscriptions_of(frame):
                     self._mark([self.incoming(peer, name)], "the client gave it back")
@@ -231,7 +231,7 @@ class Oracle:
                 incoming = self.incoming(peer, name)
                 # The client may say so of what its program had on a connection that was lost.
                 incoming.live = {key: each for key, each in incoming.live.items() if each.ack != headers["id"]}
-                if frame.command == "NACK" and headers.get("truenext-poison") != "true":
+                if frame.command == "NACK" and headers.get("truenext-reject") != "true":
                     self._mark([incoming], "a message of it was refused")
         elif frame.command == "UNSUBSCRIBE":
             self._mark([self.incoming(peer, headers["id"])], "it was unsubscribed")
@@ -313,7 +313,7 @@ class Oracle:
             incoming = each.incoming if isinstance(each, Consumer) else each
             incoming.mark, incoming.why = event, why
 
-    def gives_back(self, consumers: Iterable[Consumer], why: str) -> None:
+    def releases(self, consumers: Iterable[Consumer], why: str) -> None:
         """All that was dispatched to them before is not to be handed out any more."""
         self._mark(consumers, why)
 
@@ -457,11 +457,11 @@ class Oracle:
     def has_failed(self, given: Given) -> None:
         self.is_over(given)
         peer = given.consumer.session.peer
-        given.letter.charge(peer, peer.wire if self.is_current(given) else None)
+        given.letter.count_attempt(peer, peer.wire if self.is_current(given) else None)
         if self.is_current(given):
             self._mark([given.consumer], "a message was refused")
 
-    def is_given_back(self, given: Given) -> None:
+    def is_released(self, given: Given) -> None:
         self.is_over(given)
         if self.is_current(given):
             self._mark([given.consumer], "a message was given back")
@@ -471,10 +471,10 @@ class Oracle:
         consumer.is_closed = True
         unit = consumer.session.unit
         if consumer.session.ack is Ack.AT_COMMIT and unit is not None and not unit.is_committing:
-            given_back = [given for given in unit.given if given.consumer is consumer]
-            if given_back and not unit.is_doomed:
+            released = [given for given in unit.given if given.consumer is consumer]
+            if released and not unit.is_doomed:
                 self.is_doomed(unit)
-            for given in given_back:
+            for given in released:
                 self.is_over(given)
         for given in list(consumer.session.given):
             if given.consumer is consumer:
@@ -551,20 +551,20 @@ class Oracle:
         if given in unit.failed:
             unit.failed.remove(given)
         given.unit = None
-        self.rolls_back(session, owner, charges=False, returns=bool(unit.given))
+        self.rolls_back(session, owner, counts_attempts=False, returns=bool(unit.given))
         if is_rejected:
             self.is_rejected(given)
         else:
             self.has_failed(given)
 
-    def rolls_back(self, session: Session, owner: object, *, charges: bool, returns: bool = True) -> None:
+    def rolls_back(self, session: Session, owner: object, *, counts_attempts: bool, returns: bool = True) -> None:
         """By its code, or by another task."""
         unit = session.unit
         if unit is None:
             # It is empty, and nothing is said of it: nothing returns, so nothing is ahead of its place.
             return
         if not unit.is_doomed:
-            self.charge(unit, charges=charges)
+            self.count_attempts(unit, counts_attempts=counts_attempts)
             if returns:
                 self._mark(session.consumers, "a rollback")
         if owner is unit.owner:
@@ -581,8 +581,8 @@ class Oracle:
         for letter in [*unit.sent, *unit.maybe_sent]:
             letter.sent = Sent.NEVER
 
-    def charge(self, unit: Unit, *, charges: bool) -> None:
-        if charges:
+    def count_attempts(self, unit: Unit, *, counts_attempts: bool) -> None:
+        if counts_attempts:
             for given in unit.failed or unit.given:
                 wire = given.consumer.session.peer.wire
                 given.letter.fewest += 1

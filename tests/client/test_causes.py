@@ -7,7 +7,7 @@ from tests.client.scripted import Said, Script, named, one, receive
 from truenext.client.core.flows import failed_for, rejected_for
 from truenext.client.core.message import Content
 from truenext.client.core.session import Mode
-from truenext.client.core.verdict import FAILED, POISON, Verdict
+from truenext.client.core.verdict import FAILED, REJECTED, Verdict
 from truenext.limits import CAUSE_BYTES_MAX
 
 
@@ -40,15 +40,15 @@ def test_a_rejection_says_its_cause() -> None:
     script = Script()
     script.connect()
     (nack,) = nacked(script, rejected_for("never"))
-    assert (nack.headers["truenext-poison"], nack.headers["truenext-cause"]) == ("true", "never")
+    assert (nack.headers["truenext-reject"], nack.headers["truenext-cause"]) == ("true", "never")
 
 
 def test_where_there_is_no_cause_none_is_said() -> None:
     script = Script()
     script.connect()
     assert failed_for(None) == FAILED
-    assert rejected_for("") == POISON
-    for verdict in (FAILED, failed_for(1), POISON):
+    assert rejected_for("") == REJECTED
+    for verdict in (FAILED, failed_for(1), REJECTED):
         (nack,) = nacked(script, verdict)
         assert "truenext-cause" not in nack.headers
 

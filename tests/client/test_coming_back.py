@@ -6,13 +6,13 @@ from asyncio import CancelledError
 import pytest
 
 from tests.client.scripted import Running, Said, Script, named, one, receive
-from truenext.client.core.charging import Charge
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import Block, spoken_in_transaction
 from truenext.client.core.holding import Subscription, Wanted
 from truenext.client.core.outbox import MESSAGES_MAX, Batch
 from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
 from truenext.client.core.session import Mode, Session
-from truenext.client.core.verdict import DONE, FAILED, POISON
+from truenext.client.core.verdict import DONE, FAILED, REJECTED
 from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
@@ -109,7 +109,7 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     if waits == "nobody":
         receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/give-back")
+    assert named(script.all_said(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
     assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
@@ -156,7 +156,7 @@ def test_commit_settled_as_rolled_back_by_another_connection_is_followed_by_the_
     script = Script()
     session = settled_elsewhere(script, is_in_time=is_in_time)
     receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/give-back")
+    assert named(script.all_said(), "SEND", "/control/release")
     (subscription,) = session.buffer.subscriptions
     script.message(subscription, 1, deliveries=2)
     assert one(receiving).sequence == 1
@@ -242,7 +242,7 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
     script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     assert block.outcome.value == "rolled back" and block.token == ""
     receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/give-back")
+    assert named(script.all_said(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
 
@@ -309,7 +309,7 @@ def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is
     script.message(second, 1, deliveries=2)
     assert not receiving.again().is_done
     closing.close("the task")
-    assert named(script.all_said(), "SEND", "/control/give-back")
+    assert named(script.all_said(), "SEND", "/control/release")
     script.message(second, 1, deliveries=3)
     assert one(receiving).sequence == 1
 
@@ -328,9 +328,9 @@ def test_what_has_come_again_and_is_given_back_goes_back_to_the_broker() -> None
     script.confirm()
     script.message(subscription, 1, deliveries=2)
     script.all_said()
-    session.give_back(first)
-    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
-    assert "keep" not in given_back.body
+    session.release(first)
+    (released,) = named(script.all_said(), "SEND", "/control/release")
+    assert "keep" not in released.body
     waiting = receive(session)
     assert not waiting.is_done
     script.message(subscription, 2, priority="9")
@@ -369,19 +369,19 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
 
 
 def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None:
-    """It was named in the give-back of a rollback, and then refused: the connection ended with that."""
+    """It was named in the release of a rollback, and then refused: the connection ended with that."""
     script = Script()
     script.connect()
     session = script.session(Mode.TRANSACTED)
     subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, None))
-    session.rollback("the task", charge=Charge.ALL)
+    session.rollback("the task", counted=CountedAttempts.ALL)
     (subscription,) = session.buffer.subscriptions
     script.message(subscription, 1)
-    assert named(list(script.said), "SEND", "/control/give-back") == []
+    assert named(list(script.said), "SEND", "/control/release") == []
     assert session.take_now(subscription, "the task") is None
     script.confirm()
-    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
-    assert f'"{subscription.id}"' in given_back.body and "keep" not in given_back.body
+    (released,) = named(script.all_said(), "SEND", "/control/release")
+    assert f'"{subscription.id}"' in released.body and "keep" not in released.body
     assert subscribing.again().is_done
     script.message(subscription, 1, deliveries=2)
     assert session.take_now(subscription, "the task") is not None
@@ -403,8 +403,8 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     script.all_said()
     del block
     Block(session, 5.0).enter()
-    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
-    assert '"abort"' in given_back.body and '"charge":"refused"' in given_back.body
+    (released,) = named(script.all_said(), "SEND", "/control/release")
+    assert '"abort"' in released.body and '"count_attempts":"nacked"' in released.body
     assert session.unit is None
 
 
@@ -419,9 +419,9 @@ def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: Mode) ->
         script.message(subscription, sequence)
         received = one(receive(session))
         if session.unit is None:
-            session.settle(received, POISON)
+            session.settle(received, REJECTED)
         else:
-            session.rollback(session.unit.owner, charge=Charge.ALL)
+            session.rollback(session.unit.owner, counted=CountedAttempts.ALL)
         script.confirm()
     assert script.client.link is not None
     assert len(script.client.link.unanswered) < 300
@@ -438,7 +438,7 @@ def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may
     script.reconnect()
     script.confirm()
     script.message(subscription, 2)
-    script.client.subscriptions.give_back_buffered([subscription])
+    script.client.subscriptions.release_buffered([subscription])
     script.message(subscription, 2, deliveries=2)
     script.message(subscription, 3)
     got = receive(session, 2).result
@@ -561,7 +561,7 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     waiting = receive(transacted)
     script.message(first, 1)
     one(waiting)
-    transacted.rollback("another", charge=Charge.NONE)
+    transacted.rollback("another", counted=CountedAttempts.NONE)
     other = script.session()
     second = script.consumer(other, prefetch=1)
     waiting = receive(other)
@@ -570,7 +570,7 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     script.reconnect()
     script.confirm()
     assert transacted.unit is not None
-    transacted.rollback(transacted.unit.owner, charge=Charge.NONE)
+    transacted.rollback(transacted.unit.owner, counted=CountedAttempts.NONE)
     waiting = receive(other)
     script.message(second, 1, deliveries=3)
     assert not waiting.again().is_done
@@ -590,12 +590,12 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
     script.confirm()
     script.message(subscription, 1, deliveries=2)
     script.client.subscriptions.pause(subscription)
-    (pausing,) = named(script.all_said(), "SEND", "/control/give-back")
+    (pausing,) = named(script.all_said(), "SEND", "/control/release")
     assert f"1.2@{subscription.id}" in pausing.body, "its code has it"
     with pytest.raises(RolledBack):
         Running(session.commit(None))
-    (given_back,) = named(script.all_said(), "SEND", "/control/give-back")
-    assert "keep" not in given_back.body and "rest" in given_back.body
+    (released,) = named(script.all_said(), "SEND", "/control/release")
+    assert "keep" not in released.body and "rest" in released.body
 
 
 def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_nothing_more_is_said() -> None:
@@ -610,6 +610,6 @@ def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_not
     script.client.subscriptions.unsubscribe(subscription)
     with pytest.raises(LocalProtocolError):
         session.settle(received, FAILED, "the task")
-    session.give_back(received, "the task")
+    session.release(received, "the task")
     with pytest.raises(RolledBack):
         Running(session.commit(None))

@@ -4,7 +4,7 @@ fault."""
 import pytest
 
 from tests.client.scripted import Running, Script, named, one
-from truenext.client.core.charging import Charge
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import request
 from truenext.client.core.holding import Subscription
 from truenext.client.core.sending import prepare, send
@@ -82,8 +82,8 @@ def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_ur
     script.is_blocked = False
     script.client.has_drained()
     assert not waiting.again().is_done
-    given_back = named(script.all_said(), "SEND", "/control/give-back")
-    assert len(given_back) == 1 and "keep" not in given_back[0].body
+    released = named(script.all_said(), "SEND", "/control/release")
+    assert len(released) == 1 and "keep" not in released[0].body
 
 
 def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_taken() -> None:
@@ -116,7 +116,7 @@ def taken_and_not_seen() -> tuple[Script, Session, Subscription]:
 
 def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out() -> None:
     script, session, subscription = taken_and_not_seen()
-    session.rollback("me", charge=Charge.NONE)
+    session.rollback("me", counted=CountedAttempts.NONE)
     script.is_blocked = False
     assert not Running(session.receive(subscription, 1, None, "me")).is_done
     assert session.unit is None

@@ -18,8 +18,8 @@ import pytest
 from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.world import World
-from truenext.client.core.charging import Charge
 from truenext.client.core.consumers import wanted
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.holding import Buffer
 from truenext.client.core.session import Session as CoreSession
 from truenext.client.core.verdict import DONE, FAILED
@@ -152,8 +152,8 @@ class Situation:
     def _ended(self, error: Exception) -> None:
         """The listener is told that its transaction is over: its code ends."""
         if isinstance(error, RolledBack):
-            self.session.core.rollback("main", charge=Charge.NONE)
-            self.oracle.rolls_back(self.session, "main", charges=False)
+            self.session.core.rollback("main", counted=CountedAttempts.NONE)
+            self.oracle.rolls_back(self.session, "main", counts_attempts=False)
 
     def _is_handed(self, received: list[Any]) -> None:
         for given in self.oracle.hands_out(self.session, self.consumer, received, "main", 1):
@@ -190,8 +190,8 @@ class Situation:
                 return False
             if session.unit is None and core.unit is not None:
                 self.oracle.unit(session, core.unit.owner)
-            core.rollback("other", charge=Charge.NONE)
-            self.oracle.rolls_back(session, "other", charges=False)
+            core.rollback("other", counted=CountedAttempts.NONE)
+            self.oracle.rolls_back(session, "other", counts_attempts=False)
         elif self.how == "close":
             if session.is_closed:
                 return False
@@ -208,8 +208,8 @@ class Situation:
                 core.settle(given.received, FAILED)
                 self.oracle.has_failed(given)
             else:
-                core.give_back(given.received)
-                self.oracle.is_given_back(given)
+                core.release(given.received)
+                self.oracle.is_released(given)
         self.got.clear()
         return True
 
@@ -221,8 +221,8 @@ class Situation:
         self._run()
         session, core = self.session, self.session.core
         for given in list(session.given):
-            core.give_back(given.received)
-            self.oracle.is_given_back(given)
+            core.release(given.received)
+            self.oracle.is_released(given)
         if session.is_closed:
             core.close("main")
             self.flow = self.wait = None
@@ -235,8 +235,8 @@ class Situation:
                 self.flow = self.wait = None
             if session.unit is None and core.unit is not None:
                 self.oracle.unit(session, core.unit.owner)
-            core.rollback("main", charge=Charge.NONE)
-            self.oracle.rolls_back(session, "main", charges=False)
+            core.rollback("main", counted=CountedAttempts.NONE)
+            self.oracle.rolls_back(session, "main", counts_attempts=False)
         self.got.clear()
         while len(self.got) < messages:
             before = len(self.got)
@@ -280,7 +280,7 @@ CASES = [
     (Ack.AT_COMMIT, "close"),
     (Ack.AT_COMMIT, "nack"),
     (Ack.INDIVIDUAL, "nack"),
-    (Ack.INDIVIDUAL, "give back"),
+    (Ack.INDIVIDUAL, "release"),
     (Ack.INDIVIDUAL, "close"),
 ]
 

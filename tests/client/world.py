@@ -359,9 +359,9 @@ class TappedConnection(Connection):
             self.world.on_dispatch(self.wire, consumer.subscription, entry)
         super().deliver(consumer, entries)
 
-    def give_place(self, *, is_blameless: bool) -> None:
-        self.world.on_taken_over(self.wire, is_blameless=is_blameless)
-        super().give_place(is_blameless=is_blameless)
+    def give_place(self, *, is_exempt: bool) -> None:
+        self.world.on_taken_over(self.wire, is_exempt=is_exempt)
+        super().give_place(is_exempt=is_exempt)
 
 
 class Peer:
@@ -503,12 +503,12 @@ class World:
         self._wire_of: dict[object, Wire] = {}
         lose = self.broker.lose
 
-        def noted_lose(session: Session, *, is_blameless: bool = False) -> None:
+        def noted_lose(session: Session, *, is_exempt: bool = False) -> None:
             wire = self._wire_of[session]
-            if not (is_blameless or wire.is_over):
+            if not (is_exempt or wire.is_over):
                 self.lost_by_broker(wire)
             wire.is_over = True
-            lose(session, is_blameless=is_blameless)
+            lose(session, is_exempt=is_exempt)
 
         patch.setattr(self.broker, "lose", noted_lose)
         start = self.broker.start()
@@ -546,8 +546,8 @@ class World:
         assert entry.message is not None, "it is in memory"
         self.dispatched(entry.message.body.decode(), entry.sequence, entry.address)
 
-    def on_taken_over(self, wire: Wire, *, is_blameless: bool) -> None:
-        self.taken_over[wire.number] = is_blameless
+    def on_taken_over(self, wire: Wire, *, is_exempt: bool) -> None:
+        self.taken_over[wire.number] = is_exempt
         if wire in self.half_open:
             self.half_open.remove(wire)
 
@@ -652,6 +652,6 @@ class Raw:
 
 
 def subscriptions_of(frame: Frame) -> list[str]:
-    """Those that a `give-back` names."""
+    """Those that a `release` names."""
     said = json.loads(frame.body)
     return [str(each) for each in said["subscriptions"]]

@@ -173,8 +173,8 @@ class Writer:
         if shown.mark != NO_MARK:
             batch.unmarks.append(key)
         if shown.content:
-            released = batch.released if shown.message.persistent else batch.transient_released
-            released.append(content_key(shown.content))
+            dereferenced = batch.dereferenced if shown.message.persistent else batch.transient_dereferenced
+            dereferenced.append(content_key(shown.content))
 
     def stop(self) -> Content:
         batch = self.batch()
@@ -290,8 +290,8 @@ def _take_and_send(store: EmbeddedStore, content: Content) -> None:
             else:
                 (batch.removes if message.persistent else batch.transient_removes).append(key)
                 batch.unmarks += [key] if shown.mark != NO_MARK else []
-                released = batch.released if message.persistent else batch.transient_released
-                released += [content_key(shown.content)] if shown.content else []
+                dereferenced = batch.dereferenced if message.persistent else batch.transient_dereferenced
+                dereferenced += [content_key(shown.content)] if shown.content else []
         store.apply(batch)
     number += 1
     batch = Batch(number)

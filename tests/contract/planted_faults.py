@@ -209,16 +209,16 @@ def the_position_moves_before_the_records_do(patch: "MonkeyPatch") -> None:
 
 
 def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> None:
-    finish, release = Checkpoint.finish, Journal.release
+    finish, free = Checkpoint.finish, Journal.free
     late: list[Callable[[], None]] = []
 
     def faulty(one: Journal, segment: int) -> None:
-        release(one, segment)
+        free(one, segment)
         while late:
             late.pop()()
 
     patch.setattr(Checkpoint, "finish", lambda *all_: late.append(partial(finish, *all_)))
-    patch.setattr(Journal, "release", faulty)
+    patch.setattr(Journal, "free", faulty)
 
 
 def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
@@ -312,7 +312,7 @@ def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
 
 def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-        return settled(batch, lambda key: Mark((batch.released + batch.transient_released).count(key), 0))
+        return settled(batch, lambda key: Mark((batch.dereferenced + batch.transient_dereferenced).count(key), 0))
 
     patch.setattr(embedded, "settled", faulty)
 
@@ -378,8 +378,8 @@ def the_removal_of_a_reference_is_in_a_batch_of_its_own(patch: "MonkeyPatch") ->
 
     def faulty(one: EmbeddedStore, batch: Batch) -> None:
         late = Batch(batch.number)
-        late.released, batch.released = batch.released, []
-        late.transient_released, batch.transient_released = batch.transient_released, []
+        late.dereferenced, batch.dereferenced = batch.dereferenced, []
+        late.transient_dereferenced, batch.transient_dereferenced = batch.transient_dereferenced, []
         apply(one, batch)
         apply(one, late)
 
@@ -420,7 +420,7 @@ def a_batch_is_confirmed_behind_one_that_failed(patch: "MonkeyPatch") -> None:
         try:
             apply(one, batch)
         except StoreError:
-            one._refusal = ""
+            one._unwritable_reason = ""
             raise
 
     patch.setattr(EmbeddedStore, "apply", faulty)

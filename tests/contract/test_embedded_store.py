@@ -959,7 +959,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
 
     def late(self: Checkpoint, *args: Any) -> Any:
         """What the page shows is settled, and nothing of it is read."""
-        disk.apply(removes=[key(2), key(2, OTHER_LANE)], released=[content_key(2)] * 2)
+        disk.apply(removes=[key(2), key(2, OTHER_LANE)], dereferenced=[content_key(2)] * 2)
         disk.apply(puts={key(9, NEXT_QUEUE): bytes(2500)})
         disk.apply(puts={key(10, NEXT_QUEUE): bytes(2500)})
         until(lambda: not any(key.startswith(CONTENTS) for key, _ in store._overlay.messages()))
@@ -985,7 +985,7 @@ def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_pa
         disk.apply(puts={key(3 * n, OTHER_LANE): bytes(400)})
         until(lambda: len(journal_files(tmp_path)) == 1)
         for part, half in enumerate((lanes[:50], lanes[50:]), 1):
-            disk.apply(removes=[key(n, lane) for lane in half], released=[content_key(n)] * len(half))
+            disk.apply(removes=[key(n, lane) for lane in half], dereferenced=[content_key(n)] * len(half))
             disk.apply(puts={key(3 * n + part, OTHER_LANE): bytes(400)})
         until(lambda: len(journal_files(tmp_path)) == 1)
         sizes.append((tmp_path / "lmdb" / "data.mdb").stat().st_size)

@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from tests.contract.naive_history import read, read_folder, read_parquet
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, GiveBack, Nack, Send, Subscribe, Unsubscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
@@ -153,7 +153,7 @@ def test_failures_and_the_dead_letter_are_told() -> None:
     told.subscribe(session)
     for _ in range(2):
         told.commit()
-        told.engine.refuse(session, Nack("s", 1, None))
+        told.engine.nack(session, Nack("s", 1, None))
     assert told.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
@@ -216,8 +216,8 @@ def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[Told, Ses
 
 def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() -> None:
     told, session = holding(3)
-    told.engine.refuse(session, Nack("s", 2))
-    told.engine.refuse(session, Nack("s", 3, "t"))
+    told.engine.nack(session, Nack("s", 2))
+    told.engine.nack(session, Nack("s", 3, "t"))
     assert returns(told) == [(2, 1, "refused")]
     told.engine.commit(session, Commit("t"))
     assert returns(told)[1:] == [(3, 1, "refused")]
@@ -225,14 +225,14 @@ def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() ->
 
 def test_a_return_has_the_cause_of_its_refusal_and_a_dead_letter_the_last_one() -> None:
     told, session = holding(3, attempts_max=2)
-    told.engine.refuse(session, Nack("s", 1, cause="one"))
-    told.engine.refuse(session, Nack("s", 2, cause="one"))
-    told.engine.refuse(session, Nack("s", 3))
+    told.engine.nack(session, Nack("s", 1, cause="one"))
+    told.engine.nack(session, Nack("s", 2, cause="one"))
+    told.engine.nack(session, Nack("s", 3))
     told.engine.turn()
-    told.engine.refuse(session, Nack("s", 1, "t", cause="forgotten"))
+    told.engine.nack(session, Nack("s", 1, "t", cause="forgotten"))
     told.engine.abort(session, Abort("t"))
-    told.engine.refuse(session, Nack("s", 2, cause="two"))
-    told.engine.refuse(session, Nack("s", 3))
+    told.engine.nack(session, Nack("s", 2, cause="two"))
+    told.engine.nack(session, Nack("s", 3))
     told.commit()
     said = [
         (event["kind"], event["sequence"], event.get("cause"))
@@ -247,9 +247,9 @@ def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
     told, session = holding(4)
     cause = "because " * 500
     for sequence in (1, 2, 3):
-        told.engine.refuse(session, Nack("s", sequence, cause=cause))
+        told.engine.nack(session, Nack("s", sequence, cause=cause))
     told.commit()
-    told.engine.refuse(session, Nack("s", 4, cause=cause))
+    told.engine.nack(session, Nack("s", 4, cause=cause))
     told.commit()
     assert [chunk.count(cause.encode()) for chunk in told.chunks if cause.encode() in chunk] == [1, 1]
     assert [event["cause"] for event in told.events() if event["kind"] == "returned"] == [cause] * 4
@@ -258,7 +258,7 @@ def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
 def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
     told, session = holding(3)
     told.engine.acknowledge(session, Ack("s", 1, "t"))
-    told.engine.refuse(session, Nack("s", 2, "t"))
+    told.engine.nack(session, Nack("s", 2, "t"))
     told.engine.abort(session, Abort("t"))
     assert returns(told) == [(1, 1, "aborted"), (2, 1, "aborted")]
 
@@ -266,7 +266,7 @@ def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
 def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_the_rest_as_released() -> None:
     told, session = holding(5)
     told.engine.acknowledge(session, Ack("s", 4, "t"))
-    told.engine.refuse(session, Nack("s", 5, "t"))
+    told.engine.nack(session, Nack("s", 5, "t"))
     told.engine.disconnect(session, is_clean=False)
     lost = [(4, 1, "lost"), (5, 1, "lost"), (1, 1, "lost")]
     assert returns(told) == [*lost, (2, 0, "released"), (3, 0, "released")]
@@ -283,7 +283,7 @@ def test_a_disconnect_is_told_as_released() -> None:
 def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
     told, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
     wait = {WhileWaiting.PASS: "delayed", WhileWaiting.HOLD: "holding"}[while_waiting]
-    told.engine.refuse(session, Nack("s", 1))
+    told.engine.nack(session, Nack("s", 1))
     told.engine.acknowledge(session, Ack("s", 2, "t"))
     told.engine.abort(session, Abort("t"))
     told.engine.tick(3_000_000, 2_000_000)
@@ -498,7 +498,7 @@ def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_
     session = told.session()
     session.has_rounds = True
     told.subscribe(session, destination=parse("/queue/>", ""))
-    told.engine.give_back(session, GiveBack(["s"], [], rests=True))
+    told.engine.release(session, Release(["s"], [], rests=True))
     told.send(session)
     subscribed = [event for event in told.events() if event["kind"] == "subscribed"]
     assert [(event["queue"], event["window"]) for event in subscribed] == [("orders", 0)]
@@ -618,7 +618,7 @@ def busy(
                 told.engine.acknowledge(session, Ack("s", rng.choice(held), None))
             case 4 if held and session.consumers["s"].mode is not AckMode.AUTO:
                 cause = rng.choice(["", "", "one", "\u00fc\n", "x" * 400])
-                told.engine.refuse(session, Nack("s", rng.choice(held), None, cause=cause))
+                told.engine.nack(session, Nack("s", rng.choice(held), None, cause=cause))
             case 5:
                 told.engine.taken(session)
             case 6:
@@ -804,7 +804,7 @@ def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, 
 def test_what_version_4_called_failed_is_still_called_so(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     told, session = holding(1)
-    told.engine.refuse(session, Nack("s", 1))
+    told.engine.nack(session, Nack("s", 1))
     told.commit()
     # Kind, code, and how many of them.
     refused, failed = (

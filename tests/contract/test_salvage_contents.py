@@ -49,7 +49,7 @@ def data(tmp_path: Path) -> Path:
         puts = {one: encode_reference(one, number, persistent=number not in TRANSIENT) for one in copies(number)}
         kind = "transient_" * (number in TRANSIENT)
         disk.apply(**{f"{kind}puts": {content_key(number): record} | puts}, marks={content_key(number): (3, 0)})
-        disk.apply(**{f"{kind}removes": [copies(number)[0]], f"{kind}released": [content_key(number)]})
+        disk.apply(**{f"{kind}removes": [copies(number)[0]], f"{kind}dereferenced": [content_key(number)]})
         if number == NUMBERS[1]:
             until(lambda: is_moved(disk))
             disk.store.close()
@@ -93,7 +93,7 @@ def exported(data: Path) -> dict[bytes, Message]:
     for one in found:
         (number,) = (number for number in NUMBERS if one in copies(number))
         kind = "transient_" * (number in TRANSIENT)
-        disk.apply(**{f"{kind}removes": [one], f"{kind}released": [content_key(number)]})
+        disk.apply(**{f"{kind}removes": [one], f"{kind}dereferenced": [content_key(number)]})
     assert disk.store.page(CONTENTS, 0, 10).messages == []
     disk.store.close()
     return found

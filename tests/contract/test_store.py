@@ -738,10 +738,10 @@ def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -
 def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: Disk) -> None:
     disk.apply(**share(7, key(7), key(8)))
     with pytest.raises(StoreError, match="disagree"):
-        disk.apply(removes=[key(7), key(8)], released=[content_key(7)] * 3)
+        disk.apply(removes=[key(7), key(8)], dereferenced=[content_key(7)] * 3)
     disk.crash()
     with pytest.raises(StoreError, match="disagree"):
-        disk.apply(released=[content_key(8)])
+        disk.apply(dereferenced=[content_key(8)])
     disk.crash()
     assert [m.content for m in disk.store.page(LANE, 0, 10).messages] == [b"content 7"] * 2
 
@@ -770,12 +770,12 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
             for n in range(1, 300):
                 gone = [key(n - 5)] if n > 5 else []
                 gone += [key(n - 9, OTHER_LANE)] if n > 9 else []
-                released = [content_key(sequence_of(one)) for one in gone]
+                dereferenced = [content_key(sequence_of(one)) for one in gone]
                 shared = share(n, key(n), key(n, OTHER_LANE), persistent=persistent)
                 if persistent:
-                    disk.apply(**shared, removes=gone, released=released)
+                    disk.apply(**shared, removes=gone, dereferenced=dereferenced)
                 else:
-                    disk.apply(**shared, transient_removes=gone, transient_released=released)
+                    disk.apply(**shared, transient_removes=gone, transient_dereferenced=dereferenced)
         except BaseException as failure:
             failures.append(failure)
 
@@ -799,8 +799,10 @@ def share(number: int, *copies: bytes, record: bytes = b"", persistent: bool = T
 
 def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, Any]:
     """What a batch says that removes references to a content."""
-    removes, released = ("removes", "released") if persistent else ("transient_removes", "transient_released")
-    return {removes: [*copies], released: [content_key(number)] * len(copies)}
+    removes, dereferenced = (
+        ("removes", "dereferenced") if persistent else ("transient_removes", "transient_dereferenced")
+    )
+    return {removes: [*copies], dereferenced: [content_key(number)] * len(copies)}
 
 
 def _content_of(record: bytes) -> bytes:
@@ -867,12 +869,14 @@ class Model:
             for k in shared.copies:
                 of_kind[k] = encode_reference(k, shared.number, persistent=shared.persistent)
             marks[content_key(shared.number)] = Mark(len(shared.copies), 0)
-        released = [(_content_of(record), persistent) for record, persistent in map(self.messages.__getitem__, gone)]
+        dereferenced = [
+            (_content_of(record), persistent) for record, persistent in map(self.messages.__getitem__, gone)
+        ]
         return {
             "puts": puts,
             "marks": marks,
-            "released": [k for k, persistent in released if k and persistent],
-            "transient_released": [k for k, persistent in released if k and not persistent],
+            "dereferenced": [k for k, persistent in dereferenced if k and persistent],
+            "transient_dereferenced": [k for k, persistent in dereferenced if k and not persistent],
             "transient_puts": transient_puts,
             "removes": [k for k in gone if self.messages[k][1]],
             "transient_removes": [k for k in gone if not self.messages[k][1]],

@@ -303,14 +303,14 @@ class BrokerProcess:
         """From here on no batch becomes durable."""
         self._hold.touch()
 
-    def release_disk(self) -> None:
+    def resume_disk(self) -> None:
         self._hold.unlink()
 
     def hold_pages(self) -> None:
         """From here on what is read from the store does not arrive."""
         self._hold_pages.touch()
 
-    def release_pages(self) -> None:
+    def resume_pages(self) -> None:
         self._hold_pages.unlink()
 
     def await_page_read(self) -> None:

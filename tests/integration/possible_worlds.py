@@ -32,14 +32,14 @@ class World:
     sends: int = 0
     """The highest number of a SEND, and of a COMMIT."""
     commits: int = 0
-    charged: int = 0
+    unseen_attempts: int = 0
     """So many letters that the client never saw have one attempt more than is written here, at most."""
 
     def copy(self) -> "World":
-        return World(dict(self.waiting), self.out, self.sends, self.commits, self.charged)
+        return World(dict(self.waiting), self.out, self.sends, self.commits, self.unseen_attempts)
 
     def identity(self) -> object:
-        return frozenset(self.waiting.items()), self.out, self.sends, self.commits, self.charged
+        return frozenset(self.waiting.items()), self.out, self.sends, self.commits, self.unseen_attempts
 
     def fail(self, letter: str, *, lost: bool = False) -> None:
         self.waiting[letter] = (self.waiting[letter][0] + 1, lost)
@@ -50,8 +50,8 @@ class World:
             return False
         known, known_lost = self.waiting[letter]
         unseen = attempts - others - known
-        if 0 < unseen <= self.charged:
-            self.charged -= unseen
+        if 0 < unseen <= self.unseen_attempts:
+            self.unseen_attempts -= unseen
             self.waiting[letter] = known, known_lost = known + unseen, True
         return attempts - others == known and (lost is None or lost == (known_lost and not others))
 
@@ -59,7 +59,7 @@ class World:
 @dataclass
 class Transaction:
     acknowledged: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    nacked: list[str] = field(default_factory=list)
     sent: list[tuple[str, bool]] = field(default_factory=list)
     """Letters, and whether they go to the other queue."""
 
@@ -82,18 +82,18 @@ class Life:
     def held(self) -> list[Seen]:
         return [seen for seen in self.seen if seen.ack not in self.ended]
 
-    def abort(self, name: str, charge: str) -> None:
+    def abort(self, name: str, counted: str) -> None:
         transaction = self.transactions.pop(name)
-        for letter in transaction.refused + (transaction.acknowledged if charge == "all" else []):
+        for letter in transaction.nacked + (transaction.acknowledged if counted == "all" else []):
             self.world.fail(letter)
 
-    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, blameless: bool) -> World:
+    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> World:
         """The connection is lost."""
         world = self.world
-        if blameless:
+        if is_exempt:
             return world
         for transaction in self.transactions.values():
-            for letter in transaction.acknowledged + transaction.refused:
+            for letter in transaction.acknowledged + transaction.nacked:
                 world.fail(letter, lost=True)
         held = self.held()
         if names_begun:
@@ -105,7 +105,7 @@ class Life:
             first = next((seen.letter for seen in held if seen.subscription == subscription), None)
             if first is None:
                 # Something may have been on its way to the client.
-                world.charged += 1
+                world.unseen_attempts += 1
             else:
                 world.fail(first, lost=True)
         return world
@@ -143,7 +143,7 @@ class Acknowledge(Operation):
 
     acks: list[str]
     """All dispatches that it covers."""
-    refuses: bool = False
+    is_nack: bool = False
     transaction: str | None = None
     begins: str | None = None
     """The dispatch that the program has next."""
@@ -155,17 +155,17 @@ class Acknowledge(Operation):
             life.begun.append(self.begins)
         if self.transaction is not None:
             transaction = life.transactions[self.transaction]
-            (transaction.refused if self.refuses else transaction.acknowledged).extend(letters)
+            (transaction.nacked if self.is_nack else transaction.acknowledged).extend(letters)
             return
         for letter in letters:
-            if self.refuses:
+            if self.is_nack:
                 life.world.fail(letter)
             else:
                 del life.world.waiting[letter]
 
 
 @dataclass
-class RefuseAfterAll(Operation):
+class NackAfterAll(Operation):
     """A NACK of what its transaction has acknowledged."""
 
     letter: str
@@ -174,7 +174,7 @@ class RefuseAfterAll(Operation):
     def do(self, life: Life) -> None:
         transaction = life.transactions[self.transaction]
         transaction.acknowledged.remove(self.letter)
-        transaction.refused.append(self.letter)
+        transaction.nacked.append(self.letter)
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Commit(Operation):
             world.commits = self.number
         for letter in transaction.acknowledged:
             del world.waiting[letter]
-        for letter in transaction.refused:
+        for letter in transaction.nacked:
             world.fail(letter)
         for letter, goes_out in transaction.sent:
             arrive(world, letter, goes_out=goes_out)
@@ -206,10 +206,10 @@ class Commit(Operation):
 @dataclass
 class Abort(Operation):
     transaction: str
-    charge: str
+    counted: str
 
     def do(self, life: Life) -> None:
-        life.abort(self.transaction, self.charge)
+        life.abort(self.transaction, self.counted)
 
 
 @dataclass
@@ -221,20 +221,20 @@ class Begun(Operation):
 
 
 @dataclass
-class GiveBack(Operation):
+class Release(Operation):
     round: int
     """The round that begins with it."""
     subscriptions: list[str]
     keep: list[str]
     abort: str | None
-    charge: str
+    counted: str
 
     def do(self, life: Life) -> None:
         for seen in life.seen:
             if seen.subscription in self.subscriptions and seen.round < self.round and seen.ack not in self.keep:
                 life.ended.add(seen.ack)
         if self.abort is not None:
-            life.abort(self.abort, self.charge)
+            life.abort(self.abort, self.counted)
 
 
 @dataclass

@@ -17,7 +17,7 @@ RECEIVE_SECONDS = 20.0
 """Longest wait for what must come: a loaded machine is slow, not broken."""
 
 
-class Refused(AssertionError):
+class UnexpectedError(AssertionError):
     """The broker answered with an ERROR that the test did not ask for."""
 
 
@@ -237,11 +237,9 @@ class RawClient:
     def wake(self, subscription: str = "1") -> None:
         self.say("SEND", {"destination": "/control/wake", "id": subscription})
 
-    def give_back(
-        self, *subscriptions: str, keep: Sequence[Frame] = (), confirmed: bool = False, **others: Any
-    ) -> None:
+    def release(self, *subscriptions: str, keep: Sequence[Frame] = (), confirmed: bool = False, **others: Any) -> None:
         asked = {"subscriptions": subscriptions, "keep": [message.headers["ack"] for message in keep]} | others
-        self.say("SEND", {"destination": "/control/give-back"}, json.dumps(asked).encode(), confirmed=confirmed)
+        self.say("SEND", {"destination": "/control/release"}, json.dumps(asked).encode(), confirmed=confirmed)
 
     def next_error(self) -> Frame:
         """The next ERROR that does not end the connection."""
@@ -283,7 +281,7 @@ class RawClient:
             self._errors.append(frame)
             return
         if frame.command == "ERROR":
-            raise Refused(frame.body.decode() or frame.headers["message"])
+            raise UnexpectedError(frame.body.decode() or frame.headers["message"])
         assert frame.command == "MESSAGE", f"unexpected {frame}"
         self._messages.append(frame)
 

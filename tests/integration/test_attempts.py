@@ -33,10 +33,10 @@ def repeated_commit(client: RawClient, message: Frame, headers: dict[str, str]) 
     client.commit("t", confirmed=False, headers=numbered("p", 1) | headers)
 
 
-def give_back_with_a_transaction(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
+def release_with_a_transaction(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
     client.begin("t")
     client.ack(message, transaction="t")
-    client.give_back("1", abort="t", confirmed=False)
+    client.release("1", abort="t", confirmed=False)
     client.say("SEND", {"destination": "/control/wake", "id": "1"} | headers)
 
 
@@ -62,7 +62,7 @@ def attempts_after_kill(broker: BrokerProcess, queue: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "fail", [nack, commit_of_a_nack, abort, repeated_commit, give_back_with_a_transaction], ids=lambda one: one.__name__
+    "fail", [nack, commit_of_a_nack, abort, repeated_commit, release_with_a_transaction], ids=lambda one: one.__name__
 )
 def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
     held_broker: BrokerProcess, queue: str, fail: Say
@@ -73,7 +73,7 @@ def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
     # The dispatch does not wait for the disk, and the receipt does: `next_frame` sees the MESSAGE alone.
     again = client.next_frame()
     assert (again.command, again.headers["truenext-attempts"]) == ("MESSAGE", "1")
-    held_broker.release_disk()
+    held_broker.resume_disk()
     client.await_receipt(receipt)
     assert attempts_after_kill(held_broker, queue) == "1"
 
@@ -86,7 +86,7 @@ def test_attempt_of_a_lost_connection_survives_a_kill_behind_a_later_receipt(
     other.subscribe(queue, prefetch=1)
     client.crash()
     assert other.message().headers["truenext-attempts"] == "1"
-    held_broker.release_disk()
+    held_broker.resume_disk()
     other.send("another", b"", persistent=True, confirmed=True)
     assert attempts_after_kill(held_broker, queue) == "1"
 
@@ -98,7 +98,7 @@ def test_attempt_that_is_not_written_yet_is_forgotten_by_a_kill_although_its_mes
     abort(client, message, {})
     assert client.message().headers["truenext-attempts"] == "1"
     held_broker.kill()
-    held_broker.release_disk()
+    held_broker.resume_disk()
     held_broker.close_clients()
     held_broker.start()
     client = held_broker.connect()

@@ -89,7 +89,7 @@ def test_begun_ends_with_its_dispatch(broker: BrokerProcess, queue: str) -> None
     first = reader.only(2)
     for message in first:
         reader.begun(message)
-    reader.give_back("1", keep=[first[1]])
+    reader.release("1", keep=[first[1]])
     reader.only(1)
     reader.crash()
     assert attempts(again(broker, queue, 2)) == [0, 1]

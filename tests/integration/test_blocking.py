@@ -189,7 +189,7 @@ def test_of_individual_messages_the_program_says_what_became(
             first.ack()
         with second.process():
             pass
-        third.give_back()
+        third.release()
         with pytest.raises(ZeroDivisionError), fourth.process():
             raise ZeroDivisionError
         for number, attempts in (("2", 0), ("3", 1)):

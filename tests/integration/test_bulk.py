@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, bodies
+from tests.integration.raw_client import RawClient, UnexpectedError, bodies
 
 
 def asking(broker: BrokerProcess) -> RawClient:
@@ -66,12 +66,12 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
     for message in client.messages(4):
         said = {"id": message.headers["ack"]}
         if message.body != b"often":
-            client.say("NACK", said | {"truenext-poison": "true", "truenext-cause": f"because of {message.body!r}"})
+            client.say("NACK", said | {"truenext-reject": "true", "truenext-cause": f"because of {message.body!r}"})
             continue
         for _ in range(3):
             client.say("NACK", said | {"truenext-delay": "0"})
             said = {"id": client.message().headers["ack"]}
-        client.say("NACK", said | {"truenext-poison": "true"}, confirmed=True)
+        client.say("NACK", said | {"truenext-reject": "true"}, confirmed=True)
     broker.await_facts(f"DLQ.{queue}", waiting=4)
     client.disconnect()
     for command in ("redrive", "stages rerun"):
@@ -153,7 +153,7 @@ def test_work_that_cannot_be_is_refused_by_name(
 ) -> None:
     client = asking(broker)
     client.send("orders", b"", confirmed=True)
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(UnexpectedError, match=why):
         ask(client, verb, **question)
         client.message()
 

@@ -165,12 +165,12 @@ def nack(connection: blocking.Connection, place: str) -> None:
             message.nack()
 
 
-def give_back(connection: blocking.Connection, place: str) -> None:
+def release(connection: blocking.Connection, place: str) -> None:
     with connection.consumer(place, ack="individual") as consumer:
         for _ in range(3):
             message = consumer.receive(PATIENCE_S)
             assert text(message) == "0" and message is not None
-            message.give_back()
+            message.release()
 
 
 def fail_in_a_block(connection: blocking.Connection, place: str) -> None:
@@ -196,7 +196,7 @@ def close(connection: blocking.Connection, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave", [roll_back, raise_in_a_transaction, nack, give_back, fail_in_a_block, fail_an_auto_consumer, close]
+    "leave", [roll_back, raise_in_a_transaction, nack, release, fail_in_a_block, fail_an_auto_consumer, close]
 )
 def test_what_is_not_done_comes_again_in_order_and_is_no_dead_letter(
     connection: blocking.Connection, place: str, leave: Callable[[blocking.Connection, str], None]
@@ -231,13 +231,13 @@ def test_what_the_program_still_has_is_not_handed_out_again_when_another_fails(
 ) -> None:
     bodies = fill(connection, place, 6)
     with connection.consumer(place, ack="individual") as consumer:
-        kept, failed, given_back = (consumer.receive(PATIENCE_S) for _ in range(3))
-        assert kept is not None and failed is not None and given_back is not None
+        kept, failed, released = (consumer.receive(PATIENCE_S) for _ in range(3))
+        assert kept is not None and failed is not None and released is not None
         failed.nack()
         again = [consumer.receive(PATIENCE_S) for _ in bodies[3:]]
         # What the program has twice over would be handled twice.
         assert [text(message) for message in again] == ["1", "3", "4"]
-        given_back.give_back()
+        released.release()
         kept.ack()
         for message in again:
             assert message is not None

@@ -1,7 +1,7 @@
 """What a program may do with the messages of a transaction that acknowledges them at its commit.
 
 Source of what is expected: docs/client.md, "Sessions" and "Transactions". Who is charged when its code raises:
-test_client_charges.py; what breaks meanwhile: test_client_breaks.py.
+test_client_attempts.py; what breaks meanwhile: test_client_breaks.py.
 """
 
 import asyncio
@@ -111,9 +111,9 @@ def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> N
             async with session.transaction() as transaction:
                 _, second = await take(session, "0", "1")
                 await session.send("/queue/done", "x")
-                await second.give_back()
+                await second.release()
                 # Nothing more can be said of it.
-                await second.give_back()
+                await second.release()
                 with pytest.raises(LocalProtocolError):
                     await second.nack()
             assert transaction.outcome.value == "rolled back"
@@ -236,7 +236,7 @@ def test_what_is_said_of_a_message_whose_transaction_a_lost_connection_has_ended
     on_a_connection(work, waiting="0123")
 
 
-@pytest.mark.parametrize("how", ["nack", "reject", "give_back"])
+@pytest.mark.parametrize("how", ["nack", "reject", "release"])
 def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
@@ -290,7 +290,7 @@ def test_what_a_commit_has_in_doubt_can_not_be_refused() -> None:
             await asyncio.sleep(0)
             with pytest.raises(LocalProtocolError):
                 await first.nack()
-            await first.give_back()
+            await first.release()
             broker.thaw(connection)
             await committing
             with pytest.raises(LocalProtocolError):
@@ -339,7 +339,7 @@ def test_of_a_message_that_its_transaction_has_acknowledged_nothing_can_be_said(
             for say in (first.ack, first.nack, first.reject):
                 with pytest.raises(LocalProtocolError):
                     await say()
-            await first.give_back()
+            await first.release()
             await session.commit()
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             (second,) = await take(session, "1")
@@ -375,7 +375,7 @@ def test_with_threads_it_is_the_same() -> None:
             message.reject()
             message = session.receive(PATIENCE_S)
             assert message is not None and message.text == "2"
-            message.give_back()
+            message.release()
             message = session.receive(PATIENCE_S)
             assert message is not None and (message.text, message.attempts) == ("2", 0)
             session.send("/queue/done", "y")

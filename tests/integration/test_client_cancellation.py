@@ -249,7 +249,7 @@ def test_a_cancelled_subscribe_that_would_be_refused_ends_nothing() -> None:
 # ---- What becomes of a message ----
 
 
-@pytest.mark.parametrize("how", ["ack", "nack", "reject", "give_back"])
+@pytest.mark.parametrize("how", ["ack", "nack", "reject", "release"])
 @PREFETCHES
 def test_what_is_said_of_a_message_holds_though_the_call_is_cancelled(prefetch: int | None, how: str) -> None:
     async def case(world: World, cancels: Cancels) -> None:
@@ -263,7 +263,7 @@ def test_what_is_said_of_a_message_holds_though_the_call_is_cancelled(prefetch: 
             asyncio.get_running_loop().call_later(0.01, _restore, world.connection, flush)
             await cancels.run(getattr(message, how)())
             _restore(world.connection, flush)
-        comes_again = how in ("nack", "give_back")
+        comes_again = how in ("nack", "release")
         await world.all_are_there("01234" if comes_again else "1234", {"0": 1 if how == "nack" else 0})
         await world.is_usable()
 

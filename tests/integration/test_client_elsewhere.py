@@ -77,7 +77,7 @@ async def say_of_messages(connection: Connection) -> dict[str, Callable[[], Coro
         "ack": message.ack,
         "nack": message.nack,
         "reject": message.reject,
-        "give_back": message.give_back,
+        "release": message.release,
         "session.flush": session.flush,
         "pause": consumer.pause,
         "resume": consumer.resume,
@@ -146,7 +146,7 @@ async def main():
                 connection.send_nowait("/queue/other", "x" * 1000)
                 child = os.fork()
                 if not child:
-                    for call in (lambda: connection.send("/queue/q", "child"), consumer.receive, message.give_back,
+                    for call in (lambda: connection.send("/queue/q", "child"), consumer.receive, message.release,
                                  session.commit, connection.close):
                         try:
                             await call()

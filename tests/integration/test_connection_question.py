@@ -73,7 +73,7 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     client.say("SUBSCRIBE", {"id": "t", "destination": "/temp-topic/own"}, confirmed=True)
     client.subscribe(f"{queue}.*", subscription="p", prefetch=None, headers={"truenext-pull": "true"})
     client.ask(3, subscription="p")
-    client.give_back("p")
+    client.release("p")
     client.ask(2, subscription="p")
     client.begun(messages[0])
     client.begin("a")
@@ -86,8 +86,8 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     answer = said(client)
     assert answer["round"] == 1
     assert answer["transactions"] == [
-        {"name": "a", "sends": 0, "acknowledged": 0, "refused": 0, "doomed": True},
-        {"name": "b", "sends": 1, "acknowledged": 1, "refused": 1, "doomed": False},
+        {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "doomed": True},
+        {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "doomed": False},
     ]
     nothing = {"held": 0, "begun": 0, "window": None, "wished": None, "idle": "empty"}
     assert {row.pop("id"): row for row in answer["subscriptions"]} == {
@@ -131,7 +131,7 @@ def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClien
     client.subscribe(queue, prefetch=2)
     client.messages(2)
     assert idle(client) == "no credit"
-    client.give_back("1", rest=True)
+    client.release("1", rest=True)
     row = of(client)
     assert (row["idle"], row["held"], row["window"]) == ("rests", 0, 2)
     client.wake()
@@ -187,7 +187,7 @@ def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
     assert (idle(client, "s"), idle(client, "p")) == ("compared", "read")
     client.subscribe(queue, subscription="q")
     assert idle(client, "q") == "read"
-    broker.release_pages()
+    broker.resume_pages()
     client.messages(6)
     for name in "spq":
         await_empty(client, name)
@@ -204,7 +204,7 @@ def test_committing(held_broker: BrokerProcess, queue: str) -> None:
     for name in (queue, f"{queue}.a"):
         client.send(name, b"", persistent=True, headers={"n": "1"})
     assert [idle(client, name) for name in ("1", "s", "p", "other")] == ["committing"] * 3 + ["empty"]
-    broker.release_disk()
+    broker.resume_disk()
     client.messages(2)
     assert idle(client) == "empty"
 

@@ -153,7 +153,7 @@ def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
         headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
         client.say("SEND", headers, json.dumps(question).encode())
         assert client.arrived() == []
-        held_broker.release_disk()
+        held_broker.resume_disk()
         client.message()
 
 

@@ -30,10 +30,10 @@ from tests.integration.possible_worlds import (
     Begin,
     Begun,
     Commit,
-    GiveBack,
     Life,
+    NackAfterAll,
     Operation,
-    RefuseAfterAll,
+    Release,
     Seen,
     Send,
     World,
@@ -155,13 +155,13 @@ class Case:
     def connect(self, *, freezes: bool) -> "Connection":
         chance = self.chance
         old, self.connection = self.connection, None
-        blameless: set[bool] = set()
+        exempt: set[bool] = set()
         was_closed = False
         if old is not None and freezes and chance.random() < 0.15:
             # The client has noticed, and hangs up; the broker may hear of it or not.
             old.raw.close()
             was_closed = True
-            blameless.add(False)
+            exempt.add(False)
         for attempt in range(4):
             up, down = self.freezing() if freezes and attempt < 3 else (ENDLESS, ENDLESS)
             self.proxy.expect(up, down)
@@ -175,9 +175,9 @@ class Case:
                 headers["truenext-begun"] = "true"
             if self.secret:
                 headers["truenext-secret"] = self.secret
-                is_blameless = chance.random() < 0.4
-                blameless.add(is_blameless)
-                if is_blameless:
+                is_exempt = chance.random() < 0.4
+                exempt.add(is_exempt)
+                if is_exempt:
                     headers["truenext-blameless"] = "true"
             said = {"accept-version": "1.2", "host": "test", "heart-beat": "0,0"}
             raw.say("CONNECT", said | headers)
@@ -199,7 +199,7 @@ class Case:
                 assert connected["truenext-taken-over"] == "true"
         self.secret = connected["truenext-secret"]
         if old is not None:
-            old.is_over(blameless)
+            old.is_over(exempt)
             old.speak_too_late()
             self.left_behind.append((old.raw, old.link))
             if chance.random() < 0.3:
@@ -346,7 +346,7 @@ class Connection:
         """Letters that were sent here, with operation and number."""
         self.failures: dict[str, int] = {}
         """Attempts that were added here."""
-        self.released: dict[str, int] = {}
+        self.requeued: dict[str, int] = {}
         """The operation that gave it back last."""
         self.look: Look | None = None
         self.quiet_since: float | None = None
@@ -461,10 +461,10 @@ class Connection:
         name = case.note(frame)
         seen = Seen(headers["ack"], name, headers["subscription"], int(headers["truenext-round"]))
         if seen.round:
-            given = [n + 1 for n, each in enumerate(self.operations) if isinstance(each, GiveBack)]
+            given = [n + 1 for n, each in enumerate(self.operations) if isinstance(each, Release)]
             self.at_least(given[seen.round - 1])
-        if name in self.released:
-            self.at_least(self.released[name])
+        if name in self.requeued:
+            self.at_least(self.requeued[name])
         attempts = int(headers["truenext-attempts"])
         lost = "truenext-lost" in headers if self.names_begun else None
         if not self.names_begun:
@@ -481,7 +481,7 @@ class Connection:
 
         case.rule_out(is_possible, f"{name} with {attempts} attempts, {others} of them of this connection, lost {lost}")
         self.seen.append(seen)
-        # What was dispatched before the last give-back was on its way when that was said: it has gone back since.
+        # What was dispatched before the last release was on its way when that was said: it has gone back since.
         if seen.round >= self.rounds.get(seen.subscription, 0):
             self.available.append(seen)
             if self.look is not None and self.look.subscription == seen.subscription:
@@ -600,7 +600,7 @@ class Connection:
         self.listen(chance.choice([0.0, 0.001, 0.003]))
         if chance.random() < 0.3:
             return
-        choices: list[Callable[[], None]] = [self.send, self.send, self.send_outside, self.give_back]
+        choices: list[Callable[[], None]] = [self.send, self.send, self.send_outside, self.release]
         choices += [self.begin] if len(self.transactions) < 3 else []
         choices += [self.send_in, self.send_in, self.end, self.end] if self.transactions else []
         if self.available:
@@ -661,16 +661,16 @@ class Connection:
             covered = of_it[: of_it.index(seen) + 1]
         self.available = [each for each in self.available if each not in covered]
         name = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
-        refuses = chance.random() < 0.2
+        is_nack = chance.random() < 0.2
         headers = {"id": seen.ack} | ({} if name is None else {"transaction": name})
         begins = None
-        if self.names_begun and name is None and not refuses and self.available and chance.random() < 0.6:
+        if self.names_begun and name is None and not is_nack and self.available and chance.random() < 0.6:
             begins = headers["truenext-begun"] = chance.choice(self.available).ack
         acks = [each.ack for each in covered]
-        self.say(Acknowledge(acks, refuses, name, begins), "NACK" if refuses else "ACK", headers)
+        self.say(Acknowledge(acks, is_nack, name, begins), "NACK" if is_nack else "ACK", headers)
         if name is not None:
-            self.transactions[name] += [("-" if refuses else "+") + each.ack for each in covered]
-        elif refuses:
+            self.transactions[name] += [("-" if is_nack else "+") + each.ack for each in covered]
+        elif is_nack:
             self.fails(covered)
 
     def change_mind(self) -> None:
@@ -686,7 +686,7 @@ class Connection:
         ack = self.chance.choice(acks)
         known = self.transactions[name]
         known[known.index(f"+{ack}")] = f"-{ack}"
-        self.say(RefuseAfterAll(self.of(ack).letter, name), "NACK", {"id": ack, "transaction": name})
+        self.say(NackAfterAll(self.of(ack).letter, name), "NACK", {"id": ack, "transaction": name})
 
     def of(self, ack: str) -> Seen:
         return next(seen for seen in self.seen if seen.ack == ack)
@@ -694,15 +694,15 @@ class Connection:
     def fails(self, covered: list[Seen]) -> None:
         for each in covered:
             self.failures[each.letter] = self.failures.get(each.letter, 0) + 1
-            self.released[each.letter] = len(self.operations)
+            self.requeued[each.letter] = len(self.operations)
 
     def end(self) -> None:
         case, chance = self.case, self.chance
         name = self.any_transaction()
         if chance.random() < 0.25:
-            charge = chance.choice(["all", "refused"])
-            self.say(Abort(name, charge), "ABORT", {"transaction": name, "truenext-charge": charge})
-            self.forget(name, charge)
+            counted = chance.choice(["all", "nacked"])
+            self.say(Abort(name, counted), "ABORT", {"transaction": name, "truenext-count-attempts": counted})
+            self.forget(name, counted)
             return
         headers = {"transaction": name}
         number = None
@@ -719,13 +719,13 @@ class Connection:
             self.sent[letter] = (len(self.operations), None)
         self.fails([self.of(ack[1:]) for ack in self.transactions.pop(name) if ack[0] == "-"])
 
-    def forget(self, name: str, charge: str) -> None:
+    def forget(self, name: str, counted: str) -> None:
         """The transaction was aborted."""
         for ack in self.transactions.pop(name):
             seen = self.of(ack[1:])
-            if charge == "all" or ack[0] == "-":
+            if counted == "all" or ack[0] == "-":
                 self.fails([seen])
-            self.released[seen.letter] = len(self.operations)
+            self.requeued[seen.letter] = len(self.operations)
 
     def begun(self) -> None:
         seen = self.chance.choice(self.available)
@@ -740,27 +740,27 @@ class Connection:
     def wake(self) -> None:
         self.say(Ask(), "SEND", {"destination": "/control/wake", "id": self.chance.choice(list(self.subscriptions))})
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         chance = self.chance
         names = [name for name in self.subscriptions if chance.random() < 0.8]
         keep = [seen.ack for seen in self.available if seen.subscription in names and chance.random() < 0.2]
         asked: dict[str, Any] = {"subscriptions": names, "keep": keep, "rest": chance.random() < 0.2}
         abort = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
-        charge = chance.choice(["all", "refused"])
+        counted = chance.choice(["all", "nacked"])
         if abort is not None:
-            asked |= {"abort": abort, "charge": charge}
+            asked |= {"abort": abort, "count_attempts": counted}
         is_settled = self.carried_out == len(self.operations)
         self.round += 1
         self.say(
-            GiveBack(self.round, names, keep, abort, charge),
+            Release(self.round, names, keep, abort, counted),
             "SEND",
-            {"destination": "/control/give-back"},
+            {"destination": "/control/release"},
             json.dumps(asked).encode(),
         )
         self.rounds |= dict.fromkeys(names, self.round)
         self.available = [each for each in self.available if each.subscription not in names or each.ack in keep]
         if abort is not None:
-            self.forget(abort, charge)
+            self.forget(abort, counted)
         if is_settled and len(self.subscriptions) == 1 and names and not self.operations_that_send():
             missing = {self.of(ack).letter for ack in keep}
             missing |= {self.of(ack[1:]).letter for acks in self.transactions.values() for ack in acks}
@@ -785,17 +785,17 @@ class Connection:
             self.raw.disconnect()
         self.case.connection = None
 
-    def is_over(self, blameless: set[bool]) -> None:
+    def is_over(self, exempt: set[bool]) -> None:
         """A beginning of what was said was carried out, and then the connection was lost."""
         self.close_look()
         worlds: dict[object, World] = {}
         for world in self.case.worlds:
             for count in range(self.carried_out, len(self.operations) + 1):
-                for is_blameless in blameless:
+                for is_exempt in exempt:
                     life = Life(world.copy(), self.seen)
                     for operation in self.operations[:count]:
                         operation.do(life)
-                    after = life.lose(self.subscriptions, names_begun=self.names_begun, blameless=is_blameless)
+                    after = life.lose(self.subscriptions, names_begun=self.names_begun, is_exempt=is_exempt)
                     worlds[after.identity()] = after
         self.case.worlds = list(worlds.values())
 

@@ -102,5 +102,5 @@ def test_a_dead_letter_lets_its_group_go_on(broker: BrokerProcess, queue: str) -
     one.subscribe(queue, prefetch=1)
     for body in (b"1", b"2"):
         sender.send(queue, body, persistent=True, headers={"JMSXGroupID": "g"}, confirmed=True)
-    one.nack(one.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    one.nack(one.message(), headers={"truenext-reject": "true"}, confirmed=True)
     assert one.message().body == b"2"

@@ -80,7 +80,7 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
     fill(broker, queue, "a", headers=slips)
     first = broker.connect()
     follow(first, f"/queue/{queue}")
-    first.nack(first.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    first.nack(first.message(), headers={"truenext-reject": "true"}, confirmed=True)
     client = broker.connect(version=version)
     follow(client, f"/queue/{dead}")
     message = client.message()

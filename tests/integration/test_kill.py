@@ -20,7 +20,7 @@ import pytest
 
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, numbered
+from tests.integration.raw_client import RawClient, UnexpectedError, numbered
 from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
 
@@ -389,7 +389,7 @@ def resolve(broker: BrokerProcess, ledger: Ledger) -> None:
         client = broker.connect()
         try:
             client.commit(transaction.name, headers=numbered("transacted", transaction.number))
-        except Refused as error:
+        except UnexpectedError as error:
             assert "rolled back" in str(error)
             settle(ledger, transaction, is_committed=False)
         else:

@@ -264,7 +264,7 @@ def test_what_is_being_committed_holds_back_its_equals_and_nobody_else(held_brok
     transient.send(queue, b"N0", priority=0, confirmed=True)
     assert bodies(receiver.only(2)) == ["N9", "N0"]
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
     assert bodies(receiver.messages(2)) == ["P4", "N4 behind"]
 
 
@@ -284,7 +284,7 @@ def test_ready_messages_of_priority_4_do_not_wait_for_a_priority_9_in_flight(
     second = receiver.message()
     assert bodies([first, second]) == ["0", "1"]
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
     held_broker.await_facts(queue, waiting=3, unacknowledged=1)
     persistent.arrived()
     receiver.ack(second)
@@ -307,7 +307,7 @@ def test_all_of_a_transaction_becomes_visible_in_one_step(
 
     assert bodies(receiver.arrived()) == []
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
     assert sorted(bodies(receiver.messages(2))) == ["persistent", "transient"]
 
 

@@ -36,7 +36,7 @@ def test_moving_from_stomp_py(tmp_path: Path) -> None:
     assert printed == ["9 urgent\nHOW?\n"] * 2
 
 
-@pytest.mark.parametrize("page", ["README", "docs/client", "docs/clients", "docs/who-is-charged", "docs/shutdown"])
+@pytest.mark.parametrize("page", ["README", "docs/client", "docs/clients", "docs/attempts", "docs/shutdown"])
 def test_the_examples_of(page: str, tmp_path: Path) -> None:
     with blocking_broker() as broker:
         follow(f"{page}.md", Folder(tmp_path / "folder", broker.url))

@@ -240,7 +240,7 @@ def test_while_a_page_is_being_read_higher_priorities_go_on_and_lower_ones_wait(
 
     assert names_of(receiver.messages(1)) == ["nine"]
     assert receiver.arrived() == []
-    held_broker.release_pages()
+    held_broker.resume_pages()
     assert names_of(receiver.only(7)) == [*named("four", 6), "two"]
 
 
@@ -264,7 +264,7 @@ def test_a_message_given_back_that_has_to_be_read_first_is_not_overtaken(
     sender.send(queue, b"seven 3", priority=7, confirmed=True)
 
     assert receiver.arrived() == []
-    held_broker.release_pages()
+    held_broker.resume_pages()
     messages = receiver.only(5)
     assert names_of(messages) == [*named("seven", 4), "four"]
     assert [message.headers["truenext-deliveries"] for message in messages] == ["2", "2", "2", "1", "1"]
@@ -285,7 +285,7 @@ def test_what_comes_while_the_last_page_is_being_read_stands_behind_it(
     send_all(sender, queue, kind, [str(number) for number in range(1, 20)], 4, size=1000)
     sender.send("barrier", b"", persistent=True, confirmed=True)
 
-    held_broker.release_pages()
+    held_broker.resume_pages()
 
     assert names_of(receiver.only(20)) == [str(number) for number in range(20)]
 
@@ -311,15 +311,15 @@ def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by
 
     if end == "kill -9":
         held_broker.kill()
-        held_broker.release_pages()
+        held_broker.resume_pages()
         held_broker.close_clients()
         held_broker.start()
     elif end == "clean":
         # It has written down what waits by then, and waits for the page alone.
-        threading.Timer(0.5, held_broker.release_pages).start()
+        threading.Timer(0.5, held_broker.resume_pages).start()
         held_broker.restart(is_clean=True)
     else:
-        held_broker.release_pages()
+        held_broker.resume_pages()
         reader.disconnect()
 
     assert names_of(held_broker.what_is_left(queue, once_durable=True)) == ["good"]
@@ -341,7 +341,7 @@ def test_a_consumer_that_leaves_while_its_page_is_being_read_takes_nothing_with_
     receiver.subscribe(queue)
     held_broker.await_page_read()
     receiver.disconnect()
-    held_broker.release_pages()
+    held_broker.resume_pages()
     next_receiver.subscribe(queue)
     assert names_of(next_receiver.only(10)) == named("low", 10)
 

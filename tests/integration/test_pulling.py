@@ -165,7 +165,7 @@ def test_a_give_back_ends_a_wish_without_an_answer(broker: BrokerProcess, queue:
     reader.ask(5)
     fill(sender, queue, 1)
     reader.only(1)
-    reader.give_back("1")
+    reader.release("1")
     assert reader.arrived() == []
     reader.ask(1)
     (again,) = reader.only(1)

@@ -9,7 +9,7 @@ pytestmark = LIMITS
 
 ANSWERS = "/temp-queue/answers"
 FIELDS = {
-    "give-back": b"subscriptions",
+    "release": b"subscriptions",
     "producer": b"producer",
     **dict.fromkeys(("pause", "resume", "redrive", "move", "purge", "scheduled", "unschedule"), b"queue"),
 }
@@ -38,7 +38,7 @@ def test_a_body_that_is_no_question_is_refused_and_ends_nothing_else(
     client.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
     field = FIELDS[verb]
     said = body % field if b"%b" in body else body
-    answered = {} if verb == "give-back" else {"reply-to": ANSWERS}
+    answered = {} if verb == "release" else {"reply-to": ANSWERS}
     client.say("SEND", {"destination": f"/control/{verb}"} | answered, said)
     assert client.error().headers["truenext-code"] == "question"
     other.subscribe(queue)

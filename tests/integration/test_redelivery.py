@@ -12,7 +12,7 @@ import pytest
 
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, bodies, numbered
+from tests.integration.raw_client import RawClient, UnexpectedError, bodies, numbered
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.wire.stomp.frame import Frame
 
@@ -236,7 +236,7 @@ def test_a_message_says_the_first_and_the_last_cause_over_a_crash_and_as_a_dead_
         message = client.message()
         assert causes_of(message) == ("KeyError: 'row'\nin load, worker 7", "x" * 4096)
         client.begin("t")
-        client.nack(message, transaction="t", headers={"truenext-poison": "true", "truenext-cause": "no use"})
+        client.nack(message, transaction="t", headers={"truenext-reject": "true", "truenext-cause": "no use"})
         client.commit("t")
         broker.await_facts("DLQ.q", waiting=1)
         (letter,) = broker.what_is_left("DLQ.q")
@@ -262,7 +262,7 @@ def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
     message = client.message()
     if in_transaction:
         client.begin("t")
-    client.nack(message, transaction="t" if in_transaction else None, headers={"truenext-poison": "true"})
+    client.nack(message, transaction="t" if in_transaction else None, headers={"truenext-reject": "true"})
     if in_transaction:
         assert f"DLQ.{queue}" not in broker.queues()
         client.commit("t")
@@ -368,7 +368,7 @@ def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) 
     client = broker.connect()
     for number in range(count):
         client.send(queue, b"%d" % number, headers=headers, confirmed=number == count - 1)
-    fail(broker, queue, count, **{"truenext-poison": "true"})
+    fail(broker, queue, count, **{"truenext-reject": "true"})
     letters = broker.what_is_left(f"DLQ.{queue}")
     assert bodies(letters) == [str(number) for number in range(count)]
     return letters
@@ -453,7 +453,7 @@ def test_a_redrive_that_cannot_be_is_refused_by_name(
 ) -> None:
     client = asking(broker)
     client.send("orders", b"", confirmed=True)
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(UnexpectedError, match=why):
         redrive_piece(client, queue, **question)
 
 
@@ -467,7 +467,7 @@ def test_ten_thousand_are_moved_in_order_from_the_disk_while_others_are_served(t
             client.send("q", b"%d" % number, persistent=True, confirmed=number % 1000 == 999)
         client.subscribe("q", prefetch=100)
         for _ in range(count):
-            client.nack(client.message(), headers={"truenext-poison": "true"})
+            client.nack(client.message(), headers={"truenext-reject": "true"})
         client.unsubscribe()
         assert broker.queues()["DLQ.q"].waiting == count
         assert broker.truenext("redrive", "DLQ.q").stdout == f"{count:,} moved to q\n"

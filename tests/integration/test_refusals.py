@@ -191,9 +191,9 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("credit", {"id": "1", "messages": "1", "wait": "no"}, b"", "header"),
         ("credit", {"id": "1"}, b"", "header"),
         ("credit", {"id": "1", "messages": "1", "correlation-id": "c" * 256}, b"", "header"),
-        ("give-back", {}, b'{"subscriptions":["1"]}', "not-supported"),
-        ("give-back", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
-        ("give-back", {}, b"{}", "question"),
+        ("release", {}, b'{"subscriptions":["1"]}', "not-supported"),
+        ("release", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
+        ("release", {}, b"{}", "question"),
     ],
 )
 def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
@@ -224,7 +224,7 @@ def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClie
 )
 def test_a_give_back_of_too_much_is_refused(client: RawClient, queue: str, body: bytes, code: str) -> None:
     client.subscribe(queue)
-    client.say("SEND", {"destination": "/control/give-back"}, body)
+    client.say("SEND", {"destination": "/control/release"}, body)
     assert of(client.next_error()) == (code, 3)
 
 

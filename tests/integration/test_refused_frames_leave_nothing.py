@@ -7,8 +7,8 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.raw_client import RawClient
 
 REFUSED = [
-    b"SEND\ndestination:/control/give-back\n\n" + b"no JSON" * 1000 + b"\0",
-    b"SEND\ndestination:/control/give-back\n\n" + b'{"subscriptions":["\xff"]}' + b"\0",
+    b"SEND\ndestination:/control/release\n\n" + b"no JSON" * 1000 + b"\0",
+    b"SEND\ndestination:/control/release\n\n" + b'{"subscriptions":["\xff"]}' + b"\0",
     b"SEND\ndestination:/queue/\n\n" + b"body" * 1000 + b"\0",
     b"ACK\nid:" + b"n" * 1000 + b"\n\n\0",
     b"ACK\nid:1@none\n\n\0",

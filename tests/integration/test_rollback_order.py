@@ -3,7 +3,7 @@
 Document 004: a dispatcher that still held one message when a rollback was complete handed it out before those that had
 been rolled back. Here a client has a buffer, from which it hands out by (9 - priority, sequence). It acknowledges in
 transactions and rolls back by one request, or ends its connection. Every MESSAGE of a new round is compared with what
-the test knows to wait. Source of what is expected: docs/contract.md, "Giving back", "Deliveries and attempts".
+the test knows to wait. Source of what is expected: docs/contract.md, "Releasing", "Deliveries and attempts".
 
     TRUENEXT_ROLLBACKS=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_rollback_order.py
 """
@@ -99,7 +99,7 @@ class Session:
         self.begun: set[int] = set()
         """Of these."""
         self.transaction: dict[int, Frame] = {}
-        self.refused: set[int] = set()
+        self.nacked: set[int] = set()
         self.round = 0
         self.sure: set[int] = set()
         """What waited for certain when the round began, and has not come since."""
@@ -137,7 +137,7 @@ class Session:
         self.arrived.clear()
         self.buffer.clear()
         self.transaction.clear()
-        self.refused.clear()
+        self.nacked.clear()
         self.begun.clear()
         self.wished = 0
 
@@ -217,12 +217,12 @@ class Session:
         self.begun.discard(number)
         if chance.random() < 0.1:
             self.client.nack(frame, transaction="t")
-            self.refused.add(number)
+            self.nacked.add(number)
         else:
             self.client.ack(frame, transaction="t")
             if chance.random() < 0.1:
                 self.client.nack(frame, transaction="t")
-                self.refused.add(number)
+                self.nacked.add(number)
 
     def commit(self) -> None:
         case = self.case
@@ -230,13 +230,13 @@ class Session:
             session.read()
             session.sure -= self.transaction.keys()
         for number in self.transaction:
-            if number in self.refused:
+            if number in self.nacked:
                 case.fails(number)
             else:
                 case.done.add(number)
                 case.stream.done += 1
         self.transaction.clear()
-        self.refused.clear()
+        self.nacked.clear()
         self.client.commit("t", confirmed=case.chance.random() < 0.5)
         self.client.begin("t")
 
@@ -244,15 +244,17 @@ class Session:
         """In one request, some of the buffer kept at times."""
         case, chance = self.case, self.case.chance
         case.returns(self)
-        charge = chance.choice(["all", "refused"])
+        counted = chance.choice(["all", "nacked"])
         kept = [number for number in self.buffer if chance.random() < 0.1] if chance.random() < 0.3 else []
         rests = chance.random() < 0.3
-        for number in self.transaction if charge == "all" else self.refused:
+        for number in self.transaction if counted == "all" else self.nacked:
             case.fails(number)
         self.round += 1
         self.begin_round()
         self.sure -= set(kept)
-        self.client.give_back("1", keep=[self.buffer[number] for number in kept], abort="t", charge=charge, rest=rests)
+        self.client.release(
+            "1", keep=[self.buffer[number] for number in kept], abort="t", count_attempts=counted, rest=rests
+        )
         self.client.begin("t")
         left = {number: self.buffer[number] for number in kept}
         begun = self.begun & left.keys()

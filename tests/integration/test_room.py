@@ -281,7 +281,7 @@ def test_messages_that_cannot_be_moved_for_lack_of_room_stay_and_the_command_say
     client = producer(held_broker, queue)
     if command == "redrive":
         client.subscribe(queue)
-        client.say("NACK", {"id": client.message().headers["ack"], "truenext-poison": "true"}, confirmed=True)
+        client.say("NACK", {"id": client.message().headers["ack"], "truenext-reject": "true"}, confirmed=True)
     held_broker.set_room(Room.NONE)
     words = [command, source, *(["other"] if command == "move" else [])]
     done = completed(*words, "--url", f"stomp://127.0.0.1:{held_broker.port}")

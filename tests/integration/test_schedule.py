@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, bodies
+from tests.integration.raw_client import RawClient, UnexpectedError, bodies
 
 
 def later(client: RawClient, body: str, milliseconds: int, *, persistent: bool = True, confirmed: bool = False) -> None:
@@ -164,7 +164,7 @@ def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess
     client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     frame = b"SEND\ndestination:/control/scheduled\nreply-to:/temp-queue/answers\n\n" + b'{"queue":"q"}\0'
     client.write(frame * 1000)
-    with pytest.raises(Refused, match="this connection waits for 100 answers"):
+    with pytest.raises(UnexpectedError, match="this connection waits for 100 answers"):
         client.messages(1000)
     assert own_broker.said("unschedule", "q") == "3,000 cancelled\n"
 
@@ -224,5 +224,5 @@ def test_what_cannot_be_scheduled_is_refused(
     broker: BrokerProcess, destination: str, headers: dict[str, str], why: str
 ) -> None:
     client = broker.connect()
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(UnexpectedError, match=why):
         client.say("SEND", {"destination": destination} | headers, confirmed=True)

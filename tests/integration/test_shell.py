@@ -66,7 +66,7 @@ def test_a_client_that_closes_its_sending_half_still_gets_the_receipts_that_are_
     held_broker.await_facts("other", consumers=0)
     with pytest.raises(TimeoutError):
         client.next_frame(0.05)
-    held_broker.release_disk()
+    held_broker.resume_disk()
     for receipt in receipts:
         client.await_receipt(receipt)
     client.await_end()

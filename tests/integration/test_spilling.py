@@ -227,7 +227,7 @@ def test_who_sends_to_a_topic_waits_for_a_disk_that_is_slower(held_broker: Broke
         sent.start()
         time.sleep(3)
         assert sent.is_alive(), "the broker has taken all, though nothing is written"
-        held_broker.release_disk()
+        held_broker.resume_disk()
         assert taken(reader, 2 * MANY) == list(range(2 * MANY))
     sent.join()
     assert max(memory) <= MEMORY_LIMIT_MIN

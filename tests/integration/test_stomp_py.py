@@ -108,7 +108,7 @@ class Client(stomp.ConnectionListener):
         """Returns once the broker has confirmed it."""
         self._say_of(self.connection.ack, message, transaction)
 
-    def refuse(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
+    def nack(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
         self._say_of(self.connection.nack, message, transaction)
 
     def end(self, *transaction: str, by: Callable[..., None]) -> None:
@@ -255,7 +255,7 @@ def test_what_it_refuses_comes_again_at_its_place(connect: Connect, queue: str, 
     client.subscribe(queue, prefetch=3)
     held = client.messages(3)
     assert texts(held) == ["0", "1", "2"]
-    client.refuse(held[1])
+    client.nack(held[1])
     again = client.message()
     assert again.body == b"1"
     assert (again.headers["redelivered"], again.headers["truenext-attempts"]) == ("true", "1")
@@ -317,7 +317,7 @@ def test_what_it_refuses_in_a_transaction_comes_again_at_the_commit(connect: Con
     client.subscribe(queue)
     held = client.messages(2)
     client.connection.begin("t")
-    client.refuse(held[0], "t")
+    client.nack(held[0], "t")
     client.acknowledge(held[1], "t")
     assert not client.has_more()
     client.end("t", by=client.connection.commit)

@@ -191,7 +191,7 @@ def test_a_persistent_message_is_dispatched_before_it_is_durable_and_confirmed_a
     assert receiver.message().body == b"early"
 
     assert nothing_came(sender)
-    held_broker.release_disk()
+    held_broker.resume_disk()
     sender.await_receipt(receipt)
     held_broker.restart(is_clean=False)
     assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["early"]
@@ -208,7 +208,7 @@ def test_without_a_receipt_an_early_message_may_be_lost_although_it_was_seen(
     assert receiver.message().body == b"early"
     assert nothing_came(sender)
     held_broker.kill()
-    held_broker.release_disk()
+    held_broker.resume_disk()
     held_broker.close_clients()
     held_broker.start()
     assert held_broker.what_is_left(queue, once_durable=True) == []
@@ -232,7 +232,7 @@ def test_what_is_acknowledged_before_it_is_written_is_confirmed_and_never_comes_
     receiver.say("ACK", {"id": message.headers["ack"], "receipt": acknowledged})
     held_broker.await_facts(queue, waiting=0, unacknowledged=0)
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
 
     sender.await_receipt(receipt)
     receiver.await_receipt(acknowledged)
@@ -258,7 +258,7 @@ def test_persistent_and_transient_keep_their_order_while_the_disk_stands_still(
         message = receiver.message()
         assert message.body == b"%d" % number
         receiver.ack(message)
-    held_broker.release_disk()
+    held_broker.resume_disk()
     assert receiver.arrived() == []
 
 
@@ -278,5 +278,5 @@ def test_a_transaction_is_visible_once_it_is_durable_also_where_single_messages_
     assert receiver.message().body == b"single"
     assert receiver.arrived() == []
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
     assert receiver.message().body == b"in the transaction"

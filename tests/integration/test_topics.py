@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.raw_client import RawClient, Refused, bodies
+from tests.integration.raw_client import RawClient, UnexpectedError, bodies
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 
@@ -262,7 +262,7 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
     reader = known(broker, queue)
     follow(reader, f"/topic/{queue}", headers={"durable": "true"})
     publish(reader, f"/topic/{queue}", "bad", {"persistent": "true"})
-    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    reader.nack(reader.message(), headers={"truenext-reject": "true"}, confirmed=True)
     follow(reader, f"/queue/DLQ.subscription.{queue}.1", name="dead")
     letter = reader.message()
     assert letter.body == b"bad"
@@ -293,14 +293,14 @@ def test_work_on_a_subscription_that_has_ended_between_two_pieces_is_refused_in_
         return answer
 
     first = piece()
-    assert (first["moved"], first["refused"]) == (1, "")
+    assert (first["moved"], first["error"]) == (1, "")
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     for _ in range(2):
         # The connection goes on.
         second = piece(after=first["next"], until=first["until"])
         assert (second["moved"], second["next"]) == (0, None)
-        assert second["refused"] == f"there is no queue {name!r}"
-    with pytest.raises(Refused, match="there is no queue"):
+        assert second["error"] == f"there is no queue {name!r}"
+    with pytest.raises(UnexpectedError, match="there is no queue"):
         piece()
 
 
@@ -316,7 +316,7 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
     dead = "DLQ.subscription.me.1"
     for _ in range(2 if way == "given up twice" else 1):
         message = reader.message()
-        reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
+        reader.nack(message, headers={"truenext-reject": "true"}, confirmed=True)
         (letter,) = own_broker.what_is_left(dead)
         for frame in (message, letter):
             assert "subscription," not in f"{frame.headers} {frame.body!r}"
@@ -479,11 +479,11 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     headers = {"durable": "true", "selector": " OR ".join(f"number = {number}" for number in range(100))}
     follow(reader, f"/topic/{queue}", headers=headers)
     publish(reader, f"/topic/{queue}", "bad", {"persistent": "true", "number": "7"})
-    reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+    reader.nack(reader.message(), headers={"truenext-reject": "true"}, confirmed=True)
     assert broker.said("redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
     message = reader.message()
     assert message.body == b"bad"
-    reader.nack(message, headers={"truenext-poison": "true"}, confirmed=True)
+    reader.nack(message, headers={"truenext-reject": "true"}, confirmed=True)
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     assert "1 left" in broker.said("redrive", f"DLQ.subscription.{queue}.1")
 
@@ -497,7 +497,7 @@ def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_th
     for topic in (f"{queue}.old", f"{queue}.new"):
         follow(reader, f"/topic/{topic}", headers={"durable": "true"})
         publish(reader, f"/topic/{topic}", "bad", {"persistent": "true"})
-        reader.nack(reader.message(), headers={"truenext-poison": "true"}, confirmed=True)
+        reader.nack(reader.message(), headers={"truenext-reject": "true"}, confirmed=True)
         reader.unsubscribe("1")
     reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     reader.send(dead, b"no dead letter", confirmed=True)

@@ -108,7 +108,7 @@ def test_dead_letters_are_for_those_who_name_them(own_broker: BrokerProcess) -> 
     all_queues, dead = own_broker.connect(), own_broker.connect()
     follow(all_queues, "/queue/>")
     publish(all_queues, "/queue/orders", "bad")
-    all_queues.nack(all_queues.message(), headers={"truenext-poison": "true"})
+    all_queues.nack(all_queues.message(), headers={"truenext-reject": "true"})
     follow(dead, "/queue/DLQ.>")
     assert bodies(dead.only(1)) == ["bad"]
     assert all_queues.arrived() == []

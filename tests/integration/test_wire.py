@@ -851,7 +851,7 @@ def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_brok
     assert_nothing_came(held_broker, committing)
     assert held_broker.what_is_left("q") == []
 
-    held_broker.release_disk()
+    held_broker.resume_disk()
     for receipt in "abcd":
         sender.await_receipt(receipt)
     committing.await_receipt("committed")
@@ -868,7 +868,7 @@ def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerPro
     held_broker.kill()
     with pytest.raises(EOFError):
         sender.next_frame()
-    held_broker.release_disk()
+    held_broker.resume_disk()
     held_broker.start()
     assert bodies(held_broker.what_is_left("q")) == ["durable"]
 
@@ -1150,7 +1150,7 @@ def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: B
     first.crash()
     say(second)
     assert_nothing_came(held_broker, second)
-    held_broker.release_disk()
+    held_broker.resume_disk()
     second.await_receipt("r")
     held_broker.restart(is_clean=False)
     assert bodies(held_broker.what_is_left("q")) == ["1"]

@@ -60,9 +60,9 @@ from truenext.commands import (
     Browse,
     Commit,
     Credit,
-    GiveBack,
     Login,
     Nack,
+    Release,
     Send,
     Subscribe,
     Unsubscribe,
@@ -171,15 +171,15 @@ PLAIN_LOGIN = dict.fromkeys(LOGIN, False)
 DOOMED = [
     "sends when its transaction is doomed",
     "acknowledges when its transaction is doomed",
-    "refuses when its transaction is doomed",
-    "refuses what it acknowledged when its transaction is doomed",
+    "nacks when its transaction is doomed",
+    "nacks what it acknowledged when its transaction is doomed",
     "commits what is doomed",
     "begins anew what is doomed",
 ]
 REFUSED = [
     "acknowledges what is given back",
     "acknowledges an earlier dispatch",
-    "refuses an earlier dispatch",
+    "nacks an earlier dispatch",
     "begins an earlier dispatch",
     "begins what it does not hold",
     "acknowledges, and begins what it does not hold",
@@ -235,26 +235,26 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO, "begins_next": YES_OR_NO}),
     "acknowledge_and_end": (0, {"which": PICK}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
-    "refuse": (
+    "nack": (
         6,
         ANSWERING
         | {
             "delay": OneOf([None] * 8 + [0, 1, 20, 7 * DAY_MS]),
-            "is_poison": OneOf([False] * 9 + [True]),
+            "is_rejected": OneOf([False] * 9 + [True]),
             "cause": CAUSES,
         },
     ),
-    "refuse_acknowledged": (
+    "nack_acknowledged": (
         1,
         {
             "which": PICK,
             "delay": OneOf([None] * 4 + [0, 20]),
-            "is_poison": OneOf([False] * 5 + [True]),
+            "is_rejected": OneOf([False] * 5 + [True]),
             "cause": CAUSES,
         },
     ),
     "say_begun": (1, {"which": PICK}),
-    "give_back": (
+    "release": (
         1,
         {
             "who": PICK,
@@ -263,7 +263,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "names_others": YES_OR_NO,
             "rests": YES_OR_NO,
             "aborts": YES_OR_NO,
-            "charges_all": YES_OR_NO,
+            "counts_all": YES_OR_NO,
         },
     ),
     "wake": (2, {"which": PICK}),
@@ -280,14 +280,14 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "withdraw": (1, {"which": PICK, "says_correlation": YES_OR_NO, "asks_again": OneOf([False] * 4 + [True])}),
     "ask_in_vain": (1, {"who": PICK, "which": PICK, "what": OneOf(REFUSED)}),
     "doom": (0, {"which": PICK}),
-    "take_over": (0, {"who": PICK, "is_blameless": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
+    "take_over": (0, {"who": PICK, "is_exempt": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
     "cut": (0, {"who": PICK}),
     "read_for_redrive": (
         2,
         {"queue": OneOf(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": OneOf([1, 3, 500])},
     ),
     "redrive": (4, {"limit": OneOf([1, 500])}),
-    "send_and_refuse": (
+    "send_and_nack": (
         1,
         {
             "who": PICK,
@@ -295,7 +295,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "persistent": YES_OR_NO,
             "which": PICK,
             "delay": OneOf([None] * 6 + [0, 20]),
-            "is_poison": OneOf([False] * 3 + [True]),
+            "is_rejected": OneOf([False] * 3 + [True]),
         },
     ),
     "redrive_at_once": (1, {"queue": OneOf(["DLQ.a"] * 4 + ["DLQ.b"])}),
@@ -339,9 +339,9 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         {"producer": PRODUCER, "number": OneOf([None, -3, -1, -1, 0, 0, 0, 1, 1, 1, 2]), "settles": YES_OR_NO},
     ),
     "forget_producers": (1, {"who": PICK, "producers": Several(PRODUCER, 2)}),
-    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "charges_all": YES_OR_NO}),
+    "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "counts_all": YES_OR_NO}),
     "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
-    "abort": (2, {"which": PICK, "charges_all": YES_OR_NO}),
+    "abort": (2, {"which": PICK, "counts_all": YES_OR_NO}),
     "stretch_windows": (1, {"milliseconds": OneOf([0, 1000, 20_000])}),
     "advance": (2, {"milliseconds": OneOf([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
     "turn": (4, {}),
@@ -378,9 +378,9 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
 }
 """What may happen, how often relative to the rest, and with what."""
 OF_GIVING_BACK = [
-    "refuse_acknowledged",
+    "nack_acknowledged",
     "say_begun",
-    "give_back",
+    "release",
     "wake",
     "ask",
     "ask_and_see",
@@ -659,7 +659,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self._come_due()
-        if self.oracle.charged_in == self.oracle.gathering and not self.engine.is_batch_awaited:
+        if self.oracle.attempt_counted_in == self.oracle.gathering and not self.engine.is_batch_awaited:
             raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
@@ -702,10 +702,10 @@ class BrokerMachine(RuleBasedStateMachine):
             "acknowledge": not self._answerable(),
             "acknowledge_and_end": not self._answerable(),
             "acknowledge_and_read_on": not self._answerable(),
-            "refuse": not self._answerable(),
-            "refuse_acknowledged": not self._acknowledged_inside(),
+            "nack": not self._answerable(),
+            "nack_acknowledged": not self._acknowledged_inside(),
             "say_begun": not self._beginnable(),
-            "give_back": not self._can_give_back(),
+            "release": not self._can_release(),
             "wake": not self._wakeable(),
             "ask": not self._pulling(),
             "ask_and_see": not self._pulling(),
@@ -864,11 +864,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.keep(peer)
         self.looks = [look for look in self.looks if look.peer is not peer]
 
-    def take_over(self, who: int, is_blameless: bool, taken: int) -> None:
+    def take_over(self, who: int, is_exempt: bool, taken: int) -> None:
         """The old connection ends, and one with the same subscriptions comes."""
         peer, _session = self._peer(who)
         again = [self.asked[reader] for reader in self.oracle.readers if reader.peer is peer]
-        self.disconnect(who, is_blameless, taken)
+        self.disconnect(who, is_exempt, taken)
         self.connect(peer.has_rounds, peer.names_begun, peer.keeps_open)
         for asked in again:
             self.subscribe(len(self.sessions) - 1, **asked)
@@ -1105,33 +1105,33 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_pages_are_there()
         self._turn()
 
-    def refuse(
+    def nack(
         self,
         which: int,
         in_transaction: bool,
         says_subscription: bool,
         delay: int | None,
-        is_poison: bool,
+        is_rejected: bool,
         cause: str = "",
     ) -> None:
         letter = _one_of(self._answerable(), which)
         reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
         dispatch, sequence = self._dispatch_of(letter), self.oracle.sequences[letter]
-        nack = Nack(subscription, sequence, transaction, delay, is_poison, dispatch, cause)
-        note(f"engine.refuse({reader.peer.name}, {nack})")
-        self.engine.refuse(session, nack)
-        self.oracle.refuse(reader.peer, letter, transaction, Wish(delay, is_poison, cause))
+        nack = Nack(subscription, sequence, transaction, delay, is_rejected, dispatch, cause)
+        note(f"engine.nack({reader.peer.name}, {nack})")
+        self.engine.nack(session, nack)
+        self.oracle.nack(reader.peer, letter, transaction, Wish(delay, is_rejected, cause))
 
-    def refuse_acknowledged(self, which: int, delay: int | None, is_poison: bool, cause: str = "") -> None:
+    def nack_acknowledged(self, which: int, delay: int | None, is_rejected: bool, cause: str = "") -> None:
         """In the transaction that has acknowledged it."""
         letter = _one_of(self._acknowledged_inside(), which)
         reader, work = letter.holder, letter.acknowledged_by
         assert reader is not None and work is not None
         sequence = self.oracle.sequences[letter]
-        nack = Nack(reader.subscription, sequence, work.name, delay, is_poison, self._dispatch_of(letter), cause)
-        note(f"engine.refuse({reader.peer.name}, {nack})")
-        self.engine.refuse(self.sessions[reader.peer], nack)
-        self.oracle.refuse_acknowledged(letter, Wish(delay, is_poison, cause))
+        nack = Nack(reader.subscription, sequence, work.name, delay, is_rejected, self._dispatch_of(letter), cause)
+        note(f"engine.nack({reader.peer.name}, {nack})")
+        self.engine.nack(self.sessions[reader.peer], nack)
+        self.oracle.nack_acknowledged(letter, Wish(delay, is_rejected, cause))
 
     @staticmethod
     def _dispatch_of(letter: Letter) -> int:
@@ -1163,12 +1163,12 @@ class BrokerMachine(RuleBasedStateMachine):
         assert letter.holder is not None
         return Begun(letter.holder.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
 
-    def give_back(
-        self, who: int, of: int, kept: int, names_others: bool, rests: bool, aborts: bool, charges_all: bool
+    def release(
+        self, who: int, of: int, kept: int, names_others: bool, rests: bool, aborts: bool, counts_all: bool
     ) -> None:
         """Of somebody who has something, if anybody has. `of` 0 is of no subscription; `names_others`: also of what is
         not held any more, or not by these subscriptions."""
-        peer = _one_of(self._can_give_back(), who)
+        peer = _one_of(self._can_release(), who)
         can_be = [each for each in self.oracle.readers if each.peer is peer and each.mode is not AckMode.AUTO]
         readers = _some_of(can_be, of) or (can_be if of else [])
         names: list[tuple[str, int, int]] = []
@@ -1179,11 +1179,11 @@ class BrokerMachine(RuleBasedStateMachine):
             names += self._names_of_what_is_not_held(peer)
         transactions = list(peer.transactions)
         transaction = _one_of(transactions, self.serial) if aborts and transactions else None
-        asked = GiveBack([each.subscription for each in readers], names, rests, transaction, charges_all)
+        asked = Release([each.subscription for each in readers], names, rests, transaction, counts_all)
         windows = self._windows()
-        note(f"engine.give_back({peer.name}, {asked})")
-        self.engine.give_back(self.sessions[peer], asked)
-        self.oracle.give_back(peer, readers, names, rests=rests, transaction=transaction, charges_all=charges_all)
+        note(f"engine.release({peer.name}, {asked})")
+        self.engine.release(self.sessions[peer], asked)
+        self.oracle.release(peer, readers, names, rests=rests, transaction=transaction, counts_all=counts_all)
         if self._windows() != windows:
             raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
 
@@ -1194,7 +1194,7 @@ class BrokerMachine(RuleBasedStateMachine):
             held_by = letter.holder
             if held_by is None or held_by.peer is not peer:
                 names.append((f"c{sequence % 2}", sequence, max(1, letter.deliveries)))
-            elif letter.acknowledged_by or letter.refused_by:
+            elif letter.acknowledged_by or letter.nacked_by:
                 names.append((held_by.subscription, sequence, letter.deliveries))
             elif letter.deliveries > 1:
                 names.append((held_by.subscription, sequence, letter.deliveries - 1))
@@ -1307,14 +1307,14 @@ class BrokerMachine(RuleBasedStateMachine):
                     letter, reader = _one_of(gone, which), _one_of(readers, which)
                     ack = Ack(reader.subscription, sequences[letter], transaction, letter.deliveries)
                     return engine.acknowledge, ack, transaction
-            case "acknowledges an earlier dispatch" | "refuses an earlier dispatch" if again:
+            case "acknowledges an earlier dispatch" | "nacks an earlier dispatch" if again:
                 letter = _one_of(again, which)
                 assert letter.holder is not None
                 arguments = (letter.holder.subscription, sequences[letter], transaction)
                 earlier = letter.deliveries - 1
                 if what == "acknowledges an earlier dispatch":
                     return engine.acknowledge, Ack(*arguments, dispatch=earlier), transaction
-                return engine.refuse, Nack(*arguments, dispatch=earlier), transaction
+                return engine.nack, Nack(*arguments, dispatch=earlier), transaction
             case "begins an earlier dispatch" if again:
                 letter = _one_of(again, which)
                 assert letter.holder is not None
@@ -1327,7 +1327,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 return engine.acknowledge, ack, None
             case "begins what it does not hold" if readers:
                 others = [
-                    each for each in sequences if each.holder not in readers or each.acknowledged_by or each.refused_by
+                    each for each in sequences if each.holder not in readers or each.acknowledged_by or each.nacked_by
                 ]
                 if others:
                     letter, reader = _one_of(others, which), _one_of(readers, which)
@@ -1340,17 +1340,17 @@ class BrokerMachine(RuleBasedStateMachine):
                     assert letter.holder is not None
                     return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries), None
             case "answers once more what a transaction has":
-                has = [each for one in peer.transactions.values() for each in [*one.acknowledged, *one.refused]]
+                has = [each for one in peer.transactions.values() for each in [*one.acknowledged, *one.nacked]]
                 has = [each for each in has if each.holder in readers]
                 if has:
                     letter = _one_of(has, which)
                     assert letter.holder is not None
-                    work = letter.acknowledged_by or letter.refused_by
+                    work = letter.acknowledged_by or letter.nacked_by
                     transaction = None if transaction == (work and work.name) else transaction
                     arguments = (letter.holder.subscription, sequences[letter], transaction)
                     if which % 2:
                         return engine.acknowledge, Ack(*arguments), transaction
-                    return engine.refuse, Nack(*arguments), transaction
+                    return engine.nack, Nack(*arguments), transaction
             case "asks for too much" if pulling:
                 reader = _one_of(pulling, which)
                 too_many = MESSAGES_ASKED_MAX + 1 - reader.wished
@@ -1364,34 +1364,34 @@ class BrokerMachine(RuleBasedStateMachine):
             case "wakes nobody":
                 return engine.wake, Wake("nobody"), None
             case "gives back of nobody" if peer.has_rounds:
-                return engine.give_back, GiveBack([*named, "nobody"], [], True, transaction), transaction
+                return engine.release, Release([*named, "nobody"], [], True, transaction), transaction
             case "gives back what it took without a word" if auto and peer.has_rounds:
                 names = [*named, _one_of(auto, which).subscription]
-                return engine.give_back, GiveBack(names, [], True, transaction), transaction
+                return engine.release, Release(names, [], True, transaction), transaction
             case "gives back what it is shown" if peer.has_rounds:
                 looks = [each.subscription for each in self.looks if each.peer is peer]
                 if looks:
-                    return engine.give_back, GiveBack([*named, *looks], [], True, transaction), transaction
+                    return engine.release, Release([*named, *looks], [], True, transaction), transaction
             case "gives back and aborts nothing" if peer.has_rounds:
-                return engine.give_back, GiveBack(named, [], True, "gone"), "gone"
+                return engine.release, Release(named, [], True, "gone"), "gone"
             case "gives back without rounds" if not peer.has_rounds:
-                return engine.give_back, GiveBack(named, []), None
+                return engine.release, Release(named, []), None
             case "sends when its transaction is doomed" if works:
                 send = Send(parse("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name)
                 return engine.send, send, works[0].name
             case "acknowledges when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
                 return engine.acknowledge, Ack(None, sequences[letter], works[0].name), works[0].name
-            case "refuses when its transaction is doomed" if works and held:
+            case "nacks when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
-                return engine.refuse, Nack(None, sequences[letter], works[0].name), works[0].name
-            case "refuses what it acknowledged when its transaction is doomed" if works:
+                return engine.nack, Nack(None, sequences[letter], works[0].name), works[0].name
+            case "nacks what it acknowledged when its transaction is doomed" if works:
                 has = [each for each in works[0].acknowledged if each.holder in readers]
                 if has:
                     letter = _one_of(has, which)
                     assert letter.holder is not None
                     nack = Nack(letter.holder.subscription, sequences[letter], works[0].name)
-                    return engine.refuse, nack, works[0].name
+                    return engine.nack, nack, works[0].name
             case "commits what is doomed" if works:
                 numbered = self._repeatable() if which % 2 else []
                 producer, number = _one_of(numbered, which) if numbered else (None, 0)
@@ -1446,7 +1446,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._commit(peer, transaction, numbered)
         self.ask_receipt(who)
 
-    def repeat_commit_of_what_is_open(self, which: int, number: int, charges_all: bool) -> None:
+    def repeat_commit_of_what_is_open(self, which: int, number: int, counts_all: bool) -> None:
         """A transaction ends under a number that was used already: nothing of it happens, whatever it acknowledged."""
         peer, transaction = _one_of(self._open_transactions(), which)
         producer, used = _one_of(self._repeatable(), number)
@@ -1455,7 +1455,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if self._must_be_refused(numbered):
             self._commit_in_vain(who, transaction, numbered)
             return
-        self._commit(peer, transaction, numbered, charges_all=charges_all)
+        self._commit(peer, transaction, numbered, counts_all=counts_all)
         self.ask_receipt(who)
 
     def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
@@ -1489,12 +1489,12 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.send(peer, queue, parcel, transaction)
         return True
 
-    def abort(self, which: int, charges_all: bool) -> None:
+    def abort(self, which: int, counts_all: bool) -> None:
         peer, transaction = _one_of(self._all_transactions(), which)
-        abort = Abort(transaction, charges_all)
+        abort = Abort(transaction, counts_all)
         note(f"engine.abort({peer.name}, {abort})")
         self.engine.abort(self.sessions[peer], abort)
-        self.oracle.abort(peer, transaction, charges_all=charges_all)
+        self.oracle.abort(peer, transaction, counts_all=counts_all)
 
     def _transaction(self, peer: Peer) -> str:
         """An open transaction; usually there is only one."""
@@ -1510,13 +1510,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.begin(peer, transaction)
 
     def _commit(
-        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, charges_all: bool = True
+        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True
     ) -> None:
-        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}, charges_all={charges_all}))')
+        note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}, counts_all={counts_all}))')
         commit = _commit_of(transaction, numbered)
-        commit.charges_all = charges_all
+        commit.counts_all = counts_all
         self.engine.commit(self.sessions[peer], commit)
-        _check_repeat(commit, self.oracle.commit(peer, transaction, numbered, charges_all=charges_all))
+        _check_repeat(commit, self.oracle.commit(peer, transaction, numbered, counts_all=counts_all))
         if numbered is not None:
             self._later()
 
@@ -1654,8 +1654,8 @@ class BrokerMachine(RuleBasedStateMachine):
             for kept in self.oracle.kept(peer).values()
         ]
 
-    def send_and_refuse(
-        self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_poison: bool
+    def send_and_nack(
+        self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_rejected: bool
     ) -> None:
         self.send(who, "a", priority, persistent, None, False, 2, False)
         self.all_becomes_durable()
@@ -1663,7 +1663,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.take_all()
         self.turn()
         if self._answerable():
-            self.refuse(which, False, False, delay, is_poison)
+            self.nack(which, False, False, delay, is_rejected)
 
     def redrive_at_once(self, queue: str) -> None:
         self.read_for_redrive(queue, 500)
@@ -2204,7 +2204,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _beginnable(self) -> list[Letter]:
         return [each for each in self._answerable() if each.holder is not None and each.holder.peer.names_begun]
 
-    def _can_give_back(self) -> list[Peer]:
+    def _can_release(self) -> list[Peer]:
         """Those who have something, now and then any."""
         can = [peer for peer in self.sessions if peer.has_rounds]
         if self.serial % 4:
@@ -2283,7 +2283,7 @@ class PagingMachine(BrokerMachine):
             "send_in_transaction": 1,
             "acknowledge": 4,
             "acknowledge_and_read_on": 8,
-            "refuse": 3,
+            "nack": 3,
             "turn_and_take": 6,
             "turn": 2,
             "take_batch": 6,
@@ -2333,7 +2333,7 @@ class WindowsMachine(BrokerMachine):
             "send": 14,
             "send_in_transaction": 1,
             "acknowledge": 12,
-            "refuse": 2,
+            "nack": 2,
             "commit": 1,
             "abort": 1,
             "stretch_windows": 6,
@@ -2398,8 +2398,8 @@ class FailingMachine(BrokerMachine):
             "send": 6,
             "send_in_transaction": 1,
             "acknowledge": 1,
-            "refuse": 12,
-            "send_and_refuse": 12,
+            "nack": 12,
+            "send_and_nack": 12,
             "redrive_at_once": 6,
             "commit": 2,
             "abort": 2,
@@ -2440,7 +2440,7 @@ class TopicsMachine(BrokerMachine):
         "end_durable": 3,
         "acknowledge_and_end": 1,
         "send": 12,
-        "refuse": 3,
+        "nack": 3,
         "send_in_transaction": 5,
         "squeeze": 2,
         "crash": 2,
@@ -2548,7 +2548,7 @@ class BulkMachine(BrokerMachine):
         "purge_at_once": 2,
         "pause": 2,
         "resume": 3,
-        "refuse": 4,
+        "nack": 4,
         "redrive_at_once": 1,
         "advance": 2,
         "crash": 2,
@@ -2702,7 +2702,7 @@ class GroupsMachine(SelectingMachine):
 
     WEIGHTS: ClassVar[dict[str, int]] = SelectingMachine.WEIGHTS | {
         "acknowledge": 8,
-        "refuse": 6,
+        "nack": 6,
         "advance": 4,
         "abort": 2,
         "commit": 2,
@@ -2751,15 +2751,15 @@ class ExpiringGroupsMachine(GroupsMachine):
         "retries": OneOf([Retries(0, 0)]),
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = GroupsMachine.ARGUMENTS | {
-        "refuse": {"delay": OneOf([None, None, 0])},
-        "send_and_refuse": {"delay": OneOf([None])},
+        "nack": {"delay": OneOf([None, None, 0])},
+        "send_and_nack": {"delay": OneOf([None])},
     }
 
     def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
         return BrokerMachine._parcel(self, priority, persistent, expires_in, is_big)
 
 
-class GivingBackMachine(BrokerMachine):
+class ReleasingMachine(BrokerMachine):
     """Hardly anything but clients that give back, rest, pull, say what they begin and are refused."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
@@ -2778,10 +2778,10 @@ class GivingBackMachine(BrokerMachine):
         "send": 20,
         "send_in_transaction": 2,
         "acknowledge": 14,
-        "refuse": 4,
-        "refuse_acknowledged": 8,
+        "nack": 4,
+        "nack_acknowledged": 8,
         "say_begun": 10,
-        "give_back": 14,
+        "release": 14,
         "wake": 3,
         "ask": 12,
         "ask_and_see": 5,
@@ -2820,7 +2820,7 @@ class GivingBackMachine(BrokerMachine):
             "keeps_open": OneOf([True] * 4 + [False]),
         },
         "disconnect": {"is_clean": OneOf([False, False, True])},
-        "take_over": {"is_blameless": OneOf([False, False, True])},
+        "take_over": {"is_exempt": OneOf([False, False, True])},
         "ask_in_vain": {"what": OneOf(REFUSED + 2 * DOOMED)},
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
@@ -2842,11 +2842,11 @@ class GivingBackMachine(BrokerMachine):
     }
 
 
-class GivingBackGroupsMachine(GivingBackMachine, GroupsMachine):
+class ReleasingGroupsMachine(ReleasingMachine, GroupsMachine):
     """The same with groups, which are compared a few messages at a time, and wildcards."""
 
-    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = GivingBackMachine.ARGUMENTS | {
-        "subscribe": GivingBackMachine.ARGUMENTS["subscribe"] | {"queue": OneOf(["a"] * 6 + ["*", "b"])},
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = ReleasingMachine.ARGUMENTS | {
+        "subscribe": ReleasingMachine.ARGUMENTS["subscribe"] | {"queue": OneOf(["a"] * 6 + ["*", "b"])},
     }
     WINDOW_MAX = 5
     ALL_QUEUES = ("a", "b", "DLQ.a", "DLQ.b")
@@ -2869,7 +2869,7 @@ class WildcardMachine(BrokerMachine):
         "send_in_transaction": 3,
         "acknowledge": 10,
         "acknowledge_and_read_on": 4,
-        "refuse": 4,
+        "nack": 4,
         "squeeze": 6,
         "schedule": 1,
         "browse": 0,
@@ -2946,8 +2946,8 @@ MACHINES: list[type[BrokerMachine]] = [
     BulkMachine,
     ScheduledMachine,
     ProducersMachine,
-    GivingBackMachine,
-    GivingBackGroupsMachine,
+    ReleasingMachine,
+    ReleasingGroupsMachine,
     SelectingMachine,
     GroupsMachine,
     ExpiringGroupsMachine,

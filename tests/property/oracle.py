@@ -87,7 +87,7 @@ class Wish:
     """What a NACK says of the next try."""
 
     delay: int | None = None
-    is_poison: bool = False
+    is_rejected: bool = False
     cause: str = ""
 
 
@@ -103,7 +103,7 @@ class Written:
     attempts: int
     due_ms: int
     """By the wall clock; 0 if it does not wait."""
-    is_poison: bool
+    is_rejected: bool
     was_lost: bool = False
     causes: tuple[str, str] = NO_CAUSES
 
@@ -274,13 +274,13 @@ class Letter:
     is_gone: bool = False
     holder: Reader | None = None
     acknowledged_by: "Work | None" = None
-    refused_by: "Work | None" = None
+    nacked_by: "Work | None" = None
     is_first_of_group: bool = False
     """Its last dispatch has made its group its consumer's (Groups)."""
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
-    released_ms: int | None = None
+    freed_ms: int | None = None
     """When it was held last."""
     is_begun: bool = False
     """Its consumer has said so, of this dispatch."""
@@ -291,7 +291,7 @@ class Letter:
     """Of a dead letter: what it says of the message that it was."""
     due: int = 0
     """When it is tried again, by the clock that does not jump."""
-    is_poison: bool = False
+    is_rejected: bool = False
     wish: Wish = field(default_factory=Wish)
     """Of the NACK inside the transaction that refused it."""
     may_move_as: tuple[int, int] | None = None
@@ -333,7 +333,7 @@ class Work:
     name: str
     sends: list[tuple[str, Parcel]] = field(default_factory=list)
     acknowledged: list[Letter] = field(default_factory=list)
-    refused: list[Letter] = field(default_factory=list)
+    nacked: list[Letter] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     """What was said in it of why consumers failed; it counts as sends do."""
     is_doomed: bool = False
@@ -456,7 +456,7 @@ class Oracle:
         self.gathering = 1
         self.in_flight: int | None = None
         self.durable = 0
-        self.charged_in = 0
+        self.attempt_counted_in = 0
         """The last batch with an attempt of a persistent message."""
         self._is_roomy = False
         """No connection's room shuts in this turn, so that any order of the queues will do, or none."""
@@ -561,7 +561,7 @@ class Oracle:
             self._acknowledged(peer, each)
         self._free_groups_of_resting()
 
-    def refuse(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
+    def nack(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
         covered = self.covered(letter)
         for each in covered:
             each.wish = wish or Wish()
@@ -569,29 +569,29 @@ class Oracle:
             # Return: a NACK inside a transaction takes effect at COMMIT.
             work = peer.transactions[transaction]
             for each in covered:
-                each.refused_by = work
-            work.refused.extend(covered)
+                each.nacked_by = work
+            work.nacked.extend(covered)
             work.say(wish)
             return
         self._event += 1
-        self._wait_for_return(peer, charged=covered)
-        self._give_back(covered, charged=covered, is_tried_later=True)
+        self._wait_for_return(peer, failed=covered)
+        self._requeue(covered, failed=covered, is_tried_later=True)
         self._free_groups_of_resting()
 
-    def refuse_acknowledged(self, letter: Letter, wish: Wish) -> None:
+    def nack_acknowledged(self, letter: Letter, wish: Wish) -> None:
         """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
         assert work is not None
         work.say(wish)
-        refused = [letter]
+        nacked = [letter]
         if LATE_NACK_IS_CUMULATIVE and letter.holder is not None and letter.holder.mode is AckMode.CLIENT:
-            refused = [each for each in work.acknowledged if each.holder is letter.holder]
-            refused = [each for each in refused if each.dispatched_at <= letter.dispatched_at]
-        for each in refused:
+            nacked = [each for each in work.acknowledged if each.holder is letter.holder]
+            nacked = [each for each in nacked if each.dispatched_at <= letter.dispatched_at]
+        for each in nacked:
             each.wish = wish
-            each.acknowledged_by, each.refused_by = None, work
+            each.acknowledged_by, each.nacked_by = None, work
             work.acknowledged.remove(each)
-            work.refused.append(each)
+            work.nacked.append(each)
 
     def say_begun(self, letter: Letter) -> None:
         """Deliveries and attempts: it is said of one dispatch, costs no sync, and nothing else follows from it."""
@@ -607,14 +607,14 @@ class Oracle:
             peer.transactions[transaction].is_doomed = True
 
     def commit(
-        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, charges_all: bool = True
+        self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True
     ) -> Verdict:
         """What its receipt says; it is not refused."""
         verdict = Verdict.NEW if numbered is None else self.verdict(numbered)
         if numbered is not None and verdict is not Verdict.NEW:
             # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
             if transaction in peer.transactions:
-                self.abort(peer, transaction, charges_all=charges_all)
+                self.abort(peer, transaction, counts_all=counts_all)
             self._repeated(peer, numbered)
             return verdict
         self._event += 1
@@ -630,9 +630,9 @@ class Oracle:
             self._accept(peer, queues, parcel, visible_from=visible_from, block=self._event)
         for letter in work.acknowledged:
             self._acknowledged(peer, letter)
-        if is_lasting or work.refused or numbered is not None:
-            self._wait_for_return(peer, charged=work.refused)
-        self._give_back(work.refused, charged=work.refused, is_tried_later=True)
+        if is_lasting or work.nacked or numbered is not None:
+            self._wait_for_return(peer, failed=work.nacked)
+        self._requeue(work.nacked, failed=work.nacked, is_tried_later=True)
         self._free_groups_of_resting()
         if numbered is not None:
             self._use(numbered, is_stored=is_lasting, has_made=len(self.made_in) > made)
@@ -651,24 +651,24 @@ class Oracle:
         for name in names:
             self._wait(peer, must=self.producers.forget(name, self.gathering), may=self.gathering)
 
-    def abort(self, peer: Peer, transaction: str, *, charges_all: bool = True) -> None:
+    def abort(self, peer: Peer, transaction: str, *, counts_all: bool = True) -> None:
         self._event += 1
-        returned, charged = self._roll_back(peer, transaction, charges_all=charges_all)
+        returned, failed = self._roll_back(peer, transaction, counts_all=counts_all)
         if returned:
-            self._wait_for_return(peer, charged=charged)
-        self._give_back(returned, charged, is_tried_later=True)
+            self._wait_for_return(peer, failed=failed)
+        self._requeue(returned, failed, is_tried_later=True)
         self._free_groups_of_resting()
 
-    def _roll_back(self, peer: Peer, transaction: str, *, charges_all: bool) -> tuple[list[Letter], list[Letter]]:
+    def _roll_back(self, peer: Peer, transaction: str, *, counts_all: bool) -> tuple[list[Letter], list[Letter]]:
         """What comes back of a transaction, and what of that is charged."""
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed.
         work = peer.transactions.pop(transaction)
-        returned = work.acknowledged + work.refused
+        returned = work.acknowledged + work.nacked
         for letter in returned:
             letter.wish = Wish()
-        return returned, returned if charges_all else list(work.refused)
+        return returned, returned if counts_all else list(work.nacked)
 
-    def give_back(
+    def release(
         self,
         peer: Peer,
         readers: list[Reader],
@@ -676,7 +676,7 @@ class Oracle:
         *,
         rests: bool = False,
         transaction: str | None = None,
-        charges_all: bool = True,
+        counts_all: bool = True,
     ) -> None:
         """`kept` are names of subscriptions, sequences of the broker, and which dispatches.
 
@@ -684,16 +684,16 @@ class Oracle:
         """
         self._event += 1
         returned: list[Letter] = []
-        charged: list[Letter] = []
+        failed: list[Letter] = []
         for reader in readers:
             returned += [each for each in self.unacknowledged(reader) if self._name_of(each) not in kept]
         if transaction is not None:
             # Its name is of what is not held any more, and passed over: all of it comes back.
-            of_transaction, charged = self._roll_back(peer, transaction, charges_all=charges_all)
+            of_transaction, failed = self._roll_back(peer, transaction, counts_all=counts_all)
             returned += of_transaction
         if returned:
-            self._wait_for_return(peer, charged=charged)
-        self._give_back(returned, charged, is_tried_later=True)
+            self._wait_for_return(peer, failed=failed)
+        self._requeue(returned, failed, is_tried_later=True)
         for reader in readers:
             reader.wished = 0
             reader.rests = rests
@@ -738,7 +738,7 @@ class Oracle:
                 del self.owners[queue, group]
 
     def _is_in_transaction_of(self, peer: Peer, letter: Letter) -> bool:
-        work = letter.acknowledged_by or letter.refused_by
+        work = letter.acknowledged_by or letter.nacked_by
         return work is not None and work in peer.transactions.values()
 
     def unsubscribe(self, reader: Reader) -> None:
@@ -746,7 +746,7 @@ class Oracle:
         self._event += 1
         self._end(reader)
         self._wait(reader.peer, may=self.gathering)
-        self._give_back(self.unacknowledged(reader), charged=[])
+        self._requeue(self.unacknowledged(reader), failed=[])
         self._end_subscription(reader)
         self._free_groups_of_resting()
 
@@ -790,10 +790,10 @@ class Oracle:
         there = [each for each in self.letters if each.queue == durable.queue and not each.is_gone]
         # Of what has expired nobody can see whether it is gone already.
         for letter in [each for each in there if not self._may_be_removed(each)]:
-            for work in (letter.acknowledged_by, letter.refused_by):
+            for work in (letter.acknowledged_by, letter.nacked_by):
                 if work is not None:
                     work.acknowledged = [each for each in work.acknowledged if each is not letter]
-                    work.refused = [each for each in work.refused if each is not letter]
+                    work.nacked = [each for each in work.nacked if each is not letter]
             self._remove(letter)
         self._forget_commits(durable.queue)
         if self.leave_memory:
@@ -816,11 +816,11 @@ class Oracle:
             self.wants.pop(reader.queue, None)
             for letter in self.letters:
                 if letter.queue == reader.queue:
-                    for work in (letter.acknowledged_by, letter.refused_by):
+                    for work in (letter.acknowledged_by, letter.nacked_by):
                         if work is not None:
                             work.acknowledged = [each for each in work.acknowledged if each is not letter]
-                            work.refused = [each for each in work.refused if each is not letter]
-                    letter.holder = letter.acknowledged_by = letter.refused_by = None
+                            work.nacked = [each for each in work.nacked if each is not letter]
+                    letter.holder = letter.acknowledged_by = letter.nacked_by = None
                     letter.is_gone = True
             self._forget_commits(reader.queue)
 
@@ -828,23 +828,23 @@ class Oracle:
         self._event += 1
         returned = [letter for work in peer.transactions.values() for letter in work.acknowledged]
         if NACKED_STAYS_WITH_TRANSACTION:
-            returned += [letter for work in peer.transactions.values() for letter in work.refused]
-        charged = list(returned)
+            returned += [letter for work in peer.transactions.values() for letter in work.nacked]
+        failed = list(returned)
         ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
             returned += held
             if peer.names_begun:
                 # Deliveries and attempts: where the client names what it begins, what it has begun.
-                charged += [each for each in held if each.is_begun]
+                failed += [each for each in held if each.is_begun]
             elif held and reader.mode is not AckMode.AUTO:
-                charged.append(held[0])
+                failed.append(held[0])
             self._end(reader)
             ended.append(reader)
         self.looks = [look for look in self.looks if look.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
-        self._give_back(returned, charged=[] if is_clean else charged)
+        self._requeue(returned, failed=[] if is_clean else failed)
         for reader in ended:
             self._end_subscription(reader)
 
@@ -854,7 +854,7 @@ class Oracle:
             held = self.unacknowledged(reader)
             begun = [each for each in held if each.is_begun] if peer.names_begun else held[:1]
             if begun and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
-                self.give_back(peer, [reader], [self._name_of(each) for each in begun], rests=True)
+                self.release(peer, [reader], [self._name_of(each) for each in begun], rests=True)
                 peer.round -= 1
             else:
                 self.unsubscribe(reader)
@@ -922,7 +922,7 @@ class Oracle:
             for each in self.letters
             if self.is_doomed(each)
             and not each.is_gone
-            and (each.holder, each.acknowledged_by, each.refused_by) == (None, None, None)
+            and (each.holder, each.acknowledged_by, each.nacked_by) == (None, None, None)
         ]
 
     def ask_receipt(self, peer: Peer, receipt: str) -> None:
@@ -963,14 +963,14 @@ class Oracle:
         self.letters = [letter for letter in self.letters if letter in stored]
         for letter in self.letters:
             written = self.stored_state(letter)
-            letter.attempts, letter.is_poison = written.attempts, written.is_poison
+            letter.attempts, letter.is_rejected = written.attempts, written.is_rejected
             letter.was_lost = written.was_lost
             letter.causes = written.causes
             # Return: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back: it was held until then (Expiry).
             if letter.is_gone:
-                letter.released_ms = self.now_ms
+                letter.freed_ms = self.now_ms
             letter.is_gone = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
@@ -1016,7 +1016,7 @@ class Oracle:
 
     def _begin_again(self) -> None:
         for letter in self.letters:
-            self._release(letter)
+            self._free(letter)
             letter.removed_in = None
             letter.visible_from = AT_ONCE
             is_waiting = self.is_waiting_for_next_try(letter)
@@ -1024,7 +1024,7 @@ class Oracle:
             letter.is_restored |= letter.attempts > 0
             due_ms = self.now_ms + letter.due - self.steady_ms if is_waiting else 0
             letter.written = [
-                Written(AT_ONCE, letter.attempts, due_ms, letter.is_poison, letter.was_lost, letter.causes)
+                Written(AT_ONCE, letter.attempts, due_ms, letter.is_rejected, letter.was_lost, letter.causes)
             ]
         self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
         self.owners = {}
@@ -1250,7 +1250,7 @@ class Oracle:
         return "it is paused" if queue in self.paused else ""
 
     def _is_there(self, letter: Letter) -> bool:
-        is_taken = letter.holder or letter.acknowledged_by or letter.refused_by
+        is_taken = letter.holder or letter.acknowledged_by or letter.nacked_by
         # Policies: one that has failed too often may have moved already; `arrived` shows it later.
         return not letter.is_gone and (is_taken is not None or not (self.is_expired(letter) or self.is_doomed(letter)))
 
@@ -1298,12 +1298,12 @@ class Oracle:
         """What a consumer holds unacknowledged, in order of dispatch."""
         held = [each for each in self.letters if each.holder is reader and each.acknowledged_by is None]
         if NACKED_STAYS_WITH_TRANSACTION:
-            held = [each for each in held if each.refused_by is None]
+            held = [each for each in held if each.nacked_by is None]
         return sorted(held, key=lambda each: each.dispatched_at)
 
     def answerable(self, reader: Reader) -> list[Letter]:
         """What a consumer may still acknowledge or refuse, in order of dispatch."""
-        return [each for each in self.unacknowledged(reader) if each.refused_by is None]
+        return [each for each in self.unacknowledged(reader) if each.nacked_by is None]
 
     def covered(self, letter: Letter) -> list[Letter]:
         """Return: a NACK is cumulative in `client` mode, as the ACK is."""
@@ -1333,8 +1333,8 @@ class Oracle:
         # Expiry: at the latest when the whole second after its time begins, and the broker comes to it; not while a
         # consumer or an open transaction has it, and within a minute if it is given back after its time.
         due_ms = -(-letter.parcel.expires_ms // 1000) * 1000
-        if letter.released_ms is not None and letter.released_ms >= letter.parcel.expires_ms:
-            due_ms = letter.released_ms + 61_000
+        if letter.freed_ms is not None and letter.freed_ms >= letter.parcel.expires_ms:
+            due_ms = letter.freed_ms + 61_000
         if self.is_doomed(letter):
             # It was about to be dead-lettered when the broker ended; whatever comes first.
             return False
@@ -1346,7 +1346,7 @@ class Oracle:
     def is_doomed(self, letter: Letter) -> bool:
         """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
-        has_failed = letter.attempts >= self.attempts_max or letter.is_poison
+        has_failed = letter.attempts >= self.attempts_max or letter.is_rejected
         return has_failed and not _keeps_failures(letter.queue)
 
     def is_waiting_for_next_try(self, letter: Letter) -> bool:
@@ -1736,7 +1736,7 @@ class Oracle:
 
     def _remove(self, letter: Letter) -> None:
         letter.is_gone = True
-        letter.holder = letter.acknowledged_by = letter.refused_by = None
+        letter.holder = letter.acknowledged_by = letter.nacked_by = None
         if letter.stored_in == self.gathering:
             letter.stored_in = None  # Ready: one that is consumed first is never written.
         if letter.stored_in is not None:
@@ -1780,38 +1780,36 @@ class Oracle:
         reasons += self.producers.written_in(now)
         return reasons
 
-    def _wait_for_return(self, peer: Peer, *, charged: Iterable[Letter]) -> None:
+    def _wait_for_return(self, peer: Peer, *, failed: Iterable[Letter]) -> None:
         """Deliveries and attempts: a receipt says that the attempts of persistent messages are durable."""
-        is_written = any(letter.persistent for letter in charged)
+        is_written = any(letter.persistent for letter in failed)
         self._wait(peer, must=self.gathering if is_written else AT_ONCE, may=self.gathering)
 
-    def _give_back(
-        self, returned: Iterable[Letter], charged: Iterable[Letter], *, is_tried_later: bool = False
-    ) -> None:
+    def _requeue(self, returned: Iterable[Letter], failed: Iterable[Letter], *, is_tried_later: bool = False) -> None:
         """Return: at its exact place again, all in one step, if not `is_tried_later`."""
-        charged = list(charged)
+        failed = list(failed)
         for letter in sorted(returned, key=lambda each: each.key):
-            for work in (letter.acknowledged_by, letter.refused_by):
+            for work in (letter.acknowledged_by, letter.nacked_by):
                 if work is not None:
                     work.acknowledged = [each for each in work.acknowledged if each is not letter]
-                    work.refused = [each for each in work.refused if each is not letter]
-            self._release(letter)
-            if letter in charged:
-                self._charge(letter, is_tried_later)
+                    work.nacked = [each for each in work.nacked if each is not letter]
+            self._free(letter)
+            if letter in failed:
+                self._count_attempt(letter, is_tried_later)
             # Policies: whatever gives it back.
             if self.is_doomed(letter):
                 self._move(letter)
 
-    def _release(self, letter: Letter) -> None:
+    def _free(self, letter: Letter) -> None:
         if letter.holder is not None:
-            letter.released_ms = self.now_ms
+            letter.freed_ms = self.now_ms
             for look in self.looks:
                 # From now on it waits, if only for a moment.
                 look.hidden.discard(letter)
-        letter.holder = letter.acknowledged_by = letter.refused_by = None
+        letter.holder = letter.acknowledged_by = letter.nacked_by = None
         letter.is_begun = False
 
-    def _charge(self, letter: Letter, is_tried_later: bool) -> None:
+    def _count_attempt(self, letter: Letter, is_tried_later: bool) -> None:
         letter.attempts += 1
         # Only a connection that was lost charges what is due at once (Return).
         letter.was_lost = not is_tried_later
@@ -1822,15 +1820,15 @@ class Oracle:
             # An attempt of which nobody says why leaves the causes as they are.
             if letter.wish.cause:
                 letter.causes = (letter.causes[0] or letter.wish.cause, letter.wish.cause)
-            letter.is_poison = letter.wish.is_poison and not _keeps_failures(letter.queue)
+            letter.is_rejected = letter.wish.is_rejected and not _keeps_failures(letter.queue)
             delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
-            self.charged_in = self.gathering
+            self.attempt_counted_in = self.gathering
             due_ms = self.now_ms + delay if letter.due > self.steady_ms else 0
             letter.written.append(
-                Written(self.gathering, letter.attempts, due_ms, letter.is_poison, letter.was_lost, letter.causes)
+                Written(self.gathering, letter.attempts, due_ms, letter.is_rejected, letter.was_lost, letter.causes)
             )
 
     def _move(self, letter: Letter) -> None:

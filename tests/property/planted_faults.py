@@ -26,11 +26,11 @@ from tests.property.broker_machine import (
     BusyTopicsMachine,
     ExpiringMachine,
     FailingMachine,
-    GivingBackGroupsMachine,
-    GivingBackMachine,
     GroupsMachine,
     PagingMachine,
     ProducersMachine,
+    ReleasingGroupsMachine,
+    ReleasingMachine,
     ScheduledMachine,
     SelectingMachine,
     SpillingMachine,
@@ -48,8 +48,8 @@ from truenext.commands import (
     Begun,
     Commit,
     Credit,
-    GiveBack,
     Nack,
+    Release,
     Send,
     Subscribe,
     Unsubscribe,
@@ -63,8 +63,8 @@ from truenext.engine.background.scheduled import DueLook, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
-from truenext.engine.commands.giving_back import GivingBack
 from truenext.engine.commands.pulling import Pulling
+from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
@@ -350,11 +350,11 @@ def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
 
 
 def what_is_given_back_loses_its_sequence(patch: Patch) -> None:
-    give_back = rooms.RETURN_TO_LANE.original
+    return_to_lane = rooms.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         entry.sequence += 1000
-        give_back(lane, entry)
+        return_to_lane(lane, entry)
 
     rooms.RETURN_TO_LANE.replace(patch, faulty)
 
@@ -592,18 +592,18 @@ def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
 
 
 def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
-    refuse = rooms.REFUSE.original
+    nack_message = rooms.NACK.original
 
     def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
         assert queue is not None
         was_touched = queue in rooms.touched(acknowledging)
         waiting = queue.waiting()
-        refuse(acknowledging, session, nack)
+        nack_message(acknowledging, session, nack)
         if nack.transaction is None and queue.waiting() == waiting and not was_touched:
             rooms.touched(acknowledging).pop(queue, None)
 
-    rooms.REFUSE.replace(patch, faulty)
+    rooms.NACK.replace(patch, faulty)
 
 
 # Returns and attempts -------------------------------------------------------------------------------------------------
@@ -628,7 +628,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
                 entry.message = message
                 if message is not None:
                     rooms.CAME.of(connecting)(entry, message)
-                rooms.GIVE_BACK.of(connecting)(entry, Reason.RELEASED)
+                rooms.REQUEUE.of(connecting)(entry, Reason.RELEASED)
 
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
     rooms.DISCONNECT.replace(patch, faulty_disconnect)
@@ -650,7 +650,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     def faulty_abort(transactions: Transactions, session: Session, command: Abort) -> None:
         abort(transactions, session, command)
         for entry in outside.pop(rooms.all_queues(transactions), []):
-            rooms.GIVE_BACK.of(transactions)(entry, Reason.RELEASED)
+            rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
@@ -670,7 +670,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     def faulty_turn(turn: Turn) -> Effects:
         effects = take_turn(turn)
         for entry in late.pop(rooms.all_queues(turn), []):
-            rooms.GIVE_BACK.of(turn)(entry, Reason.RELEASED)
+            rooms.REQUEUE.of(turn)(entry, Reason.RELEASED)
         return effects
 
     rooms.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
@@ -678,41 +678,41 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
 
 
 def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
-    give_back = rooms.GIVE_BACK.original
+    requeue = rooms.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         ledger = rooms.ledger_of(outcomes)
         was_awaited = ledger.is_awaited
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         ledger.is_awaited = was_awaited
 
-    rooms.GIVE_BACK.replace(patch, faulty)
+    rooms.REQUEUE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=3)
+@shows_in(ReleasingMachine, first=3)
 def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
     abort = rooms.ABORT_TRANSACTION.original
 
-    def faulty(transactions: Transactions, session: Session, name: str, *, charges_all: bool) -> None:
+    def faulty(transactions: Transactions, session: Session, name: str, *, counts_all: bool) -> None:
         batch = session.batch
-        abort(transactions, session, name, charges_all=charges_all)
+        abort(transactions, session, name, counts_all=counts_all)
         session.batch = batch
 
     rooms.ABORT_TRANSACTION.replace(patch, faulty)
 
 
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
-    release = rooms.RELEASE.original
+    end_consumer = rooms.END_CONSUMER.original
 
     def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
         rest = list(consumer.held.values())[1:] if is_lost else []
         for entry in rest:
             del consumer.held[entry.sequence]
-        release(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_lost=is_lost)
         for entry in rest:
-            rooms.GIVE_BACK.of(subscribing)(entry, Reason.LOST)
+            rooms.REQUEUE.of(subscribing)(entry, Reason.LOST)
 
-    rooms.RELEASE.replace(patch, faulty)
+    rooms.END_CONSUMER.replace(patch, faulty)
 
 
 def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
@@ -734,8 +734,8 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
 def _abort_without_an_attempt(transactions: Transactions, session: Session, name: str) -> None:
     transaction = session.transactions.end(name)
     rooms.memory(transactions).open -= transaction.size
-    for entry in (*transaction.acknowledged(), *transaction.refused()):
-        rooms.GIVE_BACK.of(transactions)(entry, Reason.RELEASED)
+    for entry in (*transaction.acknowledged(), *transaction.nacked()):
+        rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
     if transaction.held:
         session.batch = rooms.ledger_of(transactions).latest_batch
 
@@ -824,7 +824,7 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
         for entry in transaction.acknowledged():
             rooms.ACKNOWLEDGED.of(transactions)(entry)
             del transaction.held[entry.sequence]
-        rooms.ABORT_TRANSACTION.of(transactions)(session, name, charges_all=True)
+        rooms.ABORT_TRANSACTION.of(transactions)(session, name, counts_all=True)
 
     _change_repeated_commit(patch, faulty)
 
@@ -1161,24 +1161,22 @@ def attempts_are_not_written(patch: Patch) -> None:
 
 
 def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> None:
-    give_back, remove = rooms.GIVE_BACK.original, rooms.WRITE_REMOVAL.original
-    is_giving_back = False
+    requeue, remove = rooms.REQUEUE.original, rooms.WRITE_REMOVAL.original
+    is_requeuing = False
 
-    def faulty_give_back(
-        outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = ""
-    ) -> None:
-        nonlocal is_giving_back
-        is_giving_back = True
+    def faulty_requeue(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+        nonlocal is_requeuing
+        is_requeuing = True
         try:
-            give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+            requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         finally:
-            is_giving_back = False
+            is_requeuing = False
 
     def faulty_remove(batch: Batch, entry: Entry) -> None:
-        if not is_giving_back:
+        if not is_requeuing:
             remove(batch, entry)
 
-    rooms.GIVE_BACK.replace(patch, faulty_give_back)
+    rooms.REQUEUE.replace(patch, faulty_requeue)
     rooms.WRITE_REMOVAL.replace(patch, faulty_remove)
 
 
@@ -1419,11 +1417,11 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
-    give_back = rooms.RETURN_TO_LANE.original
+    return_to_lane = rooms.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         if entry.message is not None:
-            give_back(lane, entry)
+            return_to_lane(lane, entry)
 
     rooms.RETURN_TO_LANE.replace(patch, faulty)
 
@@ -1532,38 +1530,38 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
-    give_back = rooms.GIVE_BACK.original
+    requeue = rooms.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        give_back(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
 
-    rooms.GIVE_BACK.replace(patch, faulty)
+    rooms.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
-        refuse(
+        nack_message(
             acknowledging,
             session,
             Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack,
         )
 
-    refuse = rooms.REFUSE.original
-    rooms.REFUSE.replace(patch, faulty)
+    nack_message = rooms.NACK.original
+    rooms.NACK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     fail = rooms.FAIL.original
     nacks: dict[int, Nack] = {}
-    refuse = rooms.REFUSE.original
+    nack_message = rooms.NACK.original
 
     def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         nacks[nack.sequence] = nack
-        refuse(acknowledging, session, nack)
+        nack_message(acknowledging, session, nack)
 
-    rooms.REFUSE.replace(patch, noting)
+    rooms.NACK.replace(patch, noting)
     rooms.FAIL.replace(
         patch, lambda outcomes, entry, reason, nack=None: fail(outcomes, entry, reason, nacks.get(entry.sequence))
     )
@@ -2056,17 +2054,17 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 
 @shows_in(FailingMachine, first=1)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
-    give_back = rooms.GIVE_BACK.original
+    requeue = rooms.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         queue = entry.lane.queue
         policy = queue.policy
         if reason is Reason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         queue.policy = policy
 
-    rooms.GIVE_BACK.replace(patch, faulty)
+    rooms.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=5)
@@ -2229,7 +2227,7 @@ def _of_no_content(content: int, **said: Any) -> Entry:
 
 @shows_in(TopicsMachine)
 def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
-    rooms.RELEASE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
+    rooms.DEREFERENCE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
 
 
 @shows_in(TopicsMachine)
@@ -2513,25 +2511,25 @@ def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
-    give_back = rooms.GIVE_NUMBER_BACK.original
+    free_number = rooms.FREE_NUMBER.original
 
     def faulty(numbers: Numbers, queue: Queue) -> None:
-        give_back(numbers, queue)
+        free_number(numbers, queue)
         rooms.ledger_of(numbers).batch.queues.pop(queue.number, None)
 
-    rooms.GIVE_NUMBER_BACK.replace(patch, faulty)
+    rooms.FREE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
-    give_back = rooms.GIVE_NUMBER_BACK.original
+    free_number = rooms.FREE_NUMBER.original
 
     def faulty(numbers: Numbers, queue: Queue) -> None:
-        give_back(numbers, queue)
+        free_number(numbers, queue)
         rooms.free_numbers(numbers).extend(number for _, number in rooms.numbers_that_go(numbers))
         rooms.numbers_that_go(numbers).clear()
 
-    rooms.GIVE_NUMBER_BACK.replace(patch, faulty)
+    rooms.FREE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -3002,10 +3000,10 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             entry.lane.queue.resident -= size
             wrong.resident += size
             entry.lane = wrong.lane(entry.lane.rank)
-        release(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_lost=is_lost)
 
-    release = rooms.RELEASE.original
-    rooms.RELEASE.replace(patch, faulty)
+    end_consumer = rooms.END_CONSUMER.original
+    rooms.END_CONSUMER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -3074,102 +3072,100 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
 Kept = set[tuple[str, int, int]]
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
-    release = rooms.RELEASE_HELD.original
-    rooms.RELEASE_HELD.replace(patch, lambda giving_back, consumer, kept: release(giving_back, consumer, set()))
+    release_held = rooms.RELEASE_HELD.original
+    rooms.RELEASE_HELD.replace(patch, lambda releasing, consumer, kept: release_held(releasing, consumer, set()))
 
 
-@shows_in(GivingBackMachine, first=2)
+@shows_in(ReleasingMachine, first=2)
 def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
-    def faulty(giving_back: GivingBack, consumer: Consumer, kept: Kept) -> None:
+    def faulty(releasing: Releasing, consumer: Consumer, kept: Kept) -> None:
         sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
         held = [entry for entry in consumer.held.values() if entry.sequence in sequences]
-        release(giving_back, consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in held})
+        release_held(releasing, consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in held})
 
-    release = rooms.RELEASE_HELD.original
+    release_held = rooms.RELEASE_HELD.original
     rooms.RELEASE_HELD.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
     keep = rooms.KEEP_BEGUN.original
-    rooms.KEEP_BEGUN.replace(
-        patch, lambda giving_back, consumer, kept: keep(giving_back, consumer, consumer.held.values())
-    )
+    rooms.KEEP_BEGUN.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, consumer.held.values()))
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
     keep = rooms.KEEP_BEGUN.original
-    rooms.KEEP_BEGUN.replace(patch, lambda giving_back, consumer, kept: keep(giving_back, consumer, ()))
+    rooms.KEEP_BEGUN.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
 
 
-def _while_giving_back(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
+def _while_releasing(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
     """Wrong only while that is given back which subscriptions hold."""
 
-    def faulty(giving_back: GivingBack, consumer: Consumer, kept: Kept) -> None:
+    def faulty(releasing: Releasing, consumer: Consumer, kept: Kept) -> None:
         with pytest.MonkeyPatch.context() as inner:
             target.replace(inner, with_this)
-            release(giving_back, consumer, kept)
+            release_held(releasing, consumer, kept)
 
-    release = rooms.RELEASE_HELD.original
+    release_held = rooms.RELEASE_HELD.original
     rooms.RELEASE_HELD.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
-    give_back = rooms.GIVE_BACK.original
+    requeue = rooms.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason) -> None:
-        give_back(outcomes, entry, Reason.LOST)
+        requeue(outcomes, entry, Reason.LOST)
 
-    _while_giving_back(patch, rooms.GIVE_BACK, faulty)
+    _while_releasing(patch, rooms.REQUEUE, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
     def faulty(lane: Lane, entry: Entry) -> None:
         _arrived_of(lane).append(entry)
 
-    _while_giving_back(patch, rooms.RETURN_TO_LANE, faulty)
+    _while_releasing(patch, rooms.RETURN_TO_LANE, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
-    def faulty(giving_back: GivingBack, session: Session, request: GiveBack) -> None:
-        give_back(giving_back, session, request)
+    def faulty(releasing: Releasing, session: Session, request: Release) -> None:
+        release(releasing, session, request)
         session.round -= 1
 
-    give_back = rooms.GIVE_BACK_AS_ASKED.original
-    rooms.GIVE_BACK_AS_ASKED.replace(patch, faulty)
+    release = rooms.RELEASE.original
+    rooms.RELEASE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=0)
+@shows_in(ReleasingMachine, first=0)
 def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> None:
-    def faulty(giving_back: GivingBack, session: Session, request: GiveBack) -> None:
+    def faulty(releasing: Releasing, session: Session, request: Release) -> None:
         for name in request.subscriptions:
             consumer = session.consumers.get(name)
             if consumer is not None and consumer.mode is not AckMode.AUTO and session.has_rounds:
-                rooms.RELEASE_HELD.of(giving_back)(consumer, set(request.kept))
-        give_back(giving_back, session, request)
+                rooms.RELEASE_HELD.of(releasing)(consumer, set(request.kept))
+        release(releasing, session, request)
 
-    give_back = rooms.GIVE_BACK_AS_ASKED.original
-    rooms.GIVE_BACK_AS_ASKED.replace(patch, faulty)
+    release = rooms.RELEASE.original
+    rooms.RELEASE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
     def faulty(consumer: Consumer, now_ms: int) -> None:
-        gave_back(consumer, now_ms)
+        restart_auto_window(consumer, now_ms)
         if consumer.auto is not None and not consumer.rests:
             consumer.window = consumer.auto.size = max(2, consumer.window // 2)
 
-    gave_back = rooms.GAVE_BACK.original
-    rooms.GAVE_BACK.replace(patch, faulty)
+    restart_auto_window = rooms.RESTART_AUTO_WINDOW.original
+    rooms.RESTART_AUTO_WINDOW.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
@@ -3180,23 +3176,23 @@ def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
     rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
     def faulty(pulling: Pulling, session: Session, credit: Credit) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.WAKE_CONSUMER.replace(inner, lambda giving_back, consumer: None)
+            rooms.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
             ask(pulling, session, credit)
 
     ask = rooms.ASK_CREDIT.original
     rooms.ASK_CREDIT.replace(patch, faulty)
 
 
-@shows_in(GivingBackGroupsMachine)
+@shows_in(ReleasingGroupsMachine)
 def a_group_stays_with_one_that_rests(patch: Patch) -> None:
     rooms.FREE_WHAT_RESTS.replace(patch, lambda groups, queue: None)
 
 
-@shows_in(GivingBackGroupsMachine, first=2)
+@shows_in(ReleasingGroupsMachine, first=2)
 def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.resting}
@@ -3211,7 +3207,7 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
     rooms.FREE_WHAT_RESTS.replace(patch, faulty)
 
 
-@shows_in(GivingBackGroupsMachine)
+@shows_in(ReleasingGroupsMachine)
 def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
         held = {consumer: consumer.held for consumer in groups.resting}
@@ -3225,7 +3221,7 @@ def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> 
     rooms.FREE_WHAT_RESTS.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=5)
+@shows_in(ReleasingMachine, first=5)
 def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
     consumer_of = rooms.CONSUMER_OF.original
     rooms.CONSUMER_OF.replace(
@@ -3236,19 +3232,19 @@ def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
 # What is charged ------------------------------------------------------------------------------------------------------
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
     abort = rooms.ABORT_TRANSACTION.original
     rooms.ABORT_TRANSACTION.replace(
-        patch, lambda transactions, session, name, charges_all: abort(transactions, session, name, charges_all=True)
+        patch, lambda transactions, session, name, counts_all: abort(transactions, session, name, counts_all=True)
     )
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
-    def faulty(transactions: Transactions, session: Session, name: str, *, charges_all: bool) -> None:
-        if charges_all:
-            abort(transactions, session, name, charges_all=True)
+    def faulty(transactions: Transactions, session: Session, name: str, *, counts_all: bool) -> None:
+        if counts_all:
+            abort(transactions, session, name, counts_all=True)
         else:
             _abort_without_an_attempt(transactions, session, name)
 
@@ -3256,31 +3252,31 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
     rooms.ABORT_TRANSACTION.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         transaction = session.transactions.get(nack.transaction or "")
         was_acknowledged = transaction is not None and transaction.acknowledges(nack.sequence, nack.dispatch)
-        refuse(acknowledging, session, nack)
+        nack_message(acknowledging, session, nack)
         if transaction is not None and was_acknowledged:
-            del transaction.refusals[nack.sequence]
+            del transaction.nacks[nack.sequence]
 
-    refuse = rooms.REFUSE.original
-    rooms.REFUSE.replace(patch, faulty)
+    nack_message = rooms.NACK.original
+    rooms.NACK.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=3)
+@shows_in(ReleasingMachine, first=3)
 def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         is_begun = entry.is_begun
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_begun = is_begun
 
-    give_back = rooms.GIVE_BACK.original
-    rooms.GIVE_BACK.replace(patch, faulty)
+    requeue = rooms.REQUEUE.original
+    rooms.REQUEUE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, begun: Begun) -> None:
         say_begun(acknowledging, session, begun)
@@ -3290,7 +3286,7 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
     rooms.SAY_BEGUN.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=2)
+@shows_in(ReleasingMachine, first=2)
 def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         if ack.begins is not None:
@@ -3302,18 +3298,18 @@ def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> Non
     rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_begins(patch: Patch) -> None:
     def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
         names_begun, consumer.session.names_begun = consumer.session.names_begun, False
-        release(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_lost=is_lost)
         consumer.session.names_begun = names_begun
 
-    release = rooms.RELEASE.original
-    rooms.RELEASE.replace(patch, faulty)
+    end_consumer = rooms.END_CONSUMER.original
+    rooms.END_CONSUMER.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> None:
     def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
         entry = new_entry(reading, lane, found, message)
@@ -3324,15 +3320,15 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
     rooms.ENTRY_OF_FOUND.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=10)
+@shows_in(ReleasingMachine, first=10)
 def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         was_lost = entry.was_lost
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.was_lost |= was_lost
 
-    give_back = rooms.GIVE_BACK.original
-    rooms.GIVE_BACK.replace(patch, faulty)
+    requeue = rooms.REQUEUE.original
+    rooms.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=4)
@@ -3342,7 +3338,7 @@ def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
 
 @shows_in(BrokerMachine, first=3)
 def room_that_was_kept_for_a_transaction_is_never_free(patch: Patch) -> None:
-    rooms.RELEASE_PROMISED.replace(patch, lambda queues, promised: None)
+    rooms.FREE_PROMISED.replace(patch, lambda queues, promised: None)
 
 
 # Causes ---------------------------------------------------------------------------------------------------------------
@@ -3392,23 +3388,23 @@ def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
 @shows_in(FailingMachine, first=1)
 def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
 
     def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
         said[nack.sequence] = nack.cause
-        refuse(acknowledging, session, nack)
+        nack_message(acknowledging, session, nack)
 
     said: dict[int, str] = {}
-    refuse, give_back = rooms.REFUSE.original, rooms.GIVE_BACK.original
-    rooms.REFUSE.replace(patch, noting)
-    rooms.GIVE_BACK.replace(patch, faulty)
+    nack_message, requeue = rooms.NACK.original, rooms.REQUEUE.original
+    rooms.NACK.replace(patch, noting)
+    rooms.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
         if nack is not None and nack.sequence != entry.sequence:
-            nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_poison)
+            nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_rejected)
         fail(outcomes, entry, reason, nack)
 
     fail = rooms.FAIL.original
@@ -3420,10 +3416,10 @@ def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         if entry.causes is not None and not cause:
             entry.causes = KnownCauses(entry.causes.first, entry.causes.first, entry.causes.batch)
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
 
-    give_back = rooms.GIVE_BACK.original
-    rooms.GIVE_BACK.replace(patch, faulty)
+    requeue = rooms.REQUEUE.original
+    rooms.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -3437,7 +3433,7 @@ def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
     rooms.MAKE_DEAD_LETTER.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=2)
+@shows_in(ReleasingMachine, first=2)
 def a_doomed_transaction_is_committed(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: Session, commit: Commit) -> None:
         if commit.transaction in session.transactions:
@@ -3465,17 +3461,17 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[Consumer, Queu
     rooms.IS_NOTHING_READY.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def nothing_is_said_to_be_ready_while_a_page_is_read(patch: Patch) -> None:
     _say_that_nothing_is_ready(patch, lambda consumer, queue: queue.watcher is None)
 
 
-@shows_in(GivingBackGroupsMachine)
+@shows_in(ReleasingGroupsMachine)
 def nothing_is_said_to_be_ready_while_a_selector_is_compared(patch: Patch) -> None:
     _say_that_nothing_is_ready(patch, lambda consumer, queue: consumer.selector is not None)
 
 
-@shows_in(GivingBackGroupsMachine)
+@shows_in(ReleasingGroupsMachine)
 def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard) -> bool:
         rooms.awaiting_page(dispatch).discard(wildcard)
@@ -3485,7 +3481,7 @@ def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch
     rooms.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine, first=1)
+@shows_in(ReleasingMachine, first=1)
 def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
@@ -3497,12 +3493,12 @@ def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
     rooms.ACKNOWLEDGE.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
-    _while_giving_back(patch, rooms.FORGET_WISH, lambda wishes, consumer: None)
+    _while_releasing(patch, rooms.FORGET_WISH, lambda wishes, consumer: None)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> None:
     def faulty(wishes: Wishes, consumer: Consumer) -> None:
         if consumer.wish is not None:
@@ -3510,10 +3506,10 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
                 rooms.FORGET_WISH.replace(inner, rooms.FORGET_WISH.original)
                 wishes.end(consumer)
 
-    _while_giving_back(patch, rooms.FORGET_WISH, faulty)
+    _while_releasing(patch, rooms.FORGET_WISH, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
     def faulty(wishes: Wishes, consumer: Consumer) -> None:
         began(wishes, consumer)
@@ -3523,7 +3519,7 @@ def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
     rooms.WISH_BEGAN.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
     def faulty(pulling: Pulling, session: Session, credit: Credit) -> EndedWish | None:
         consumer = session.consumers.get(credit.subscription)
@@ -3535,7 +3531,7 @@ def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> 
     rooms.ASK_CREDIT.replace(patch, faulty)
 
 
-@shows_in(GivingBackMachine)
+@shows_in(ReleasingMachine)
 def something_comes_behind_the_end_of_a_wish(patch: Patch) -> None:
     def faulty(wishes: Wishes) -> list[EndedWish]:
         ended = take_ended(wishes)

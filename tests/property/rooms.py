@@ -42,8 +42,8 @@ from truenext.engine.commands import subscribing as subscribing_module
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
-from truenext.engine.commands.giving_back import GivingBack
 from truenext.engine.commands.pulling import Pulling
+from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
@@ -102,7 +102,7 @@ from truenext.engine.turn import Turn
 from truenext.engine.writing import copies as copies_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.copies import put_all
-from truenext.engine.writing.entries import introduce, mark, put, release, remove, share
+from truenext.engine.writing.entries import dereference, introduce, mark, put, remove, share
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
@@ -244,7 +244,7 @@ LIVING = Target(Sending.living, Sending)
 SUBSCRIBE = Target(Subscribing.subscribe, Subscribing)
 UNSUBSCRIBE = Target(Subscribing.unsubscribe, Subscribing)
 ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)
-REFUSE = Target(Acknowledging.refuse, Acknowledging)
+NACK = Target(Acknowledging.nack, Acknowledging)
 COMMIT = Target(Transactions.commit, Transactions)
 ABORT = Target(Transactions.abort, Transactions)
 CAN_DO_BULK = Attribute("can_do", Bulk)
@@ -266,8 +266,8 @@ IS_REPEAT = Target(Sending.is_repeat, Sending)
 
 # Give back, give up, be done with -------------------------------------------------------------------------------------
 FAIL = Target(Outcomes.fail, Outcomes)
-GIVE_BACK = Target(Outcomes.give_back, Outcomes)
-RELEASE = Target(Subscribing.release, Subscribing)
+REQUEUE = Target(Outcomes.requeue, Outcomes)
+END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
 END_DELAY = Target(Outcomes.end_delay, Outcomes)
 GIVE_UP = Target(Outcomes.give_up, Outcomes)
 MAKE_DEAD_LETTER = Target(dead_letter, outcomes_module)
@@ -285,10 +285,10 @@ WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
 # Giving back and pulling ----------------------------------------------------------------------------------------------
-GIVE_BACK_AS_ASKED = Target(GivingBack.give_back, GivingBack)
-KEEP_BEGUN = Target(GivingBack.keep, GivingBack)
-RELEASE_HELD = Target(GivingBack._release, GivingBack)
-WAKE_CONSUMER = Target(GivingBack.wake_consumer, GivingBack)
+RELEASE = Target(Releasing.release, Releasing)
+KEEP_BEGUN = Target(Releasing.keep, Releasing)
+RELEASE_HELD = Target(Releasing._release_held, Releasing)
+WAKE_CONSUMER = Target(Releasing.wake_consumer, Releasing)
 SAY_BEGUN = Target(Acknowledging.begun, Acknowledging)
 ASK_CREDIT = Target(Pulling.ask, Pulling)
 WISH_BEGAN = Target(Wishes.began, Wishes)
@@ -296,7 +296,7 @@ FORGET_WISH = Target(Wishes.forget, Wishes)
 TAKE_ENDED_WISHES = Target(Wishes.take_ended, Wishes)
 IS_NOTHING_READY = Target(NothingReady._has_nothing_for, NothingReady)
 IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_for, WildcardDispatch)
-GAVE_BACK = Target(Consumer.gave_back, Consumer)
+RESTART_AUTO_WINDOW = Target(Consumer.restart_auto_window, Consumer)
 CONSUMER_OF = Target(Session.consumer_of, Session)
 
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
@@ -310,10 +310,10 @@ DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
 ARE_SAME = Target(are_same, subscribing_module)
 END_SUBSCRIPTION = Target(Queues.end, Queues)
 ADD_ENDING = Target(Endings.add, Endings)
-RELEASE_CONTENT_OF_ENDED = Target(release, endings_module)
+DEREFERENCE_CONTENT_OF_ENDED = Target(dereference, endings_module)
 REMEMBERS = Target(remembers, queues_module)
 IS_PROMISED = Target(Queues.is_promised, Queues)
-RELEASE_PROMISED = Target(Queues.release, Queues)
+FREE_PROMISED = Target(Queues.free_promised, Queues)
 INTRODUCE = Target(introduce, queues_module)
 AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
 ADD_TO_TOPICS = Target(Topics.add, Topics)
@@ -325,7 +325,7 @@ VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
 MAY_QUEUE_GO = Target(Queues.may_go, Queues)
 LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
-GIVE_NUMBER_BACK = Target(Numbers.free, Numbers)
+FREE_NUMBER = Target(Numbers.free, Numbers)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)

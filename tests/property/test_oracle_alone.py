@@ -56,7 +56,7 @@ def test_what_is_given_back_comes_again_without_an_attempt_but_for_what_is_kept(
     reader = world.subscribe(peer)
     world.send(peer, "m1", "m2", "m3")
     world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.give_back(peer, [reader], [world.name("m2")])
+    world.oracle.release(peer, [reader], [world.name("m2")])
     assert (peer.round, world.letter("m1").attempts) == (1, 0)
     world.turn((reader, "m1"), (reader, "m3"))
 
@@ -69,9 +69,9 @@ def test_what_is_kept_by_an_earlier_dispatch_is_given_back() -> None:
     world.turn((reader, "m1"))
     earlier = world.name("m1")
     for _ in range(2):
-        world.oracle.give_back(peer, [reader], [])
+        world.oracle.release(peer, [reader], [])
         world.turn((reader, "m1"))
-    world.oracle.give_back(peer, [reader], [earlier])
+    world.oracle.release(peer, [reader], [earlier])
     world.turn((reader, "m1"))
 
 
@@ -81,7 +81,7 @@ def test_one_that_rests_gets_nothing_until_it_is_woken() -> None:
     reader = world.subscribe(peer)
     world.send(peer, "m1")
     world.turn((reader, "m1"))
-    world.oracle.give_back(peer, [reader], [], rests=True)
+    world.oracle.release(peer, [reader], [], rests=True)
     world.turn()
     world.oracle.check_idle()
     world.oracle.wake(reader)
@@ -96,7 +96,7 @@ def test_a_group_leaves_one_that_rests_once_it_has_nothing_of_it() -> None:
     world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
     world.oracle.begin(peer, "t")
     world.oracle.acknowledge(peer, world.letter("m2"), "t")
-    world.oracle.give_back(peer, [reader], [world.name("m1")], rests=True)
+    world.oracle.release(peer, [reader], [world.name("m1")], rests=True)
     world.turn()
     world.oracle.acknowledge(peer, world.letter("m1"))
     world.turn()
@@ -113,8 +113,8 @@ def test_an_aborted_transaction_is_charged_for_what_it_refused() -> None:
     world.oracle.begin(peer, "t")
     for label in ("m1", "m2"):
         world.oracle.acknowledge(peer, world.letter(label), "t")
-    world.oracle.refuse_acknowledged(world.letter("m2"), Wish())
-    world.oracle.give_back(peer, [reader], [], transaction="t", charges_all=False)
+    world.oracle.nack_acknowledged(world.letter("m2"), Wish())
+    world.oracle.release(peer, [reader], [], transaction="t", counts_all=False)
     assert [world.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
 
 
@@ -126,7 +126,7 @@ def test_a_lost_connection_is_charged_for_what_it_has_begun_in_this_dispatch() -
     world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
     world.oracle.say_begun(world.letter("m2"))
     world.oracle.say_begun(world.letter("m3"))
-    world.oracle.give_back(peer, [reader], [world.name("m2")])
+    world.oracle.release(peer, [reader], [world.name("m2")])
     world.turn((reader, "m1"), (reader, "m3"))
     world.oracle.disconnect(peer, is_clean=False)
     assert [world.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
@@ -190,6 +190,6 @@ def test_a_wish_ends_with_a_request_to_give_back_and_nobody_says_so() -> None:
     peer = world.connect()
     reader = world.subscribe(peer, is_pulling=True)
     world.oracle.ask(reader, 3, waits=True, correlation=None)
-    world.oracle.give_back(peer, [reader], [])
+    world.oracle.release(peer, [reader], [])
     world.send(peer, "m1")
     world.turn()

@@ -14,8 +14,8 @@ from truenext.commands import (
     Begun,
     Commit,
     Credit,
-    GiveBack,
     Nack,
+    Release,
     Subscribe,
     Unsubscribe,
     Wake,
@@ -38,7 +38,7 @@ class BusyClients:
         self.sessions = [self.join() for _ in range(4)]
         actions: list[tuple[Callable[[int], None], int]] = [
             *((self.send, 24), (self.turn, 14), (self.begin, 16), (self.answer, 16), (self.answer_in_transaction, 6)),
-            *((self.end_transaction, 4), (self.give_back, 5), (self.wake, 4), (self.ask, 10), (self.leave, 5)),
+            *((self.end_transaction, 4), (self.release, 5), (self.wake, 4), (self.ask, 10), (self.leave, 5)),
             *((self.subscribe_again, 2), (self.pass_time, 6)),
         ]
         for action in self.random.choices([one for one, _ in actions], [weight for _, weight in actions], k=steps):
@@ -107,7 +107,7 @@ class BusyClients:
         if self.chance(0.7):
             self.engine.acknowledge(self.sessions[place], Ack("s", sequence))
         else:
-            self.engine.refuse(self.sessions[place], Nack("s", sequence))
+            self.engine.nack(self.sessions[place], Nack("s", sequence))
 
     def answer_in_transaction(self, place: int) -> None:
         session = self.sessions[place]
@@ -120,9 +120,9 @@ class BusyClients:
             self.engine.acknowledge(session, Ack("s", sequence, "t"))
             if self.chance(0.2):
                 # What the transaction has acknowledged it may refuse after that.
-                self.engine.refuse(session, Nack("s", sequence, "t"))
+                self.engine.nack(session, Nack("s", sequence, "t"))
         else:
-            self.engine.refuse(session, Nack("s", sequence, "t"))
+            self.engine.nack(session, Nack("s", sequence, "t"))
 
     def end_transaction(self, place: int) -> None:
         session = self.sessions[place]
@@ -130,16 +130,16 @@ class BusyClients:
             if self.chance(0.5):
                 self.engine.commit(session, Commit("t"))
             else:
-                self.engine.abort(session, Abort("t", charges_all=self.chance(0.5)))
+                self.engine.abort(session, Abort("t", counts_all=self.chance(0.5)))
 
-    def give_back(self, place: int) -> None:
+    def release(self, place: int) -> None:
         session, consumer = self.sessions[place], self.consumer(place)
         if consumer is None or consumer.mode is AckMode.AUTO:
             return
         kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
         transaction = "t" if "t" in session.transactions and self.chance(0.5) else None
-        request = GiveBack(["s"], kept, rests=self.chance(0.5), transaction=transaction, charges_all=self.chance(0.5))
-        self.engine.give_back(session, request)
+        request = Release(["s"], kept, rests=self.chance(0.5), transaction=transaction, counts_all=self.chance(0.5))
+        self.engine.release(session, request)
 
     def wake(self, place: int) -> None:
         consumer = self.consumer(place)

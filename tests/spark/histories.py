@@ -207,11 +207,11 @@ class RandomHistory:
             if sequence not in kept:
                 del self.holders[sequence]
                 is_lost = (sequence in self.begun or self.chance(self.faults)) and self.chance(0.5)
-                self.give_back(queue, sequence, "lost" if is_lost else "released")
+                self.requeue(queue, sequence, "lost" if is_lost else "released")
         if not is_told_first:
             self.add("unsubscribed", queue=queue, consumer=consumer)
 
-    def give_back(self, queue: str, sequence: int, reason: str) -> None:
+    def requeue(self, queue: str, sequence: int, reason: str) -> None:
         has_failed = reason.startswith(("failed", "refused", "aborted", "lost"))
         attempts = self.attempts.get(sequence, 0) + has_failed
         if self.chance(self.faults):
@@ -293,7 +293,7 @@ class RandomHistory:
             wait = reason.rpartition(" ")[2]
             if wait in ("delayed", "holding"):
                 self.waits[sequence] = wait
-            self.give_back(queue, sequence, reason)
+            self.requeue(queue, sequence, reason)
             return
         if kind == "dead-lettered":
             extra |= {"target_queue": "DLQ." + queue, "target_sequence": 10**9 + sequence}

@@ -413,10 +413,10 @@ class Judge:
             self._find("forgotten", queue, each)
         reason = each["reason"].partition(" ")[0]
         if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
-            self._find("charged", queue, each)
+            self._find("miscount", queue, each)
         taker = self._holder(queue, each, letter)
         if reason in ("lost", "aborted") and taker is not None and taker.tells_begun and not letter.begun:
-            self._find("charged", queue, each)
+            self._find("miscount", queue, each)
 
     @staticmethod
     def _of_group(letters: dict[int, Letter], group: int | None) -> dict[int, Letter]:

@@ -143,5 +143,6 @@ def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | 
             each["overtaken_sequence"] if each["overtaken_sequence"] >= 0 else None,
         )
         for each in findings
-        if each["kind"] in ("inversion", "order", "premature", "doubled", "uncredited", "charged", "stale", "forgotten")
+        if each["kind"]
+        in ("inversion", "order", "premature", "doubled", "uncredited", "miscount", "stale", "forgotten")
     }

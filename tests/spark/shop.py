@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from truenext.stage import Flow, Refuse, Service
+from truenext.stage import Flow, Reject, Service
 
 
 class Memo(msgspec.Struct):
@@ -63,7 +63,7 @@ def shop(url: str, folder: str) -> Service:
 
     @refused.stage
     async def no(order: str) -> None:
-        raise Refuse("no")
+        raise Reject("no")
 
     @kills.stage
     async def kill(order: str, flow: Flow) -> None:

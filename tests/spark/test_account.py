@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "wishes ignored": (Account, "asked", lambda self, event, at, consumer, count: None),
     "what is begun ignored": (Account, "begun", lambda self, event, at, sequence, consumer: None),
     "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
-    "charges ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
+    "miscounts ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
     "what is of an ended subscription ignored": (Account, "end_of_ended", lambda self, event, at, sequence, code: None),
     "ended subscriptions forgotten at once": (Account, "queue_ended", _forget_what_ended),

@@ -72,7 +72,7 @@ def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
         }
         assert witnessed == judge.witnesses, f"seed {seed}"
         assert results.verdict.is_held is (not judge.found)
-        results.release()
+        results.unpersist()
 
 
 def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
@@ -105,9 +105,9 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
 
 
 def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
-    story = Story(window=3).give(1, 2).give_back(1, reason="lost", attempts=1).window(0).give(1).begin(3).give_back(2)
+    story = Story(window=3).give(1, 2).requeue(1, reason="lost", attempts=1).window(0).give(1).begin(3).requeue(2)
     pulling = BEGUN + " with selector pulling"
-    story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).give_back(4, attempts=1)
+    story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).requeue(4, attempts=1)
     for number, priority in ((3, -1), (4, 2), (5, 1)):
         story.subscribe(number, BEGUN + " exclusive", priority=priority)
     story.give(2, to=4).give(3, to=5)
@@ -115,19 +115,19 @@ def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame
     results = audit(frame(story.events))
     assert {each.kind: each.count for each in results.verdict.findings} == {
         "uncredited": 3,
-        "charged": 2,
+        "miscount": 2,
         "stale": 1,
     }
     rows = sorted(results.tables["consumers"].collect(), key=lambda row: row["event"])
     assert [(row["kind"], row["sequence"], row["consumer"], row["detail"]) for row in rows] == [
-        ("charged", 1, 1, "not begun"),
+        ("miscount", 1, 1, "not begun"),
         ("uncredited", 1, 1, "while it rested"),
         ("stale", 3, 1, "begun although it did not hold it"),
         ("uncredited", 4, 2, "more than it had asked for"),
-        ("charged", 4, 2, "released"),
+        ("miscount", 4, 2, "released"),
         ("uncredited", 3, 5, "although consumer 4 is exclusive"),
     ]
-    results.release()
+    results.unpersist()
 
 
 def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
@@ -153,7 +153,7 @@ def test_refused_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(fr
     results = audit(frame(history))
     (row,) = results.tables["redelivery"].collect()
     assert [row[reason] for reason in ("refused", "aborted", "lost", "released")] == [3, 7, 5, 6]
-    results.release()
+    results.unpersist()
 
 
 def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:

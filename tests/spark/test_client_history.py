@@ -14,7 +14,7 @@ from tests.spark.test_engine_history import events_of, judged
 from truenext.commands import AckMode, Subscribe
 from truenext.destination import parse
 from truenext.engine.commands.connecting import Connecting
-from truenext.engine.commands.giving_back import GivingBack
+from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.wishes import Wishes
@@ -125,47 +125,47 @@ def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patc
 
 
 def the_first_is_charged_begun_or_not(patch: Patch) -> None:
-    release = Subscribing.release
+    end_consumer = Subscribing.end_consumer
 
     def does_not_ask(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
         consumer.session.names_begun = False
-        release(subscribing, consumer, is_lost=is_lost)
+        end_consumer(subscribing, consumer, is_lost=is_lost)
 
-    patch.setattr(Subscribing, "release", does_not_ask)
+    patch.setattr(Subscribing, "end_consumer", does_not_ask)
 
 
 def begun_outlives_its_dispatch(patch: Patch) -> None:
-    give_back = Outcomes.give_back
+    requeue = Outcomes.requeue
 
     def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         is_begun = entry.is_begun
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_begun = is_begun
 
-    patch.setattr(Outcomes, "give_back", remembers)
+    patch.setattr(Outcomes, "requeue", remembers)
 
 
 def a_release_counts_as_an_attempt(patch: Patch) -> None:
-    give_back = Outcomes.give_back
+    requeue = Outcomes.requeue
 
     def counts(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         entry.attempts += reason is Reason.RELEASED
-        give_back(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
+        requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
 
-    patch.setattr(Outcomes, "give_back", counts)
+    patch.setattr(Outcomes, "requeue", counts)
 
 
 def what_is_kept_comes_again(patch: Patch) -> None:
-    release = GivingBack._release
+    release_held = Releasing._release_held
 
-    def returns_it_too(giving_back: GivingBack, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
-        release(giving_back, consumer, kept)
+    def returns_it_too(releasing: Releasing, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
+        release_held(releasing, consumer, kept)
         for entry in consumer.held.values():
             entry.lane.requeue(entry)
-            giving_back._ledger.touched[entry.lane.queue] = None
+            releasing._ledger.touched[entry.lane.queue] = None
         consumer.held.clear()
 
-    patch.setattr(GivingBack, "_release", returns_it_too)
+    patch.setattr(Releasing, "_release_held", returns_it_too)
 
 
 def who_has_ended_still_gets_messages(patch: Patch) -> None:
@@ -218,9 +218,9 @@ the_last_begun_is_carried_out = behind_the_end(
         (the_first_exclusive_consumer_has_the_queue_whatever_its_priority, "uncredited"),
         (planted_faults.the_exclusive_consumer_that_came_last_owns_the_queue, "uncredited"),
         (planted_faults.an_exclusive_consumer_that_has_gone_still_owns_the_queue, "stuck"),
-        (the_first_is_charged_begun_or_not, "charged"),
-        (begun_outlives_its_dispatch, "charged"),
-        (a_release_counts_as_an_attempt, "charged"),
+        (the_first_is_charged_begun_or_not, "miscount"),
+        (begun_outlives_its_dispatch, "miscount"),
+        (a_release_counts_as_an_attempt, "miscount"),
         (what_is_kept_comes_again, "doubled"),
         (who_has_ended_still_gets_messages, "stale"),
         (the_last_ack_is_carried_out, "stale"),

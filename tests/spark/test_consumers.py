@@ -18,7 +18,7 @@ from truenext.spark.schema import EVENTS
 STUCK_SECONDS = 10.0
 BEGUN = "client-individual with begun"
 RESTED, BEYOND, UNASKED = "while it rested", "beyond its window of 2", "more than it had asked for"
-CHARGES = ("released", "not begun")
+MISCOUNTS = ("released", "not begun")
 
 
 class Story:
@@ -74,7 +74,7 @@ class Story:
             self.add("acknowledged", sequence=sequence)
         return self
 
-    def give_back(self, *sequences: int, reason: str = "released", attempts: int = 0) -> Story:
+    def requeue(self, *sequences: int, reason: str = "released", attempts: int = 0) -> Story:
         for sequence in sequences:
             self.add("returned", sequence=sequence, attempts=attempts, reason=reason)
         return self
@@ -98,7 +98,7 @@ class Story:
 
 
 def test_what_comes_to_a_consumer_that_rests_is_found() -> None:
-    story = Story().give(1).give_back(1).window(0).give(1)
+    story = Story().give(1).requeue(1).window(0).give(1)
     assert story.found == [("uncredited", 1, RESTED)]
 
 
@@ -128,7 +128,7 @@ def test_a_window_holds_from_where_it_changes() -> None:
     assert Story(window=1).give(1).window(2).give(2).found == []
     assert Story(window=5).give(1, 2).window(2).give(3).found == [("uncredited", 3, BEYOND)]
     assert Story(window=5).give(1, 2).window(2).acknowledge(1).give(3).found == []
-    assert Story().give(1).give_back(1).window(0).window(2).give(1, 2).found == []
+    assert Story().give(1).requeue(1).window(0).window(2).give(1, 2).found == []
 
 
 def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None:
@@ -148,7 +148,7 @@ def test_what_a_consumer_has_not_asked_for_is_found() -> None:
 
 
 def test_acknowledging_and_giving_back_is_not_asking() -> None:
-    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).give_back(2).give(2)
+    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).requeue(2).give(2)
     assert story.found == [("uncredited", 2, UNASKED)]
 
 
@@ -234,30 +234,30 @@ def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_i
     assert idle(story(EXCLUSIVE).give(20, to=2).unsubscribe(2).subscribe(3)) == []
 
 
-# Charges
+# Miscounts
 
 
 def test_an_attempt_that_a_release_counts_is_found() -> None:
-    assert Story().give(1).give_back(1, attempts=1).found == [("charged", 1, "released")]
-    story = Story().give(1).give_back(1, reason="refused", attempts=1)
-    assert story.give(1).give_back(1, attempts=1).found == []
-    assert story.give(1).give_back(1, attempts=2).found == [("charged", 1, "released")]
+    assert Story().give(1).requeue(1, attempts=1).found == [("miscount", 1, "released")]
+    story = Story().give(1).requeue(1, reason="refused", attempts=1)
+    assert story.give(1).requeue(1, attempts=1).found == []
+    assert story.give(1).requeue(1, attempts=2).found == [("miscount", 1, "released")]
 
 
 def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
     for reason in ("lost", "aborted", "lost and delayed", "aborted and holding"):
-        story = Story().give(1, 2).begin(2).give_back(1, 2, reason=reason, attempts=1)
-        assert story.found == [("charged", 1, "not begun")]
+        story = Story().give(1, 2).begin(2).requeue(1, 2, reason=reason, attempts=1)
+        assert story.found == [("miscount", 1, "not begun")]
         # Of clients that do not name it, the first is charged, begun or not.
-        assert Story("client-individual").give(1).give_back(1, reason=reason, attempts=1).found == []
-    assert Story().give(1).give_back(1, reason="refused", attempts=1).found == []
+        assert Story("client-individual").give(1).requeue(1, reason=reason, attempts=1).found == []
+    assert Story().give(1).requeue(1, reason="refused", attempts=1).found == []
 
 
 @pytest.mark.parametrize("reason", ["released", "refused", "lost and delayed"])
 def test_a_return_with_fewer_attempts_than_before_is_found_over_a_crash_too(reason: str) -> None:
     for story in (Story(), Story().lose_an_event()):
-        story.give(1).give_back(1, reason="refused", attempts=2).lose_an_event().give(1).begin(1)
-        story.give_back(1, reason=reason, attempts=1)
+        story.give(1).requeue(1, reason="refused", attempts=2).lose_an_event().give(1).begin(1)
+        story.requeue(1, reason=reason, attempts=1)
         assert ("forgotten", 1, "an attempt had been counted") in story.found
 
 
@@ -272,12 +272,12 @@ def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
 
 
 def test_begun_is_said_of_one_dispatch() -> None:
-    story = Story().give(1).begin(1).give_back(1).give(1).give_back(1, reason="lost", attempts=1)
-    assert story.found == [("charged", 1, "not begun")]
+    story = Story().give(1).begin(1).requeue(1).give(1).requeue(1, reason="lost", attempts=1)
+    assert story.found == [("miscount", 1, "not begun")]
 
 
 def test_what_was_kept_and_comes_again_is_given_twice() -> None:
-    assert Story(window=5).give(1, 2).give_back(2).give(1).found == [("doubled", 1, "held by consumer 1")]
+    assert Story(window=5).give(1, 2).requeue(2).give(1).found == [("doubled", 1, "held by consumer 1")]
 
 
 # Consumers that have ended
@@ -285,7 +285,7 @@ def test_what_was_kept_and_comes_again_is_given_twice() -> None:
 
 def taken_over() -> Story:
     """Consumer 1 has ended with what it had, and consumer 2 has come."""
-    return Story().give(1, 2).give_back(1, 2).unsubscribe().subscribe(2)
+    return Story().give(1, 2).requeue(1, 2).unsubscribe().subscribe(2)
 
 
 def test_what_a_consumer_gets_after_its_end_is_found() -> None:
@@ -304,16 +304,16 @@ def test_what_a_consumer_begins_after_its_end_is_found() -> None:
 def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
     wrong = "begun although it did not hold it"
     assert Story().begin(1).found == [("stale", 1, wrong)]
-    assert Story().give(1).give_back(1).begin(1).found == [("stale", 1, wrong)]
+    assert Story().give(1).requeue(1).begin(1).found == [("stale", 1, wrong)]
     assert Story().subscribe(2).give(1, to=2).begin(1).found == [("stale", 1, wrong)]
     assert Story().give(1).acknowledge(1).begin(1).found == [("stale", 1, "begun although acknowledged")]
-    delayed = Story().give(1).give_back(1, reason="refused and delayed", attempts=1)
+    delayed = Story().give(1).requeue(1, reason="refused and delayed", attempts=1)
     assert delayed.begin(1).found == [("stale", 1, wrong)]
 
 
 def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
-    delayed = Story().give(1).give_back(1, reason="refused and delayed", attempts=1)
+    delayed = Story().give(1).requeue(1, reason="refused and delayed", attempts=1)
     assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
     late = Story().give(1).unsubscribe().acknowledge(1)
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
@@ -322,8 +322,8 @@ def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
 def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
     assert Story().give(1, 2).begin(1, 2).unsubscribe().acknowledge(1, 2).found == []
     begun_again = Story().give(1).begin(1).unsubscribe().begin(1)
-    assert begun_again.give_back(1, reason="refused", attempts=1).found == []
-    lost = Story().give(1).begin(1).unsubscribe().give_back(1, reason="lost", attempts=1)
+    assert begun_again.requeue(1, reason="refused", attempts=1).found == []
+    lost = Story().give(1).begin(1).unsubscribe().requeue(1, reason="lost", attempts=1)
     assert lost.found == []
     # Of others it is not known, and the rest of a frame that is half sent may be taken after the end.
     for mode in ("client-individual", "auto with begun"):
@@ -372,8 +372,8 @@ def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
         Story().window(0).lose_an_event().give(1),
         Story().give(1, 2).lose_an_event().give(3),
         Story(BEGUN + " pulling", None).lose_an_event().give(1),
-        Story().give(1).lose_an_event().give_back(1, attempts=1),
-        Story().give(1).lose_an_event().give_back(1, reason="lost", attempts=1),
+        Story().give(1).lose_an_event().requeue(1, attempts=1),
+        Story().give(1).lose_an_event().requeue(1, reason="lost", attempts=1),
         taken_over().lose_an_event().give(1),
         taken_over().lose_an_event().begin(1),
         taken_over().lose_an_event().acknowledge(1),

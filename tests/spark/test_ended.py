@@ -74,4 +74,4 @@ def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     assert kinds["acknowledged"] == 1
     results = audit(events)
     assert results.verdict.is_held, str(results.verdict)
-    results.release()
+    results.unpersist()

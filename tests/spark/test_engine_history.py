@@ -153,10 +153,10 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
         go_on()
         held = list(session.consumers["s"].held)
         engine.acknowledge(session, Ack("s", held[0]))
-        engine.refuse(session, Nack("s", held[1]))
+        engine.nack(session, Nack("s", held[1]))
         engine.begin(session, Begin("t"))
         engine.acknowledge(session, Ack("s", held[2], "t"))
-        engine.refuse(session, Nack("s", held[3], "t"))
+        engine.nack(session, Nack("s", held[3], "t"))
         engine.memory.limit = 1000
         engine.relieve()
         engine.memory.limit = 1 << 40

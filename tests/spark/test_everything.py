@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess
-from tests.integration.raw_client import RawClient, Refused
+from tests.integration.raw_client import RawClient, UnexpectedError
 from truenext.history.export import export_all
 from truenext.wire.stomp.frame import Frame
 
@@ -85,7 +85,7 @@ class Everything:
                     role(self, client, dice)
             except GONE:
                 time.sleep(0.05)
-            except Refused as refused:
+            except UnexpectedError as refused:
                 if "full" not in str(refused):
                     self.faults.append(f"{role.__name__}: {refused}")
                     return
@@ -189,7 +189,7 @@ def publish(everything: Everything, client: RawClient, dice: random.Random) -> N
 
 def _settle(everything: Everything, client: RawClient, message: Frame, dice: random.Random) -> None:
     if message.body == b"poison" or dice.random() < 0.01:
-        wish = dice.choice(({}, {}, {"truenext-delay": "30"}, {"truenext-poison": "true"}))
+        wish = dice.choice(({}, {}, {"truenext-delay": "30"}, {"truenext-reject": "true"}))
         client.nack(message, headers=wish)
         everything.done["refused"] += 1
     else:

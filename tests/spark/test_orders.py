@@ -32,8 +32,8 @@ FLOWS = "flow string, order string, has_ended boolean, is_given_up boolean, last
 
 LISTED = [
     *(Listed(f"good-{number}", "customer", 10.0) for number in range(7)),
-    Listed("refused", "batch", 10.0, refused_by="stock.reserve"),
-    Listed("declined", "customer", 10.0, refused_by="payment.charge"),
+    Listed("refused", "batch", 10.0, rejected_by="stock.reserve"),
+    Listed("declined", "customer", 10.0, rejected_by="payment.charge"),
     Listed("left", "customer", 10.0, is_rolled_back=True),
 ]
 
@@ -48,11 +48,11 @@ class Story:
             (row["table"], row["order"]) for row in due(orders_table(spark, LISTED)).where("due = 1").collect()
         ]
         self.flows = [
-            (f"flow of {each.order}", each.order, each.refused_by is None, each.refused_by is not None, 11.0)
+            (f"flow of {each.order}", each.order, each.rejected_by is None, each.rejected_by is not None, 11.0)
             for each in LISTED
             if not each.is_rolled_back
         ]
-        self.letters = [Letter(each.order, each.refused_by, "Refuse: no") for each in LISTED if each.refused_by]
+        self.letters = [Letter(each.order, each.rejected_by, "Reject: no") for each in LISTED if each.rejected_by]
 
     def forget_flow(self, order: str) -> None:
         self.flows = [each for each in self.flows if each[1] != order]

@@ -11,7 +11,7 @@ import pytest
 import truenext
 from tests.stages.flows import Number, Text, gone, run, until
 from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
-from truenext.stage import Flow, FlowError, NotDecoded, Refuse, Service
+from truenext.stage import Flow, FlowError, NotDecoded, Reject, Service
 from truenext.testing.stages import Stages
 
 
@@ -108,12 +108,12 @@ def test_an_ask_whose_flow_is_given_up_waits_until_its_timeout() -> None:
     app = Service("shop")
 
     @app.single("refuses", Number, Number)
-    async def refuses(number: Number) -> Number:
-        raise Refuse("no")
+    async def rejects(number: Number) -> Number:
+        raise Reject("no")
 
     async def work(t: Stages) -> None:
         with pytest.raises(TimeoutError):
-            await t.ask(refuses, Number(1), timeout=0.1)
+            await t.ask(rejects, Number(1), timeout=0.1)
         await t.ended(dead_letters=1)
 
     run(app, work)

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from truenext.client.core.message import Content
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FORMAT, forget_old, stage_file, stage_files
-from truenext.stage import Flow, Refuse, Service
+from truenext.stage import Flow, Reject, Service
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import Settings
 from truenext.stage.core.envelope import Envelope, Facts
@@ -289,7 +289,7 @@ def test_a_service_tells_what_its_stages_do(tmp_path: Path) -> None:
         ("place", 2, "ended", None),
         ("place.stage.last", 1, "SQL committed", None),
         ("place.stage.last", 1, "ended", None),
-        ("refuse", 1, "refused", "Refuse"),
+        ("refuse", 1, "refused", "Reject"),
     ]
     first, again, last = (each for each in begun.values() if each["stage"] != "refuse")
     assert first["message"] == again["message"] == first["flow"] == last["flow"] == last["parent"]
@@ -318,7 +318,7 @@ async def run_a_service(folder: Path) -> None:
 
         @refuse.stage
         async def only(said: str) -> None:
-            raise Refuse("no")
+            raise Reject("no")
 
         async with app.running():
             assert await app.ask(place, "tea", trace="o1") == 1

@@ -12,7 +12,7 @@ import pytest
 import truenext
 from tests.stages.flows import Memo, Number, Text, gone, run, until
 from truenext.limits import CAUSE_BYTES_MAX
-from truenext.stage import Endpoint, Flow, FlowError, Refuse, Service
+from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
 from truenext.stage.core.failure import cause_of, said_of
 from truenext.stage.core.retry import Retries, Retry
 from truenext.testing.stages import Stages
@@ -80,12 +80,12 @@ def test_refuse_is_a_dead_letter_at_once() -> None:
     ran: list[int] = []
 
     @app.single("refuses", Number, Number)
-    async def refuses(number: Number, flow: Flow) -> Number:
+    async def rejects(number: Number, flow: Flow) -> Number:
         ran.append(flow.attempt)
-        raise Refuse("out of stock")
+        raise Reject("out of stock")
 
     async def work(t: Stages) -> None:
-        await t.send(refuses, Number(3))
+        await t.send(rejects, Number(3))
         (letter,) = await t.ended(dead_letters=1)
         assert (letter.attempts, ran) == (1, [1])
 
@@ -291,8 +291,8 @@ def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
 
 
 def test_one_in_a_group_that_is_never_tried_again_is_enough() -> None:
-    for never in (Busy(), Refuse("out of stock"), FlowError("wrong"), ExceptionGroup("inner", [Busy()])):
-        assert decides(ExceptionGroup("", [ValueError(), never]), {Busy: "never", ValueError: "1s"}).is_refused
+    for never in (Busy(), Reject("out of stock"), FlowError("wrong"), ExceptionGroup("inner", [Busy()])):
+        assert decides(ExceptionGroup("", [ValueError(), never]), {Busy: "never", ValueError: "1s"}).is_rejected
 
 
 def test_a_task_group_of_a_stage_fails_by_the_rules_of_what_is_in_it_and_its_cause_names_that() -> None:
@@ -495,13 +495,13 @@ def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
     app = Service("shop")
 
     @app.terminator("refuses", Number)
-    async def refuses(number: Number) -> None:
-        raise Refuse("out of stock")
+    async def rejects(number: Number) -> None:
+        raise Reject("out of stock")
 
     async def work(t: Stages) -> None:
-        await t.send(refuses, Number())
+        await t.send(rejects, Number())
         (letter,) = await t.ended(dead_letters=1)
-        assert letter.last_cause.startswith("Refuse: out of stock\n")
+        assert letter.last_cause.startswith("Reject: out of stock\n")
         with pytest.raises(AssertionError, match="out of stock"):
             await t.ended()
 

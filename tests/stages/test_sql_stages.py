@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
-from truenext.stage import Depends, Endpoint, Flow, Refuse, Service
+from truenext.stage import Depends, Endpoint, Flow, Reject, Service
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.testing.stages import Point, Stages
 
@@ -101,10 +101,10 @@ def test_an_exception_takes_back_what_was_inserted_and_its_message_is_a_dead_let
 
 
 def test_a_refusal_takes_back_what_was_inserted(database: str, is_async: bool) -> None:
-    def refuses(number: Number, flow: Flow, shop: Shop) -> None:
-        raise Refuse("no")
+    def rejects(number: Number, flow: Flow, shop: Shop) -> None:
+        raise Reject("no")
 
-    shop = Shop(is_async, refuses)
+    shop = Shop(is_async, rejects)
 
     async def work(t: Stages) -> None:
         await make_table(t)

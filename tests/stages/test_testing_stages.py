@@ -15,7 +15,7 @@ import truenext
 from tests.integration.pages import ROOT
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
-from truenext.stage import Endpoint, Flow, Refuse, Service
+from truenext.stage import Endpoint, Flow, Reject, Service
 from truenext.testing import NeverReached
 from truenext.testing import stages as kit
 from truenext.testing.stages import Stages, stages
@@ -74,13 +74,13 @@ def test_an_exception_of_a_mock_is_a_failure_there() -> None:
 
     async def work(t: Stages) -> None:
         def answer(number: Number) -> Text:
-            raise Refuse("out of stock")
+            raise Reject("out of stock")
 
         asked = t.mock(stock, answer)
         await t.send(place, Number(1))
         (letter,) = await t.ended(dead_letters=1)
         assert (letter.queue, letter.attempts, len(asked)) == ("stock", 1, 1)
-        assert letter.last_cause.startswith("Refuse: out of stock")
+        assert letter.last_cause.startswith("Reject: out of stock")
 
     run(app, work)
 
@@ -152,11 +152,11 @@ def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> Non
 
     @app.terminator("b", Number)
     async def first(number: Number) -> None:
-        raise Refuse(f"{number.n}")
+        raise Reject(f"{number.n}")
 
     @app.terminator("a", Number)
     async def second(number: Number) -> None:
-        raise Refuse(f"{number.n}")
+        raise Reject(f"{number.n}")
 
     async def work(t: Stages) -> None:
         for n, to in enumerate((first, second, first)):

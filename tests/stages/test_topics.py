@@ -8,7 +8,7 @@ import pytest
 
 import truenext
 from tests.stages.flows import Number, run, until
-from truenext.stage import DefinitionError, Endpoint, Flow, Refuse, Service, Topic
+from truenext.stage import DefinitionError, Endpoint, Flow, Reject, Service, Topic
 from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages
 
@@ -204,7 +204,7 @@ def test_what_a_subscriber_refuses_or_cannot_read_is_gone_at_once(caplog: pytest
     @app.subscriber(topic)
     async def listen(number: Number, flow: Flow) -> None:
         seen.append(flow.attempt)
-        raise Refuse("not this one")
+        raise Reject("not this one")
 
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
@@ -217,7 +217,7 @@ def test_what_a_subscriber_refuses_or_cannot_read_is_gone_at_once(caplog: pytest
         assert (len(refusals()), seen) == (2, [1])
 
     def refusals() -> list[str]:
-        return [each.message for each in caplog.records if each.message == "a stage has refused its message"]
+        return [each.message for each in caplog.records if each.message == "a stage has rejected its message"]
 
     run(app, work)
 

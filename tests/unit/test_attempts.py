@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from truenext.answers import Receipt
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, GiveBack, Nack, Send, Subscribe
+from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import Session
@@ -47,15 +47,15 @@ def take(held: Held, answer: type[Ack] | type[Nack] = Ack) -> None:
     if answer is Ack:
         held.engine.acknowledge(held.session, Ack("0", held.entry.sequence, "t"))
     else:
-        held.engine.refuse(held.session, Nack("0", held.entry.sequence, "t"))
+        held.engine.nack(held.session, Nack("0", held.entry.sequence, "t"))
 
 
 def nack(held: Held) -> None:
-    held.engine.refuse(held.session, Nack("0", held.entry.sequence))
+    held.engine.nack(held.session, Nack("0", held.entry.sequence))
 
 
-def poison(held: Held) -> None:
-    held.engine.refuse(held.session, Nack("0", held.entry.sequence, is_poison=True))
+def reject(held: Held) -> None:
+    held.engine.nack(held.session, Nack("0", held.entry.sequence, is_rejected=True))
 
 
 def commit_of_a_nack(held: Held) -> None:
@@ -70,7 +70,7 @@ def abort(held: Held) -> None:
 
 def abort_of_a_nack_alone(held: Held) -> None:
     take(held, Nack)
-    held.engine.abort(held.session, Abort("t", charges_all=False))
+    held.engine.abort(held.session, Abort("t", counts_all=False))
 
 
 def repeated_commit(held: Held) -> None:
@@ -78,9 +78,9 @@ def repeated_commit(held: Held) -> None:
     held.engine.commit(held.session, Commit("t", "p", 1))
 
 
-def give_back_with_a_transaction(held: Held) -> None:
+def release_with_a_transaction(held: Held) -> None:
     take(held)
-    held.engine.give_back(held.session, GiveBack(["0"], [], rests=False, transaction="t", charges_all=True))
+    held.engine.release(held.session, Release(["0"], [], rests=False, transaction="t", counts_all=True))
 
 
 def lost_connection(held: Held) -> None:
@@ -89,12 +89,12 @@ def lost_connection(held: Held) -> None:
 
 CONFIRMED = [
     nack,
-    poison,
+    reject,
     commit_of_a_nack,
     abort,
     abort_of_a_nack_alone,
     repeated_commit,
-    give_back_with_a_transaction,
+    release_with_a_transaction,
 ]
 
 
@@ -115,7 +115,7 @@ def test_attempt_of_a_persistent_message_is_written_at_once_without_a_receipt(fa
     assert held.engine.is_batch_awaited
 
 
-@pytest.mark.parametrize("fail", [each for each in [*CONFIRMED, lost_connection] if each is not poison])
+@pytest.mark.parametrize("fail", [each for each in [*CONFIRMED, lost_connection] if each is not reject])
 def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], None]) -> None:
     held = Held(persistent=False)
     fail(held)
@@ -125,7 +125,7 @@ def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], No
 def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
     held = Held(persistent=True)
     take(held)
-    held.engine.abort(held.session, Abort("t", charges_all=False))
+    held.engine.abort(held.session, Abort("t", counts_all=False))
     assert not held.engine.is_batch_awaited
 
 

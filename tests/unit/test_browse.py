@@ -144,7 +144,7 @@ def test_what_is_shown_cannot_be_acknowledged_or_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
         world.engine.acknowledge(world.session, Ack("b", sequence))
     with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
-        world.engine.refuse(world.session, Nack("b", sequence))
+        world.engine.nack(world.session, Nack("b", sequence))
     with pytest.raises(RemoteProtocolError, match="is not held"):
         world.engine.acknowledge(world.session, Ack(None, sequence))
 

@@ -121,7 +121,7 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     run.settle()
     take(run, "a")
     (sequence,) = run.session.consumers["a"].held
-    run.engine.refuse(run.session, Nack("a", sequence, is_poison=True))
+    run.engine.nack(run.session, Nack("a", sequence, is_rejected=True))
     run.settle()
     assert [each.mark.attempts for each in contents(run)] == [2]
     assert rooms.queues(run.engine)["DLQ.a"].waiting() == 1
@@ -160,8 +160,8 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
         engine.acknowledge(session, Ack(queue, sequence))
         batch = rooms.gathering(engine)
         (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
-        assert (batch.marks[content].attempts, len(batch.puts), batch.released) == (left, left + 1, [])
+        assert (batch.marks[content].attempts, len(batch.puts), batch.dereferenced) == (left, left + 1, [])
     (sequence,) = session.consumers["c"].held
     engine.acknowledge(session, Ack("c", sequence))
     batch = rooms.gathering(engine)
-    assert (batch.puts, batch.marks, batch.released) == ({}, {}, [])
+    assert (batch.puts, batch.marks, batch.dereferenced) == ({}, {}, [])

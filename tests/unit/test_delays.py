@@ -8,7 +8,7 @@ from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, Kind, parse
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.redelivery import POISON, dead_letter, delay_of, moved, revived
+from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, delay_of, moved, revived
 from truenext.engine.memory.horizon import remove_from_lane
 from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.timers import TimersRead
@@ -109,8 +109,8 @@ class World:
         found = [Found(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
         return PageRead(found, 0, len(found) == len(behind))
 
-    def refuse(self, sequence: int, **wish: int) -> None:
-        self.engine.refuse(self.session, Nack("0", sequence, **wish))  # type: ignore[arg-type]
+    def nack(self, sequence: int, **wish: int) -> None:
+        self.engine.nack(self.session, Nack("0", sequence, **wish))  # type: ignore[arg-type]
 
     def acknowledge(self, sequence: int) -> None:
         self.engine.acknowledge(self.session, Ack("0", sequence))
@@ -129,7 +129,7 @@ def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
     world = World(first_delay_ms=300)
     world.send()
     (sequence,) = world.turn()
-    world.refuse(sequence)
+    world.nack(sequence)
     assert world.engine.delays.next_us == world.steady_us + 300_000
     world.wall_ms -= 10**9
     world.pass_time(299)
@@ -144,7 +144,7 @@ def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_l
     world.send(persistent=True)
     world.commit()
     (sequence,) = world.turn()
-    world.refuse(sequence)
+    world.nack(sequence)
     assert [*world.commit().marks.values()] == [Mark(1, 1, WALL_MS + 300)]
     world.wall_ms += 5000
     world.pass_time(100)
@@ -223,7 +223,7 @@ def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_
     world = World(first_delay_ms=5000, while_waiting=while_waiting)
     world.send()
     (sequence,) = world.turn()
-    world.refuse(sequence)
+    world.nack(sequence)
     world.engine.memory.limit = 0
     world.engine.relieve()
     assert len(world.commit().transient_puts) == 1
@@ -253,7 +253,7 @@ def test_a_queue_whose_messages_wait_for_their_next_try_is_not_stuck(while_waiti
     world = World(first_delay_ms=10 * STUCK_MS, while_waiting=while_waiting)
     world.send()
     (sequence,) = world.turn()
-    world.refuse(sequence)
+    world.nack(sequence)
     if while_waiting is WhileWaiting.HOLD:
         world.send()
     assert world.said_within(5 * STUCK_MS) == []
@@ -266,7 +266,7 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     world = World(first_delay_ms=1000, while_waiting=while_waiting)
     world.send()
     (sequence,) = world.turn()
-    world.refuse(sequence)
+    world.nack(sequence)
     monkeypatch.setattr("truenext.engine.memory.delays.Delays.take_due", lambda delays: [])
     assert world.said_within(3 * STUCK_MS) == ["a"]
 
@@ -284,7 +284,9 @@ def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
     message = Message(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
-    _, letter = dead_letter(message, origin, Policy(), attempts=1, causes=Causes("a", "b"), why=POISON, now_ms=WALL_MS)
+    _, letter = dead_letter(
+        message, origin, Policy(), attempts=1, causes=Causes("a", "b"), why=REJECTED, now_ms=WALL_MS
+    )
     said = read_header(letter.header)
     assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
     assert (said["truenext-original-destination"], letter.way_back) == (
@@ -337,7 +339,7 @@ def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after
     world = World(first_delay_ms=60_000, while_waiting=while_waiting)
     world.send(expires_ms=WALL_MS + 5000)
     (first,) = world.turn()
-    world.refuse(first)
+    world.nack(first)
     if while_waiting is WhileWaiting.HOLD:
         world.send()
         assert world.turn() == []

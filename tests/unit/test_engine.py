@@ -101,7 +101,7 @@ def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_trans
         send(engine, session)
     last = dispatched(engine)[-1]
     engine.begin(session, Begin("t"))
-    action = engine.acknowledge if answer is Ack else engine.refuse
+    action = engine.acknowledge if answer is Ack else engine.nack
     with pytest.raises(RemoteProtocolError, match="open transactions"):
         action(session, answer("0", last, "t"))  # type: ignore[arg-type]
     assert len(session.consumers["0"].held) == 6
@@ -114,7 +114,7 @@ def test_a_nack_that_dead_letters_wakes_its_queue() -> None:
     send(engine, session)
     send(engine, session)
     (first,) = dispatched(engine)
-    engine.refuse(session, Nack("0", first))
+    engine.nack(session, Nack("0", first))
     assert dispatched(engine) == [first + 1]
 
 
@@ -170,7 +170,7 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
     engine.taken(session)
     engine.begin(session, Begin("t"))
     for sequence in held:
-        engine.refuse(session, Nack("0", sequence, "t"))
+        engine.nack(session, Nack("0", sequence, "t"))
     engine.relieve()
     assert engine.memory.used > limit
     session.consumers["0"].window = 0

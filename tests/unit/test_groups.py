@@ -190,7 +190,7 @@ def test_a_message_that_waits_for_its_next_try_holds_back_its_group_and_nothing_
     send(world, "h", "h1")
     send(world, "", "free")
     assert world.settle() == {"one": ["g1"]}
-    world.engine.refuse(world.session, Nack("one", world.entries.pop("one")[0].sequence))
+    world.engine.nack(world.session, Nack("one", world.entries.pop("one")[0].sequence))
     for body in ("h1", "free"):
         assert world.settle() == {"one": [body]}
         acknowledge(world, "one", 1)
@@ -206,7 +206,7 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
     world.subscribe("one", window=1)
     send(world, "g", "g1", "g2")
     world.settle()
-    world.engine.refuse(world.session, Nack("one", world.entries.pop("one")[0].sequence))
+    world.engine.nack(world.session, Nack("one", world.entries.pop("one")[0].sequence))
     assert world.settle() == {}
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
     assert world.settle() == {"one": ["g2"]}

@@ -132,7 +132,7 @@ def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
         world.send("a", group="g")
     world.turn()
     (sequence,) = list(first.held)[:1]
-    world.engine.refuse(world.session, Nack(first.subscription, sequence, delay_ms=60_000))
+    world.engine.nack(world.session, Nack(first.subscription, sequence, delay_ms=60_000))
     world.turn()
     assert (world.why(first), world.why(second)) == (Idle.DELAYED, Idle.GROUP)
 
@@ -164,7 +164,7 @@ def test_what_holds_the_others_back_need_not_be_read() -> None:
     world.send("a")
     world.turn()
     (sequence,) = consumer.held
-    world.engine.refuse(world.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    world.engine.nack(world.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
     world.turn()
     head = consumer.all_queues()[0].lanes[0].head()
     assert head is not None

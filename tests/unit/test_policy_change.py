@@ -49,9 +49,9 @@ class Running:
             found = [Found(each, Message(4, True, 0, b"content-length:0\n", b"")) for each in there]
             self.engine.page_read(read, PageRead(found, 0, there[-1:] == [STORED[-1]]))
 
-    def refuse(self, *sequences: int) -> None:
+    def nack(self, *sequences: int) -> None:
         for sequence in sequences:
-            self.engine.refuse(self.session, Nack("0", sequence))
+            self.engine.nack(self.session, Nack("0", sequence))
 
     def change(self, **changed: int) -> None:
         self.engine.change_policies(Policies(Policy(**changed)))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ class Running:
 
 def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
     running = Running(window=2)
-    running.refuse(1, 2)
+    running.nack(1, 2)
     running.change(attempts_max=2)
     assert running.waiting() == {"a": 6}
     running.change(attempts_max=1)
@@ -78,7 +78,7 @@ def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
 
 def test_fewer_attempts_leave_what_a_consumer_holds_until_it_comes_back() -> None:
     running = Running(window=2)
-    running.refuse(1, 2)
+    running.nack(1, 2)
     assert running.turn()[0] == [1, 2]
     running.change(attempts_max=1)
     assert running.waiting() == {"a": 4}
@@ -89,7 +89,7 @@ def test_fewer_attempts_leave_what_a_consumer_holds_until_it_comes_back() -> Non
 
 def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_before_it_is_read() -> None:
     running = Running(window=1)
-    running.refuse(1)
+    running.nack(1)
     running.make_durable()
     running.squeeze()
     running.change(attempts_max=1)
@@ -107,7 +107,7 @@ def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_befor
 def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_up_and_not_read_yet() -> None:
     """It stands in no lane, and the store had only heard of its first dispatch."""
     running = Running(window=1)
-    running.refuse(1)
+    running.nack(1)
     running.make_durable()
     assert running.turn()[0] == [1]
     running.engine.unsubscribe(running.session, Unsubscribe("0"))
@@ -125,13 +125,13 @@ def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monk
     running = Running(window=3)
     engine = running.engine
     engine.tick(1_000_000, 0)
-    running.refuse(1)
+    running.nack(1)
     running.make_durable()
     running.squeeze()
     running.change(attempts_max=1)
     running.change(attempts_max=9)
     for sequence in (2, 3):
-        engine.refuse(running.session, Nack("0", sequence, delay_ms=1000))
+        engine.nack(running.session, Nack("0", sequence, delay_ms=1000))
     running.make_durable()
     _, reads = running.turn()
     engine.stop()
@@ -151,11 +151,11 @@ def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monk
 
 def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:
     running = Running(window=1)
-    running.refuse(1)
+    running.nack(1)
     assert running.turn()[0] == [1]
     running.change(attempts_max=2)
     running.change(attempts_max=3)
-    running.refuse(1)
+    running.nack(1)
     assert running.waiting() == {"a": 6}
 
 

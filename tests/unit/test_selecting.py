@@ -281,7 +281,7 @@ def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_an
     world.subscribe("red", RED)
     world.send("r1", colour="red")
     world.settle()
-    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence))
+    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence))
     world.subscribe("blue", BLUE)
     world.send("b1", colour="blue")
     world.send("r2", colour="red")
@@ -309,7 +309,7 @@ def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once
     world.send("4", colour="blue")
     world.subscribe("red", RED)
     world.settle()
-    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence))
+    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
     (queue,) = world.engine.queues()
     assert queue.waiting() == 4
@@ -429,7 +429,7 @@ def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -
     world.subscribe("red", RED)
     world.engine.unsubscribe(world.session, Unsubscribe("all"))
     assert world.settle() == {"red": ["2"]}
-    world.engine.refuse(world.session, Nack("red", world.entries["red"][0].sequence, delay_ms=1000))
+    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence, delay_ms=1000))
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
     world.settle()
     assert {queue.name: queue.waiting() for queue in world.engine.queues()} == {"a": 1, "DLQ.a": 1}

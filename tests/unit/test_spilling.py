@@ -183,7 +183,7 @@ def test_a_transaction_may_end_after_the_subscription_whose_messages_it_has(
     for sequence in list(consumer.held):
         run.engine.taken(run.session)
         command = way("1", sequence, "x")
-        (run.engine.acknowledge if way is Ack else run.engine.refuse)(run.session, command)  # type: ignore[arg-type]
+        (run.engine.acknowledge if way is Ack else run.engine.nack)(run.session, command)  # type: ignore[arg-type]
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     (run.engine.commit if isinstance(end, Commit) else run.engine.abort)(run.session, end)  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
             if does == "acknowledges":
                 world.run.engine.acknowledge(consumer.session, Ack("1", sequence))
             else:
-                world.run.engine.refuse(consumer.session, Nack("1", sequence))
+                world.run.engine.nack(consumer.session, Nack("1", sequence))
             world.run.engine.taken(consumer.session)
             world.run.settle()
     assert world.after(60) == "" and world.after(1).startswith("slow ")

@@ -12,7 +12,7 @@ from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, POISON, PRIORITY, TABLE, WINDOW
+from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, TABLE, WINDOW
 from truenext.wire.stomp.server import StompServer
 
 QUEUES = ["/queue/a", "a", "/queue/a.*"]
@@ -187,7 +187,7 @@ def test_the_decision_names_every_name() -> None:
     page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
     text = page.read_text()
     assert [
-        name for name in (*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *POISON) if f"`{name}" not in text
+        name for name in (*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *REJECT) if f"`{name}" not in text
     ] == []
 
 
@@ -400,7 +400,7 @@ FRAMES = {
     "ACK": ({"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"}, OF_MESSAGE),
     "NACK": (
         {"id": "5@s", "message-id": "truenext-b1-5", "subscription": "s"},
-        [*OF_MESSAGE, "truenext-delay", "truenext-poison", "truenext-cause"],
+        [*OF_MESSAGE, "truenext-delay", "truenext-reject", "truenext-cause"],
     ),
     "BEGIN": ({"transaction": "t"}, []),
     "COMMIT": ({"transaction": "t"}, ["truenext-producer", "truenext-number", "truenext-gapless"]),
@@ -413,11 +413,11 @@ BELONGS = {
     "truenext-gapless": "SEND and COMMIT",
     "truenext-forget": "DISCONNECT",
     "truenext-delay": "NACK",
-    "truenext-poison": "NACK",
+    "truenext-reject": "NACK",
     "truenext-cause": "NACK",
     "truenext-express": "SUBSCRIBE",
 }
-VALUES = dict.fromkeys(["truenext-express", "truenext-poison", "truenext-gapless"], "true") | {
+VALUES = dict.fromkeys(["truenext-express", "truenext-reject", "truenext-gapless"], "true") | {
     "truenext-forget": '["p"]'
 }
 SLIPS = ["truenext-numer", "truenext-Number", "truenext-", "truenext-number ", "truenext-login", "truenext-repeat"]
@@ -483,19 +483,19 @@ NACKED = {"id": "5@s"}
 
 
 @pytest.mark.parametrize(
-    ("headers", "is_poison"),
+    ("headers", "is_rejected"),
     [
         ({}, False),
         ({"requeue": "true"}, False),
         ({"requeue": "false"}, True),
         ({"requeue": "False"}, True),
-        ({"truenext-poison": "true", "requeue": "false"}, True),
-        ({"truenext-poison": "false", "requeue": "true"}, False),
+        ({"truenext-reject": "true", "requeue": "false"}, True),
+        ({"truenext-reject": "false", "requeue": "true"}, False),
     ],
 )
-def test_requeue_false_is_poison(headers: dict[str, str], is_poison: bool) -> None:
+def test_requeue_false_is_poison(headers: dict[str, str], is_rejected: bool) -> None:
     (nack,) = ask(connected(), "NACK", NACKED | headers)
-    assert isinstance(nack, Nack) and nack.is_poison is is_poison
+    assert isinstance(nack, Nack) and nack.is_rejected is is_rejected
 
 
 @pytest.mark.parametrize(
@@ -503,8 +503,8 @@ def test_requeue_false_is_poison(headers: dict[str, str], is_poison: bool) -> No
     [
         ({"requeue": "no"}, "requeue 'no' is not true or false"),
         ({"requeue": "false", "truenext-delay": "5"}, "requeue:false leaves no next try for truenext-delay"),
-        ({"requeue": "false", "truenext-poison": "false"}, "truenext-poison 'false' and requeue 'false' disagree"),
-        ({"requeue": "true", "truenext-poison": "true"}, "truenext-poison 'true' and requeue 'true' disagree"),
+        ({"requeue": "false", "truenext-reject": "false"}, "truenext-reject 'false' and requeue 'false' disagree"),
+        ({"requeue": "true", "truenext-reject": "true"}, "truenext-reject 'true' and requeue 'true' disagree"),
     ],
 )
 def test_a_requeue_that_contradicts_is_refused(headers: dict[str, str], reason: str) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import fields
 from truenext.broker import connection_question, producer_question
 from truenext.engine.idle import Idle
 from truenext.engine.state.producer import CommitOutcome
-from truenext.wire.stomp.actions import ACTIONS, _GiveBack
+from truenext.wire.stomp.actions import ACTIONS, _Release
 from truenext.wire.stomp.headers import OF_MESSAGE, OURS, UNDERSTOOD
 from truenext.wire.stomp.login import OF_CONNECT
 
@@ -70,7 +70,7 @@ def test_each_verb_is_there_and_no_other() -> None:
 
 
 def test_each_field_is_there_and_no_other() -> None:
-    assert first_column("field of `give-back`") == [field.encode_name for field in fields(_GiveBack)]
+    assert first_column("field of `release`") == [field.encode_name for field in fields(_Release)]
     subscription = [field.encode_name for field in fields(connection_question.Subscription)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}

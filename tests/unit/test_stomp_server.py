@@ -856,21 +856,21 @@ NACKED = ["id:5@s", "message-id:truenext-b1-5", "subscription:s"]
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
 @pytest.mark.parametrize(
-    ("lines", "delay_ms", "is_poison"),
+    ("lines", "delay_ms", "is_rejected"),
     [
         ([], None, False),
         (["truenext-delay:0"], 0, False),
         (["truenext-delay:1500"], 1500, False),
-        (["truenext-delay:604800000", "truenext-poison:false"], 604_800_000, False),
-        (["truenext-poison:true"], None, True),
-        (["truenext-poison:TRUE"], None, True),
+        (["truenext-delay:604800000", "truenext-reject:false"], 604_800_000, False),
+        (["truenext-reject:true"], None, True),
+        (["truenext-reject:TRUE"], None, True),
     ],
 )
 def test_a_nack_may_say_when_or_that_never_to_try_again(
-    version: Version, lines: list[str], delay_ms: int | None, is_poison: bool
+    version: Version, lines: list[str], delay_ms: int | None, is_rejected: bool
 ) -> None:
     nack = asked(Nack, version, "NACK", *NACKED, *lines)
-    assert (nack.sequence, nack.delay_ms, nack.is_poison) == (5, delay_ms, is_poison)
+    assert (nack.sequence, nack.delay_ms, nack.is_rejected) == (5, delay_ms, is_rejected)
 
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
@@ -922,8 +922,8 @@ def test_no_sender_says_why_consumers_failed(version: Version) -> None:
         (["truenext-delay:1.5"], "truenext-delay '1.5' is not a number"),
         (["truenext-delay:604800001"], "truenext-delay 604800001 is more than 604800000 milliseconds (7 days)"),
         (["truenext-delay:" + "9" * 20], f"truenext-delay {'9' * 20} is more than 604800000 milliseconds (7 days)"),
-        (["truenext-poison:yes"], "truenext-poison 'yes' is not true or false"),
-        (["truenext-poison:true", "truenext-delay:5"], "truenext-poison:true leaves no next try"),
+        (["truenext-reject:yes"], "truenext-reject 'yes' is not true or false"),
+        (["truenext-reject:true", "truenext-delay:5"], "truenext-reject:true leaves no next try"),
     ],
 )
 def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:

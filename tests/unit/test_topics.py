@@ -466,7 +466,7 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     answer = run.engine.do_bulk(asked, read, PageRead([], 0, True))
     assert (answer.moved, answer.next) == (0, None)
-    assert "has ended" in answer.refused
+    assert "has ended" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
         run.engine.read_for_bulk(asked)
     run.settle()

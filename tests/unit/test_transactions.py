@@ -77,7 +77,7 @@ def steps_beside(others: int) -> dict[str, int]:
     return {
         "SEND": steps_of(lambda: send(engine, session, "t")),
         "ACK": steps_of(lambda: engine.acknowledge(session, Ack("0", held[0], "t"))),
-        "NACK": steps_of(lambda: engine.refuse(session, Nack("0", held[1], "t"))),
+        "NACK": steps_of(lambda: engine.nack(session, Nack("0", held[1], "t"))),
         "who has what": steps_of(lambda: list(engine.clients.taken_of(queue))),
         "COMMIT": steps_of(lambda: engine.commit(session, Commit("t"))),
         "BEGIN": steps_of(lambda: engine.begin(session, Begin("t"))),
@@ -104,7 +104,7 @@ def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
     for name, body in (("t", b"12345"), ("u", b"")):
         send(engine, session, name, body)
     engine.acknowledge(session, Ack("0", held[0], "t"))
-    engine.refuse(session, Nack("0", held[1], "u"))
+    engine.nack(session, Nack("0", held[1], "u"))
     size = 2 * len("content-length:0\n") + 5
     assert (session.transactions.count, session.transactions.size) == (4, size)
     assert len(session.transactions.answering) == 2
@@ -121,7 +121,7 @@ def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> No
     (sequence,) = dispatched(engine)
     engine.begin(session, Begin("t"))
     engine.acknowledge(session, Ack("0", sequence, "t"))
-    engine.refuse(session, Nack("0", sequence, "t"))
+    engine.nack(session, Nack("0", sequence, "t"))
     assert session.transactions.count == 1
 
 

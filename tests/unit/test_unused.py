@@ -249,7 +249,7 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
         consumer = run.follow("q")
         run.settle()
         (sequence,) = consumer.held
-        run.engine.refuse(run.session, Nack("1", sequence, is_poison=True))
+        run.engine.nack(run.session, Nack("1", sequence, is_rejected=True))
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
         run.settle()
         assert queue_of(run, "DLQ.q").waiting() == 1
@@ -427,7 +427,7 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
     run = full()
     consumer = run.follow("q0")
     run.settle()
-    run.engine.refuse(run.session, Nack("1", next(iter(consumer.held)), is_poison=True))
+    run.engine.nack(run.session, Nack("1", next(iter(consumer.held)), is_rejected=True))
     run.settle()
     assert queue_of(run, "DLQ.q0").waiting() == 1
 

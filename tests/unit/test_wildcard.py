@@ -97,7 +97,7 @@ def test_a_queue_that_a_dead_letter_makes_is_taken_from_in_the_same_turn_as_that
     world.subscribe("*", name="all")
     world.send("a")
     assert world.turn() == [("all", "a", 1)]
-    world.engine.refuse(world.session, Nack("all", 1, is_poison=True))
+    world.engine.nack(world.session, Nack("all", 1, is_rejected=True))
     assert world.turn() == []
     world.commit()
     assert world.turn() == [("w", "DLQ.a", 2)]
@@ -159,7 +159,7 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     world.engine.memory.limit = 0
     world.engine.relieve()
     world.commit()
-    world.engine.refuse(world.session, Nack("first", world.entries["first"][0].sequence))
+    world.engine.nack(world.session, Nack("first", world.entries["first"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("first"))
     world.engine.memory.limit = maxsize
     other = Message(4, True, 0, b"colour:red\n", b"behind it")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from truenext.commands import Ack, AckMode, GiveBack, Login, Nack, Send, Subscribe, Wake
+from truenext.commands import Ack, AckMode, Login, Nack, Release, Send, Subscribe, Wake
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
@@ -202,7 +202,7 @@ def test_a_refusal_is_an_answer_too() -> None:
     for _ in range(300):
         world.engine.ledger.now_ms += 1
         for sequence in list(session.consumers["c"].held):
-            world.engine.refuse(session, Nack("c", sequence))
+            world.engine.nack(session, Nack("c", sequence))
         world.turn()
     assert world.window() > 100
 
@@ -258,7 +258,7 @@ def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_r
     assert before > 10 and len(kept) == 3
     world.engine.log_in(session, Login(has_rounds=True))
     names = [("c", entry.sequence, entry.deliveries) for entry in kept]
-    world.engine.give_back(session, GiveBack(["c"], names, rests=True))
+    world.engine.release(session, Release(["c"], names, rests=True))
     for entry in kept:
         world.engine.acknowledge(session, Ack("c", entry.sequence))
     world.engine.ledger.now_ms += rests_ms

@@ -5,7 +5,18 @@ Whoever asks nothing for a while has to make place. Source: docs/decisions/0037-
 
 from collections.abc import Callable, Iterable, Iterator
 
-from truenext.commands import Ack, Command, Confirm, Control, Disconnect, Login, Nack, Refused, Subscribe, Unsubscribe
+from truenext.commands import (
+    Ack,
+    Command,
+    Confirm,
+    Control,
+    Disconnect,
+    InvalidFrame,
+    Login,
+    Nack,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.destination import Kind
 from truenext.engine.state.consumer import Session
 from truenext.errors import Code, RemoteProtocolError
@@ -52,7 +63,7 @@ class Asking:
 
 def _is_part_of_asking(session: Session, command: Command) -> bool:
     match command:
-        case Login() | Refused() | Control() | Ack() | Nack() | Confirm() | Disconnect():
+        case Login() | InvalidFrame() | Control() | Ack() | Nack() | Confirm() | Disconnect():
             return True
         case Subscribe():
             destination = command.destination

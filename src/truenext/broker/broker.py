@@ -46,10 +46,10 @@ from truenext.commands import (
     Control,
     Credit,
     Disconnect,
-    GiveBack,
+    InvalidFrame,
     Login,
     Nack,
-    Refused,
+    Release,
     Send,
     Subscribe,
     Unsubscribe,
@@ -110,7 +110,7 @@ class Peer(Protocol):
     def refused(self, error: RemoteProtocolError) -> None:
         """Say that the command that came last was refused, and go on."""
 
-    def give_place(self, *, is_blameless: bool) -> None:
+    def give_place(self, *, is_exempt: bool) -> None:
         """End at once, as another connection of the client takes over."""
 
     def end_wish(self, ended: EndedWish) -> None:
@@ -212,10 +212,10 @@ class Broker:
         # Bound methods, so that one look-up finds what a command does.
         self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
             Login: self._log_in,
-            Refused: _refuse,
+            InvalidFrame: _raise_invalid,
             Send: engine.send,
             Ack: engine.acknowledge,
-            Nack: engine.refuse,
+            Nack: engine.nack,
             Confirm: self._confirm,
             Subscribe: self._subscribe,
             Browse: engine.browse,
@@ -226,7 +226,7 @@ class Broker:
             Begun: engine.begun,
             Credit: self._ask_credit,
             Wake: engine.wake,
-            GiveBack: self._give_back,
+            Release: self._release,
             Disconnect: self._take_leave,
             Control: self._control,
         }
@@ -340,14 +340,14 @@ class Broker:
             self._kept.add(session)
         return is_kept
 
-    def lose(self, session: Session, *, is_blameless: bool = False) -> None:
+    def lose(self, session: Session, *, is_exempt: bool = False) -> None:
         """End the session of a client that took no leave; answers may still follow until `forget`.
 
-        If `is_blameless`, it is as if it had taken leave: nothing that it held counts as an attempt.
+        If `is_exempt`, it is as if it had taken leave: nothing that it held counts as an attempt.
         """
         self._tick()
         self._recall(session, None)
-        self._engine.disconnect(session, is_clean=is_blameless)
+        self._engine.disconnect(session, is_clean=is_exempt)
         self._takeovers.ended(session)
         self._questions.ended(session)
         self._schedule_turn()
@@ -757,7 +757,7 @@ class Broker:
         """Nobody else is refused it because of a connection that only waits for its client."""
         for session in self._engine.users_of_durable(name):
             if session in self._kept:
-                self._peers[session].give_place(is_blameless=False)
+                self._peers[session].give_place(is_exempt=False)
 
     def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
         if self._kept and unsubscribe.durable:
@@ -780,7 +780,7 @@ class Broker:
             if former not in self._asking.since:
                 # It had a place among those that may do everything.
                 self._asking.remove(session)
-            self._peers[former].give_place(is_blameless=login.is_blameless)
+            self._peers[former].give_place(is_exempt=login.is_blameless)
         self._engine.log_in(session, login)
         self._peers[session].greet(login, secret, has_taken_over=former is not None)
 
@@ -791,10 +791,10 @@ class Broker:
             self._peers[session].end_wish(withdrawn)
             self._peers[session].flush()
 
-    def _give_back(self, session: Session, request: GiveBack) -> None:
+    def _release(self, session: Session, request: Release) -> None:
         # What cannot be done must not have dropped what is on its way.
-        self._recall(session, self._engine.check_give_back(session, request))
-        self._engine.give_back(session, request)
+        self._recall(session, self._engine.check_release(session, request))
+        self._engine.release(session, request)
 
     def _recall(self, session: Session, consumers: Collection[Consumer] | None) -> None:
         peer = self._peers.get(session)
@@ -814,5 +814,5 @@ class Broker:
             self._schedule_turn()
 
 
-def _refuse(_: Session, refused: Refused) -> None:
-    raise RemoteProtocolError(refused.reason, refused.code)
+def _raise_invalid(_: Session, invalid: InvalidFrame) -> None:
+    raise RemoteProtocolError(invalid.reason, invalid.code)

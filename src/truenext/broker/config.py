@@ -140,17 +140,17 @@ class _Reader:
             text = content.decode().replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
-            raise self._refusal([(line, f"byte {content[error.start]:#04x} is not UTF-8")]) from error
+            raise self._faulty_file([(line, f"byte {content[error.start]:#04x} is not UTF-8")]) from error
         try:
             parsed = tomllib.loads(text)
             self._lines = toml_lines.lines_of(text)
         except tomllib.TOMLDecodeError as error:
-            raise self._refusal([_place(str(error), text)]) from error
+            raise self._faulty_file([_place(str(error), text)]) from error
         except RecursionError as error:
-            raise self._refusal([(1, "tables or arrays stand too deep in one another")]) from error
+            raise self._faulty_file([(1, "tables or arrays stand too deep in one another")]) from error
         except ValueError as error:
             # A number of thousands of digits.
-            raise self._refusal([(1, str(error))]) from error
+            raise self._faulty_file([(1, str(error))]) from error
         return parsed
 
     # ---- Tables ----
@@ -219,9 +219,9 @@ class _Reader:
 
     def _raise_if_faulty(self) -> None:
         if self._faults:
-            raise self._refusal(self._faults)
+            raise self._faulty_file(self._faults)
 
-    def _refusal(self, faults: list[tuple[int, str]]) -> FaultyFileError:
+    def _faulty_file(self, faults: list[tuple[int, str]]) -> FaultyFileError:
         return FaultyFileError(tuple(f"{self._file}:{line}: {reason}" for line, reason in sorted(faults)))
 
 

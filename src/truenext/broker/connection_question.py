@@ -25,7 +25,7 @@ class OpenTransaction(msgspec.Struct):
     name: str
     sends: int
     acknowledged: int
-    refused: int
+    nacked: int
     """Messages that were NACKed; they count as this alone."""
     doomed: bool
 
@@ -58,13 +58,13 @@ def answer(engine: Engine, session: Session) -> AnswerInTheMaking:
     """In JSON, as an Answer."""
     answer = Answer(session.round, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
-        refused = len(transaction.refused())
+        nacked = len(transaction.nacked())
         answer.transactions.append(
             OpenTransaction(
                 name=name,
                 sends=len(transaction.sends),
-                acknowledged=len(transaction.held) - refused,
-                refused=refused,
+                acknowledged=len(transaction.held) - nacked,
+                nacked=nacked,
                 doomed=transaction.is_doomed,
             )
         )

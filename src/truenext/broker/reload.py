@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a wish to reload; if `refused` is not empty nothing was changed."""
+    """What became of a wish to reload; if `errors` is not empty nothing was changed."""
 
     file: str | None
     changed: list[str]
     """Setting, value before, and value now, one line each."""
-    refused: list[str]
+    errors: list[str]
 
 
 NO_FILE = Outcome(None, [], ["this broker was started without --config: there is no file to read again"])
@@ -49,9 +49,9 @@ class Reloader:
         """
         file = self._current.file
         outcome = self._take_over()
-        if outcome.refused:
+        if outcome.errors:
             # A warning, as the broker goes on as before.
-            logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": outcome.refused})
+            logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": outcome.errors})
         else:
             logger.info("configuration reloaded", extra={"file": str(file), "changed": outcome.changed})
         return outcome
@@ -65,15 +65,15 @@ class Reloader:
             return Outcome(name, [], list(error.faults))
         except ConfigurationError as error:
             return Outcome(name, [], [str(error)])
-        refused = list(_refusals(current, new))
-        if refused:
-            return Outcome(name, [], refused)
+        errors = list(_fixed_changes(current, new))
+        if errors:
+            return Outcome(name, [], errors)
         self._apply(new)
         self._current = new
         return Outcome(name, list(_changes(current, new)), [])
 
 
-def _refusals(before: Configuration, now: Configuration) -> Iterator[str]:
+def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:
     settings = settings_of(BrokerSettings)
     for name, was, is_now in _differences(before.broker, now.broker):
         setting = settings[name]

@@ -67,8 +67,8 @@ def reload(url: str) -> None:
     """
     with connected(url, failure=Unasked) as connection:
         outcome = ask(connection, "reload")
-    if outcome["refused"]:
-        raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["refused"]])))
+    if outcome["errors"]:
+        raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
     for change in outcome["changed"]:
         terminal.say(change)
     terminal.say(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")

@@ -120,7 +120,7 @@ class Work:
         self._to = Counter[str]()
         self._left = 0
         self._ended = Counter[str]()
-        self._refused = ""
+        self._error = ""
 
     def run(self, url: str, *, as_json: bool) -> None:
         """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
@@ -136,8 +136,8 @@ class Work:
             terminal.write_json(facts | {"ended": dict(self._ended), "dry_run": self._is_dry})
         else:
             self._say()
-        if self._refused:
-            terminal.say(f"truenext: {self._refused}", err=True)
+        if self._error:
+            terminal.say(f"truenext: {self._error}", err=True)
             raise SystemExit(1)
         if self._missing:
             terminal.say(f"truenext: not {self._deed}: {', '.join(map(str, sorted(self._missing)))}", err=True)
@@ -156,7 +156,7 @@ class Work:
                 self._left += answer["left"]
                 self._ended.update(answer["ended"])
                 self._missing -= set(answer["sequences"])
-                self._refused = answer["refused"]
+                self._error = answer["error"]
                 if self._limit is not None:
                     if self._count >= self._limit:
                         return

@@ -29,8 +29,8 @@ from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
-from truenext.engine.commands.giving_back import GivingBack
 from truenext.engine.commands.pulling import Pulling
+from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
@@ -143,10 +143,10 @@ class Engine:
         subscribing = Subscribing(
             ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, wishes, browsing
         )
-        giving_back = GivingBack(ledger, events, selections, outcomes, transactions, wishes)
-        pulling = Pulling(ledger, wishes, giving_back)
+        releasing = Releasing(ledger, events, selections, outcomes, transactions, wishes)
+        pulling = Pulling(ledger, wishes, releasing)
         connecting = Connecting(
-            ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing, giving_back
+            ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing, releasing
         )
         administering = Administering(ledger, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
@@ -170,7 +170,7 @@ class Engine:
             before=(expiry, scheduler, wildcards, Retries(ledger, delays, outcomes), selections, endings),
             after=(browsing, pieces),
             committed=(
-                resident.release_durable,
+                resident.free_durable,
                 wildcards.committed,
                 expiry_timers.committed,
                 numbers.committed,
@@ -222,15 +222,15 @@ class Engine:
         self.send = sending.send
         self.must_wait = sending.must_wait
         self.acknowledge = answering.acknowledge
-        self.refuse = answering.refuse
+        self.nack = answering.nack
         self.begun = answering.begun
         self.begin = transactions.begin
         self.commit = transactions.commit
         self.abort = transactions.abort
         self.doom = transactions.doom
-        self.check_give_back = giving_back.check
-        self.give_back = giving_back.give_back
-        self.wake = giving_back.wake
+        self.check_release = releasing.check
+        self.release = releasing.release
+        self.wake = releasing.wake
         self.ask_credit = pulling.ask
         self.subscribe = subscribing.subscribe
         self.take_discarded = subscribing.take_discarded
@@ -242,7 +242,7 @@ class Engine:
         self.read_for_bulk = bulk.read_for
         self.nothing_for_bulk = bulk.nothing
         self.hold_scheduled = bulk.hold_scheduled
-        self.release_scheduled = bulk.release_scheduled
+        self.end_hold_scheduled = bulk.end_hold_scheduled
         self.do_bulk = bulk.do
         self.pause = administering.pause
         self.resume = administering.resume

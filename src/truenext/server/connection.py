@@ -196,8 +196,8 @@ class Connection:
             self._refuse_other(error)
             return
         except RemoteProtocolError as error:
-            is_blameless = isinstance(error, NoRoomError)
-            self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_blameless=is_blameless)
+            is_exempt = isinstance(error, NoRoomError)
+            self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_exempt=is_exempt)
             return
         if waiting is not None:
             self._waiting = chain([waiting.command], commands)
@@ -224,14 +224,14 @@ class Connection:
         if self._stomp.expects_every_ms:
             self._after(self._patience, "silence", self._on_silence)
 
-    def give_place(self, *, is_blameless: bool) -> None:
+    def give_place(self, *, is_exempt: bool) -> None:
         """Another connection of this client takes over: nothing more is read, and nothing more is said."""
         logger.info("connection taken over", extra={"client": self._name})
         if self._is_kept:
-            self._end_kept(is_blameless=is_blameless)
+            self._end_kept(is_exempt=is_exempt)
             return
         self._is_reading = False
-        self._broker.lose(self._session, is_blameless=is_blameless)
+        self._broker.lose(self._session, is_exempt=is_exempt)
         self._close()
 
     def refused(self, error: RemoteProtocolError) -> None:
@@ -245,13 +245,13 @@ class Connection:
     def cut(self, reason: str) -> None:
         self._refuse(reason, Code.TOO_SLOW)
 
-    def _refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_blameless: bool = False) -> None:
+    def _refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
         """Answer with an ERROR, behind the receipts that are due, and end the connection."""
         if not self._is_reading:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
-        self._broker.lose(self._session, is_blameless=is_blameless)
+        self._broker.lose(self._session, is_exempt=is_exempt)
         self._broker.answer(self._session, _fault(reason, code, receipt))
         self._broker.answer(self._session, Farewell())
 
@@ -482,8 +482,8 @@ class Connection:
         logger.info("client lost", extra={"client": self._name, "reason": reason})
         self._end_kept()
 
-    def _end_kept(self, *, is_blameless: bool = False) -> None:
-        self._broker.lose(self._session, is_blameless=is_blameless)
+    def _end_kept(self, *, is_exempt: bool = False) -> None:
+        self._broker.lose(self._session, is_exempt=is_exempt)
         self._forget()
 
     def stop_reading(self) -> None:

@@ -2,7 +2,7 @@
 
 from truenext.stage.core.beginning import BeginOptions
 from truenext.stage.core.definitions import Endpoint, Topic
-from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Refuse
+from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.dependencies.depends import Depends
@@ -19,7 +19,7 @@ __all__ = [
     "Initiation",
     "Interceptor",
     "NotDecoded",
-    "Refuse",
+    "Reject",
     "Service",
     "Topic",
 ]

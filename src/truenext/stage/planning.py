@@ -52,7 +52,7 @@ class Plans:
 
     def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> Plan:
         given: dict[Any, str] = {Flow: FLOW}
-        refused: dict[Any, str] = {}
+        forbidden: dict[Any, str] = {}
         if self.lifespan is not None and self.lifespan.kind is not None:
             given[self.lifespan.kind] = LIFESPAN
         if self._has_database:
@@ -63,7 +63,7 @@ class Plans:
             own, other = session_type(is_async=is_async), session_type(is_async=not is_async)
             given[own] = SESSION
             kind = "an async function" if is_async else "a function that is not async"
-            refused[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
+            forbidden[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
         elif stage.settings.exactly_once:
             raise DefinitionError(
                 f"the effects of stage {stage.name} of {stage.endpoint.name} happen once, which a database remembers: "
@@ -72,7 +72,7 @@ class Plans:
         else:
             _check_no_session(definition, stage)
         placed = stage.signature.placed
-        return parameters_of(stage.function, given=given, placed=placed, overrides=overrides, refused=refused)
+        return parameters_of(stage.function, given=given, placed=placed, overrides=overrides, forbidden=forbidden)
 
 
 def _check_no_session(definition: Definition, stage: Stage) -> None:

@@ -37,7 +37,7 @@ class Shares:
             self._hand_on()
             raise
 
-    def give_back(self, share: int) -> None:
+    def release(self, share: int) -> None:
         self._left += share
         self._hand_on()
 
@@ -67,4 +67,4 @@ class Taken:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._shares.give_back(self._share)
+        self._shares.release(self._share)

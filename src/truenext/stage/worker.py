@@ -38,7 +38,7 @@ from truenext.stage.committing import (
     size_of,
 )
 from truenext.stage.core.envelope import decode
-from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Refuse
+from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.ids import inbox_id
@@ -169,7 +169,7 @@ class Handling:
         except DoneBefore:
             await self._was_done_before()
         except (UnderWay, OutboxBusy) as error:
-            await self._message.give_back()
+            await self._message.release()
             self._end("given back", error)
         except DatabaseAway as error:
             await self._has_no_database(error)
@@ -180,7 +180,7 @@ class Handling:
             # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
             await self._failed(error)
         except BrokerAway as error:
-            await self._message.give_back()
+            await self._message.release()
             self._end("given back", error)
         except (InDoubt, RolledBack) as error:
             if not self._ran_at:
@@ -204,7 +204,7 @@ class Handling:
         if isinstance(error, InDoubt) or refused_with(error) is not None:
             await self._failed(error)
             return
-        await self._message.give_back()
+        await self._message.release()
         self._end("given back", error)
         await self._rest_if_no_room(error)
 
@@ -241,7 +241,7 @@ class Handling:
             await once.sent_before(self._id, self._lane)
             await self._session.commit(timeout=TIMEOUT_S)
         except (BrokerAway, OutboxBusy) as error:
-            await self._message.give_back()
+            await self._message.release()
             self._end("given back", error)
             await self._world.rest(PAUSE_S)
         except DatabaseAway as error:
@@ -523,9 +523,9 @@ class Handling:
         if outcome == "given back":
             return
         _logger.warning(
-            "a stage has refused its message" if outcome == "refused" else "a stage has failed",
+            "a stage has rejected its message" if outcome == "refused" else "a stage has failed",
             extra=self._fields() | {"error": said_of(error)},
-            exc_info=None if isinstance(error, Refuse) or is_too_long(error) else error,
+            exc_info=None if isinstance(error, Reject) or is_too_long(error) else error,
         )
 
     async def _say_failed(self, error: BaseException) -> Outcome:
@@ -533,21 +533,21 @@ class Handling:
         world, message = self._world, self._message
         if self._id and self._is_sql_committed:
             # It is done. When it comes again what it has to send is seen to.
-            await message.give_back()
+            await message.release()
             return "given back"
         if world.gate is not None and await world.gate.is_no_failure(self._trouble, error, message.key):
-            await message.give_back()
+            await message.release()
             return "given back"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, world.instance)
-        if retry.is_refused and self._stage.endpoint.topic is not None and not self._was_sent:
+        if retry.is_rejected and self._stage.endpoint.topic is not None and not self._was_sent:
             # In a subscription there are no dead letters: what is refused there would come again for ever.
             await self._session.commit(timeout=TIMEOUT_S)
-        elif retry.is_refused:
+        elif retry.is_rejected:
             await message.reject(cause=cause)
         else:
             await message.nack(delay=retry.delay_s, cause=cause)
-        return "refused" if retry.is_refused else "failed"
+        return "refused" if retry.is_rejected else "failed"
 
     def _note(self, envelope: Envelope) -> None:
         events = self._world.events

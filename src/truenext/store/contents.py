@@ -26,18 +26,18 @@ def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
 
     Raises: StoreError if one has fewer references than were released
     """
-    if not (batch.released or batch.transient_released):
+    if not (batch.dereferenced or batch.transient_dereferenced):
         return batch
     settled = copy(batch)
-    settled.released, settled.transient_released = [], []
+    settled.dereferenced, settled.transient_dereferenced = [], []
     settled.removes, settled.transient_removes = batch.removes[:], batch.transient_removes[:]
     settled.marks, settled.unmarks = batch.marks.copy(), batch.unmarks[:]
     for keys, removes in (
-        (batch.released, settled.removes),
-        (batch.transient_released, settled.transient_removes),
+        (batch.dereferenced, settled.removes),
+        (batch.transient_dereferenced, settled.transient_removes),
     ):
-        for key, released in Counter(keys).items():
-            left = mark_of(key).attempts - released
+        for key, dereferenced in Counter(keys).items():
+            left = mark_of(key).attempts - dereferenced
             if left < 0:
                 raise disagreement(batch.number, f"releases content {sequence_of(key)}, which is not there so often")
             if left:

@@ -80,7 +80,7 @@ class EmbeddedStore:
         """Run and first event of the last chunk of a batch that the history's own files have; to be set before
         `recover`, which then misses what the journal has not."""
         self._applied = 0
-        self._refusal = "recover() comes first"
+        self._unwritable_reason = "recover() comes first"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()
@@ -88,7 +88,7 @@ class EmbeddedStore:
         """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
         with ExitStack() as opened:
             try:
-                folder.refuse_what_is_not_ours(path)
+                folder.check_no_foreign_files(path)
                 folder.make(path)
                 opened.callback(os.close, folder.lock(path))
                 may_be_new = not folder.has_journal(path)
@@ -135,22 +135,22 @@ class EmbeddedStore:
             self._room.look()
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
-        self._refusal = ""
+        self._unwritable_reason = ""
         self._mover.start()
         return recovered
 
     def apply(self, batch: Batch) -> None:
-        if self._refusal:
-            raise StoreError(f"batch {batch.number} is refused: {self._refusal}")
+        if self._unwritable_reason:
+            raise StoreError(f"batch {batch.number} is refused: {self._unwritable_reason}")
         if self._mover.failure is not None:
             raise self._mover.failure
         # Set before anything can fail. After a failed write nobody knows what is on the disk, so that a second try
         # could confirm what is not there.
-        self._refusal = f"batch {batch.number} could not be written; start the broker again"
+        self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
         if not self._mover.has_begun:
             self._mover.begin()
         try:
-            if batch.released or batch.transient_released:
+            if batch.dereferenced or batch.transient_dereferenced:
                 batch = settled(batch, self._mark_of())
             changes = changes_of(batch)
             self._check(batch, changes)
@@ -168,7 +168,7 @@ class EmbeddedStore:
         if batch.clean_stop is not None or batch.sequence_limit:
             # A run begins or ends, or has given out half a million sequences.
             self._write_down_end(batch.sequence_limit)
-        self._refusal = ""
+        self._unwritable_reason = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         return self._page(
@@ -209,7 +209,7 @@ class EmbeddedStore:
 
     def close(self) -> None:
         """Let go of files and locks. Nothing is written. No page may be under way."""
-        self._refusal = "the store is closed"
+        self._unwritable_reason = "the store is closed"
         self._opened.close()
 
     # ---- Writing ----

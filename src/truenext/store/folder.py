@@ -32,7 +32,7 @@ def make(path: Path) -> None:
         sync_folder(folder)
 
 
-def refuse_what_is_not_ours(path: Path) -> None:
+def check_no_foreign_files(path: Path) -> None:
     """See that nobody else's files are in a folder in which no broker has been.
 
     Raises: ConfigurationError if there are some, OSError

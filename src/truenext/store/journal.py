@@ -315,7 +315,7 @@ class Journal:
         for offset, length in run:
             yield content[offset - begin : offset - begin + length]
 
-    def release(self, segment: int) -> None:
+    def free(self, segment: int) -> None:
         """The segment is not needed any more, nor read. May be called while another thread appends.
 
         Raises: OSError

@@ -51,7 +51,7 @@ class MemoryStore:
         self._redelivered_below = 0
         self._clean_stop = True
         self._applied = 0
-        self._refusal = "recover() comes first"
+        self._unwritable_reason = "recover() comes first"
         self._whole = Lock()
         """Held wherever half of a batch could be seen."""
 
@@ -74,7 +74,7 @@ class MemoryStore:
                 self._transients.clear()
                 self._measure()
             self._applied = 0
-            self._refusal = ""
+            self._unwritable_reason = ""
             return Recovered(
                 identity=self._identity,
                 clean_stop=self._clean_stop,
@@ -87,16 +87,16 @@ class MemoryStore:
             )
 
     def apply(self, batch: Batch) -> None:
-        if self._refusal:
-            raise StoreError(f"batch {batch.number} is refused: {self._refusal}")
-        self._refusal = f"batch {batch.number} could not be written; start the broker again"
+        if self._unwritable_reason:
+            raise StoreError(f"batch {batch.number} is refused: {self._unwritable_reason}")
+        self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
         with self._whole:
             self._check_references(batch)
             batch = settled(batch, lambda key: self._marks.get(key, NO_MARK))
             self._check(batch)
             self._write(batch)
             self._applied = batch.number
-        self._refusal = ""
+        self._unwritable_reason = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         with self._whole:
@@ -117,7 +117,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
-        self._refusal = "the store is closed"
+        self._unwritable_reason = "the store is closed"
 
     def _record(self, key: bytes) -> bytes:
         return self._messages[key] if key in self._messages else self._transients[key]
@@ -131,16 +131,16 @@ class MemoryStore:
 
     def _check_references(self, batch: Batch) -> None:
         """A content comes with all of its references, which then go one by one."""
-        for messages, puts, removes, released in (
-            (self._messages, batch.puts, batch.removes, batch.released),
-            (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_released),
+        for messages, puts, removes, dereferenced in (
+            (self._messages, batch.puts, batch.removes, batch.dereferenced),
+            (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
         ):
             put = Counter(content_key(number) for number in map(reference_of, puts.values()) if number)
             counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS)})
             _require(batch, put == counted, "puts contents that have not as many references as their marks say")
             removed = (messages.get(key, b"") for key in removes)
             gone = Counter(content_key(number) for number in map(reference_of, removed) if number)
-            _require(batch, gone == Counter(released), "releases other contents than it removes references to")
+            _require(batch, gone == Counter(dereferenced), "releases other contents than it removes references to")
 
     def _check(self, batch: Batch) -> None:
         """Everything else that can be wrong with a batch, found before any of it is done."""

@@ -229,7 +229,7 @@ class Mover:
             self._views_in_the_way = set(overlay.views)
             self._changed.wait_for(lambda: self._views_in_the_way.isdisjoint(overlay.views))
             self._views_in_the_way = set()
-        self._journal.release(segment)
+        self._journal.free(segment)
         with self._changed:
             self._changed.notify_all()
 

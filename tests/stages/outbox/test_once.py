@@ -250,7 +250,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
             producer = await relay.borrow()
             await outbox.number(producer)
             producer.number += 1
-            relay.give_back(producer)
+            relay.return_borrowed(producer)
         read = await outbox.units_of(producer)
         assert [each.number for each in read] == [1, 2]
 

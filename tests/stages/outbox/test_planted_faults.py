@@ -137,7 +137,7 @@ FAULTS = [
         Borrowed,
         "number",
         "return self._producer.next",
-        "self._relay.give_back(self._producer); return self._producer.next",
+        "self._relay.return_borrowed(self._producer); return self._producer.next",
         test_producers.test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered,
     ),
     Fault(

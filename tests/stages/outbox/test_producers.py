@@ -315,7 +315,7 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         relay = Relay(both.second, cast("Lane", None), "shop", Counts())
         if has_lost_another:
             # Then as many are known as the database has.
-            relay.give_back(Producer("another's by now", "second", 0))
+            relay.return_borrowed(Producer("another's by now", "second", 0))
         sent: list[str] = []
 
         async def highest(_: Relay, name: str) -> int:

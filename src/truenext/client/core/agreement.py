@@ -34,10 +34,10 @@ class Agreement:
         self._subscriptions = subscriptions
         self._questions = questions
         self._end = end
-        world.timers.at(world.clock() + IDLE_S, self._give_back_what_is_idle)
+        world.timers.at(world.clock() + IDLE_S, self._release_idle)
 
-    def _give_back_what_is_idle(self) -> None:
-        self._world.timers.at(self._world.clock() + IDLE_S, self._give_back_what_is_idle)
+    def _release_idle(self) -> None:
+        self._world.timers.at(self._world.clock() + IDLE_S, self._release_idle)
         link = self._world.link
         if link is None or not link.is_truenext:
             return
@@ -46,7 +46,7 @@ class Agreement:
             was_asked, subscription.is_asked = subscription.is_asked, False
             # One that rests may have something, too: what its program had of an earlier connection, and has no more.
             if len(subscription) and not (was_asked or buffer.is_waited_for(subscription)):
-                self._subscriptions.give_back([subscription], rest=True)
+                self._subscriptions.release([subscription], rest=True)
 
     def begin(self, link: Link) -> None:
         if link.is_truenext:

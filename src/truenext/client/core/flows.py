@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.client.core.charging import Charge, charge_for
+from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.holding import Buffer, State
 from truenext.client.core.message import Content, content_of
 from truenext.client.core.questions import OfProducer, worded
@@ -111,7 +111,7 @@ def failed_for(delay: float | None, cause: str = "") -> Verdict:
 
 def rejected_for(cause: str) -> Verdict:
     """Raises: TypeError"""
-    return Verdict(False, is_poison=True, cause=_cut(cause))
+    return Verdict(False, is_rejected=True, cause=_cut(cause))
 
 
 def _cut(cause: str) -> str:
@@ -123,8 +123,8 @@ def _cut(cause: str) -> str:
     return said[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
 
-def give_back(session: Session, received: Received, owner: object) -> Flow[None]:
-    session.give_back(received, owner)
+def release(session: Session, received: Received, owner: object) -> Flow[None]:
+    session.release(received, owner)
     yield from session.client.wait_until_written()
 
 
@@ -133,7 +133,7 @@ def leave_message(session: Session, received: Received, error: BaseException | N
     if received.state is not State.HELD:
         return
     if received.unit is not None:
-        if error is not None and charge_for(error) is Charge.ALL:
+        if error is not None and counted_attempts_for(error) is CountedAttempts.ALL:
             session.fail(received)
     elif error is None:
         yield from settle(session, received, DONE, None)
@@ -159,7 +159,7 @@ def leave_consumer(
     """The block of a consumer has ended."""
     verdict: Verdict | None = DONE
     if error is not None:
-        verdict = FAILED if charge_for(error) is Charge.ALL else None
+        verdict = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
     yield from close_consumer(session, subscription, owner, verdict, is_own=is_own)
 
 
@@ -183,8 +183,8 @@ def commit(session: Session, timeout: float, producer: str | None = None, number
     return (yield from session.commit(session.client.clock() + timeout, numbered))
 
 
-def rollback(session: Session, owner: object, charge: Charge) -> Flow[None]:
-    session.rollback(owner, charge=charge)
+def rollback(session: Session, owner: object, counted: CountedAttempts) -> Flow[None]:
+    session.rollback(owner, counted=counted)
     yield from session.client.wait_until_written()
 
 
@@ -258,10 +258,10 @@ class Block:
                     yield from commit(session, self._timeout)
                 except LocalProtocolError:
                     # The broker cannot do that, and the block is over.
-                    yield from rollback(session, owner, Charge.NONE)
+                    yield from rollback(session, owner, CountedAttempts.NONE)
                     raise
             elif transactions.undecided is None:
-                yield from rollback(session, owner, charge_for(error))
+                yield from rollback(session, owner, counted_attempts_for(error))
         finally:
             self._unit = unit
             self._nothing = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK

@@ -100,13 +100,13 @@ def wake(subscription: str) -> bytes:
     return f"SEND\ndestination:/control/wake\nid:{subscription}\n\n\0".encode()
 
 
-def give_back(
+def release(
     subscriptions: Sequence[str],
     *,
     keep: Sequence[str] = (),
     rest: bool = False,
     abort: str | None = None,
-    charges_all: bool = True,
+    counts_all: bool = True,
 ) -> bytes:
     said: dict[str, object] = {"subscriptions": subscriptions}
     if keep:
@@ -115,6 +115,6 @@ def give_back(
         said["rest"] = True
     if abort is not None:
         said["abort"] = abort
-        if not charges_all:
-            said["charge"] = "refused"
-    return b"SEND\ndestination:/control/give-back\n\n" + msgspec.json.encode(said) + b"\0"
+        if not counts_all:
+            said["count_attempts"] = "nacked"
+    return b"SEND\ndestination:/control/release\n\n" + msgspec.json.encode(said) + b"\0"

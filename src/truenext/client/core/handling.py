@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.client.core.beside import Beside, SharedBuffer
-from truenext.client.core.charging import Charge
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import TIMEOUT_S
 from truenext.client.core.holding import State
 from truenext.client.core.session import Session
@@ -133,7 +133,7 @@ class Worker:
             try:
                 got = yield from self.session.receive(None, 1, None, owner)
             except RolledBack:
-                self.session.rollback(owner, charge=Charge.NONE)
+                self.session.rollback(owner, counted=CountedAttempts.NONE)
                 continue
             return got[0] if got else None
         # Its handler has closed the session, and with it what all workers get their messages from.
@@ -156,7 +156,7 @@ class Worker:
         """The handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
         session = self.session
         if session.is_closed:
-            session.give_back(received)
+            session.release(received)
         elif session.transactions is not None:
             yield from session.commit_and_expire(session.client.clock() + TIMEOUT_S)
         elif received.state is State.HELD:
@@ -181,6 +181,6 @@ class Worker:
         owner = consuming.end(self)
         transactions, unit = session.transactions, session.unit
         if transactions is not None and unit is not None and unit.outcome is Outcome.DOOMED:
-            transactions.rollback(unit.owner, charge=Charge.NONE)
+            transactions.rollback(unit.owner, counted=CountedAttempts.NONE)
         session.leave(owner)
         consuming.ended(error)

@@ -6,7 +6,7 @@
     at commit     the same, and a message is acknowledged when the transaction is committed
 
 A rollback, a cancellation and a refusal give back what is buffered: what is handed out next has been dispatched after
-that, so it is the broker's true next. Source: docs/contract.md, "Giving back"
+that, so it is the broker's true next. Source: docs/contract.md, "Releasing"
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from truenext.client.core.charging import Charge, charge_for
+from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.holding import State, place_of
 from truenext.client.core.questions import OfConnection
 from truenext.client.core.transactions import Transactions
@@ -326,7 +326,7 @@ class Session:
         ]
         if pulled:
             # What was asked for may be on its way.
-            client.subscriptions.give_back(pulled)
+            client.subscriptions.release(pulled)
         client.flush()
 
     def _has(self, taken: Iterable[Received]) -> bool:
@@ -348,7 +348,7 @@ class Session:
             received.subscription.has_missed |= received.may_have_missed
             self._is_settled(received)
         if held:
-            self._give_back_all(held)
+            self._release_all(held)
             self.buffer.ended([each for each in held if each.unit is None])
 
     # ---- What becomes of a message ----
@@ -367,11 +367,11 @@ class Session:
         link = client.world.link
         # Which broker it is, is known when it has answered.
         is_other = link is not None and link.is_up and not link.is_truenext
-        if link is not None and is_other and not (verdict.is_done or verdict.is_poison):
+        if link is not None and is_other and not (verdict.is_done or verdict.is_rejected):
             if verdict.delay_ms is not None:
                 link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
-            self.give_back(received, owner)
+            self.release(received, owner)
             return client.flush()
         if received.unit is not None:
             self.transacted().settle(received, verdict, owner)
@@ -381,39 +381,39 @@ class Session:
         self.buffer.ended((received,))
         return client.flush()
 
-    def give_back(self, received: Received, owner: object = None) -> None:
+    def release(self, received: Received, owner: object = None) -> None:
         """The program did not get to handle it: it returns without an attempt, and what is buffered with it; `owner` is
         who says so, if a transaction has it."""
         if received.state is not State.HELD:
             return
         if received.unit is not None:
-            self.transacted().give_back(received, owner)
+            self.transacted().release(received, owner)
             return
         self._is_settled(received)
-        self._give_back_all([received])
+        self._release_all([received])
         self.buffer.ended([received])
         self.client.flush()
 
     def ended(self, received: Received, error: BaseException) -> None:
         """The code that was to handle a message, or a whole transaction with it, has raised."""
-        charge = charge_for(error)
+        counted = counted_attempts_for(error)
         if self.transactions is not None:
             unit = self.transactions.unit
             if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
-                self.transactions.rollback(unit.owner, charge=charge)
+                self.transactions.rollback(unit.owner, counted=counted)
         elif received.state is State.HELD:
-            if charge is Charge.ALL:
+            if counted is CountedAttempts.ALL:
                 self.settle(received, FAILED)
             else:
-                self.give_back(received)
+                self.release(received)
 
-    def _give_back_all(self, messages: Sequence[Received]) -> None:
+    def _release_all(self, messages: Sequence[Received]) -> None:
         """All of them, in one step, and what is buffered."""
         client = self.client
         current = [each for each in messages if client.subscriptions.is_current(each) and each.unit is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
         if subscriptions:
-            client.subscriptions.give_back(subscriptions, returning=current)
+            client.subscriptions.release(subscriptions, returning=current)
         for each in current:
             each.state = State.DONE
             each.subscription.held.pop(each.ack_id, None)
@@ -461,7 +461,7 @@ class Session:
         if verdict is None:
             held = [each for each in given if each.state is State.HELD]
             if held:
-                self._give_back_all(held)
+                self._release_all(held)
                 self.buffer.ended(held)
         else:
             for received in given:
@@ -565,12 +565,12 @@ class Session:
         else:
             yield from self._commit(transactions, unit, deadline, None)
 
-    def rollback(self, owner: object, *, charge: Charge) -> None:
+    def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step.
 
         Raises: LocalProtocolError
         """
-        self.transacted().rollback(owner, charge=charge)
+        self.transacted().rollback(owner, counted=counted)
 
     def fail(self, received: Received) -> None:
         """This message made the transaction fail.

@@ -88,7 +88,7 @@ class Subscriptions:
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
         if subscription.is_paused and is_truenext:
-            self.give_back([subscription], rest=True)
+            self.release([subscription], rest=True)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """What it has goes back, without an attempt; what the program has of it, too."""
@@ -128,7 +128,7 @@ class Subscriptions:
             # Another broker would dispatch again what the program has.
             return
         if subscription.is_known and (len(subscription) or not subscription.rests):
-            self.give_back([subscription], rest=True)
+            self.release([subscription], rest=True)
 
     def resume(self, subscription: Subscription) -> None:
         subscription.is_paused = False
@@ -157,14 +157,14 @@ class Subscriptions:
         if messages:
             subscription.wished += messages
 
-    def give_back(
+    def release(
         self,
         subscriptions: Sequence[Subscription],
         *,
         returning: Iterable[Received] = (),
         rest: bool = False,
         unit: Unit | None = None,
-        charges_all: bool = True,
+        counts_all: bool = True,
     ) -> None:
         """What subscriptions hold returns in one step, but for what the program has, and not `returning`."""
         link = self._world.link
@@ -193,12 +193,10 @@ class Subscriptions:
         resting = [each.id for each in subscriptions if each.rests]
         abort = None if unit is None else unit.name
         if resting and awake:
-            link.write(frames.give_back(resting, keep=keep, rest=True))
+            link.write(frames.release(resting, keep=keep, rest=True))
             link.rounds += 1
             resting = []
-        link.write(
-            frames.give_back(awake or resting, keep=keep, rest=bool(resting), abort=abort, charges_all=charges_all)
-        )
+        link.write(frames.release(awake or resting, keep=keep, rest=bool(resting), abort=abort, counts_all=counts_all))
         for subscription in subscriptions:
             subscription.round_min = link.rounds
             if subscription.pulls:
@@ -206,7 +204,7 @@ class Subscriptions:
                 subscription.buffer.wake_all()
         self._world.flush_soon()
 
-    def give_back_buffered(self, subscriptions: Iterable[Subscription]) -> None:
+    def release_buffered(self, subscriptions: Iterable[Subscription]) -> None:
         """What was dispatched before is not the true next any more, unless nothing can have been."""
         returned = [
             each
@@ -215,7 +213,7 @@ class Subscriptions:
             and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
         ]
         if returned:
-            self.give_back(returned)
+            self.release(returned)
 
     def _resubscribe(
         self, link: Link, subscriptions: Sequence[Subscription], going: set[Received], unit: Unit | None
@@ -268,11 +266,11 @@ class Subscriptions:
         if self.foreign or self.verdicts:
             key = received.key
             said = self.verdicts.pop(key, None)
-            if said is not None and not (link.is_truenext or said[0].is_done or said[0].is_poison):
+            if said is not None and not (link.is_truenext or said[0].is_done or said[0].is_rejected):
                 # To say that it has failed would make it a dead letter there.
                 said = None
             # If it has failed once more since, that was counted.
-            if said is not None and (said[0].is_done or said[0].is_poison or received.attempts == said[1]):
+            if said is not None and (said[0].is_done or said[0].is_rejected or received.attempts == said[1]):
                 self._tell(link, received, said[0])
                 self._was_not_handed_out(subscription)
                 return True
@@ -305,7 +303,7 @@ class Subscriptions:
         )
         ack_id = headers.get("ack")
         if ack_id is not None:
-            link.write(frames.frame("NACK", {"id": ack_id, "truenext-poison": "true"}))
+            link.write(frames.frame("NACK", {"id": ack_id, "truenext-reject": "true"}))
 
     # ---- What the program says of it ----
 
@@ -364,8 +362,8 @@ class Subscriptions:
                 headers["receipt"] = link.receipt
             data = frames.frame("NACK", headers)
         link.ask(data, Answered(self, received, verdict))
-        if not (verdict.is_done or verdict.is_poison):
-            self.give_back_buffered([received.subscription])
+        if not (verdict.is_done or verdict.is_rejected):
+            self.release_buffered([received.subscription])
 
     def remember(self, received: Received, verdict: Verdict) -> None:
         """If the message comes again, that is what is said of it."""
@@ -398,7 +396,7 @@ class Subscriptions:
                 again.subscription.held.pop(again.ack_id, None)
                 returning[again.subscription] = None
         if returning:
-            self.give_back(list(returning))
+            self.release(list(returning))
 
     # ---- Connections ----
 
@@ -457,7 +455,7 @@ class _Subscribing:
         self._subscription.is_open = True
         self._subscription.opened.set()
         if self._subscription.returns:
-            self._subscriptions.give_back([self._subscription])
+            self._subscriptions.release([self._subscription])
         # Those that pull ask anew.
         self._subscription.buffer.wake_all()
 
@@ -475,8 +473,8 @@ def _nack_headers(received: Received, verdict: Verdict, link: Link) -> dict[str,
     headers = {"id": received.ack_id}
     if verdict.delay_ms is not None:
         headers["truenext-delay"] = str(verdict.delay_ms)
-    if verdict.is_poison:
-        headers["truenext-poison"] = "true"
+    if verdict.is_rejected:
+        headers["truenext-reject"] = "true"
     if verdict.cause and link.is_truenext:
         headers["truenext-cause"] = verdict.cause
     return headers

@@ -8,7 +8,7 @@ from weakref import ref
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.charging import Charge
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.holding import State
 from truenext.client.core.link import UNANSWERED_MAX, Ignored
 from truenext.client.core.outbox import NO_ROOM_S
@@ -182,7 +182,7 @@ class Transactions:
         unit.has_messages = True
         link.ask(frames.ack_in(unit.name, received.ack_id), unit.frame)
 
-    def _refuse(self, messages: Iterable[Received], unit: Unit, link: Link) -> None:
+    def _nack(self, messages: Iterable[Received], unit: Unit, link: Link) -> None:
         """What has failed is refused in it."""
         for received in messages:
             self._begin(unit, link)
@@ -265,7 +265,7 @@ class Transactions:
                 if received not in unit.failed:
                     self._acknowledge(received, unit, link)
         # What has failed does not happen with the rest of it.
-        self._refuse(unit.failed, unit, link)
+        self._nack(unit.failed, unit, link)
         if unit.failed:
             # Nothing else may be in it.
             unit.is_kept = False
@@ -278,7 +278,7 @@ class Transactions:
                 "truenext-number": str(number),
                 "truenext-gapless": "true",
                 # What it turns out to be a repeat of has happened: nobody has failed.
-                "truenext-charge": "refused",
+                "truenext-count-attempts": "nacked",
             }
         headers["receipt"] = link.receipt
         unit.outcome = Outcome.COMMITTING
@@ -325,15 +325,15 @@ class Transactions:
 
     # ---- Rollback ----
 
-    def rollback(self, owner: object, *, charge: Charge) -> None:
+    def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
         unit = self.unit
         if unit is None:
-            self._client.subscriptions.give_back_buffered(self._buffer.subscriptions)
+            self._client.subscriptions.release_buffered(self._buffer.subscriptions)
             self._client.flush()
             return
         if unit.outcome is Outcome.OPEN:
-            self._abort(unit, charge)
+            self._abort(unit, counted)
             self._was_ended(unit, owner, "another task has rolled back or closed the session")
             return
         if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
@@ -355,28 +355,28 @@ class Transactions:
     def doom(self, unit: Unit, why: str) -> None:
         """If it is open it is taken back, and its code does not know yet."""
         if unit.outcome is Outcome.OPEN:
-            self._abort(unit, Charge.NONE)
+            self._abort(unit, CountedAttempts.NONE)
             unit.doom(RolledBack(why))
 
-    def _abort(self, unit: Unit, charge: Charge, *, gives_back: bool = True) -> None:
-        """`gives_back`: what it was given, and what is buffered."""
+    def _abort(self, unit: Unit, counted: CountedAttempts, *, releases: bool = True) -> None:
+        """`releases`: what it was given, and what is buffered."""
         client = self._client
         link = client.link
         if link is None or link.number != unit.link:
             return
-        charges_all = charge is Charge.ALL and not unit.failed
-        if link.is_truenext and charge is not Charge.NONE:
+        counts_all = counted is CountedAttempts.ALL and not unit.failed
+        if link.is_truenext and counted is not CountedAttempts.NONE:
             # What is not acknowledged in it would return without an attempt.
-            is_all = charges_all and self._acknowledges_at_commit
-            self._refuse(unit.given if is_all else unit.failed, unit, link)
+            is_all = counts_all and self._acknowledges_at_commit
+            self._nack(unit.given if is_all else unit.failed, unit, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
         begun = unit if unit.has_begun and not unit.begin_is_refused else None
         if begun is not None and not unit.has_messages:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
             link.ask(frames.frame("ABORT", {"transaction": unit.name}), Ignored())
             begun = None
-        if gives_back and (subscriptions or unit.given):
-            client.subscriptions.give_back(subscriptions, returning=unit.given, unit=begun, charges_all=charges_all)
+        if releases and (subscriptions or unit.given):
+            client.subscriptions.release(subscriptions, returning=unit.given, unit=begun, counts_all=counts_all)
         for received in unit.given:
             received.subscription.held.pop(received.ack_id, None)
         client.flush()
@@ -409,7 +409,7 @@ class Transactions:
         is_open = unit.outcome is Outcome.OPEN
         if is_open:
             # If it had no other, the refusal gives back what has to be.
-            self._abort(unit, Charge.NONE, gives_back=bool(unit.given))
+            self._abort(unit, CountedAttempts.NONE, releases=bool(unit.given))
         elif unit.owner is owner:
             self._end(unit)
         self._client.subscriptions.settle(received, verdict)
@@ -417,13 +417,13 @@ class Transactions:
         if is_open:
             self._was_ended(unit, owner, "another task has refused a message of it")
 
-    def give_back(self, received: Received, owner: object) -> None:
+    def release(self, received: Received, owner: object) -> None:
         """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
         unit = received.unit
         assert isinstance(unit, Unit), "a transaction has it"
         is_open = unit.outcome in (Outcome.OPEN, Outcome.DOOMED) and not _has_lost_its_messages(unit)
         if self._acknowledges_at_commit and is_open:
-            self.rollback(owner, charge=Charge.NONE)
+            self.rollback(owner, counted=CountedAttempts.NONE)
 
     # ---- Its code has ended ----
 
@@ -450,10 +450,10 @@ class Transactions:
         if unit.outcome is Outcome.DOOMED:
             # What a lost connection had is with the broker already.
             if client.link is not None and client.link.number == unit.link and not _has_lost_its_messages(unit):
-                self._abort(unit, Charge.NONE)
+                self._abort(unit, CountedAttempts.NONE)
             unit.outcome = Outcome.ROLLED_BACK
         elif unit.outcome is Outcome.ROLLED_BACK and unit.commit_is_refused:
-            self._abort(unit, Charge.NONE)
+            self._abort(unit, CountedAttempts.NONE)
         committed = unit.outcome is Outcome.COMMITTED
         returning = []
         for received in unit.given:
@@ -472,7 +472,7 @@ class Transactions:
         """What is open is rolled back without an attempt."""
         unit = self.unit
         if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
-            self.rollback(owner, charge=Charge.NONE)
+            self.rollback(owner, counted=CountedAttempts.NONE)
 
     def free_producer(self) -> None:
         """No COMMIT follows; what is in doubt keeps its producer."""

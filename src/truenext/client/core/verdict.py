@@ -8,7 +8,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """It was handled; else it has failed."""
     delay_ms: int | None = None
     """What has failed is tried again after so long; None leaves that to the queue's policy."""
-    is_poison: bool = False
+    is_rejected: bool = False
     """What has failed is never tried again."""
     cause: str = ""
     """Why it has failed, for whoever looks at it later."""
@@ -16,4 +16,4 @@ class Verdict(msgspec.Struct, frozen=True):
 
 DONE = Verdict(True)
 FAILED = Verdict(False)
-POISON = Verdict(False, is_poison=True)
+REJECTED = Verdict(False, is_rejected=True)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Unpack, cast
 from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.browse import Browse
-from truenext.client.core.charging import Charge
 from truenext.client.core.client import Login, login_of
 from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
 from truenext.client.core.handling import Consuming, Worker
 from truenext.client.core.health import Health, health
@@ -115,12 +115,12 @@ class Message(Received):
         """
         self._settle(flows.rejected_for(cause))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        source.driver.run(flows.give_back(source.core, self, current_thread()))
+        source.driver.run(flows.release(source.core, self, current_thread()))
 
     def _settle(self, verdict: Verdict) -> None:
         source = self._session
@@ -372,8 +372,8 @@ class Session:
     def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
-        charge = Charge.ALL if failed else Charge.NONE
-        self._source.driver.run(flows.rollback(self._source.core, current_thread(), charge))
+        counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
+        self._source.driver.run(flows.rollback(self._source.core, current_thread(), counted))
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""

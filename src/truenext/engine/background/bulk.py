@@ -129,7 +129,7 @@ class Done(msgspec.Struct):
     """Which ones were moved, if single ones were wanted."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
     """Those of `left` whose durable subscription is no more, by the name that its queue had."""
-    refused: str = ""
+    error: str = ""
     """Why nothing more can be done, if that turned out only after it was asked for; such as that the queue was that of
     a durable subscription, which has ended."""
 
@@ -250,7 +250,7 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
 def nothing(asked: Wanted, why: str = "") -> Done:
     """The answer when nothing is left to do, or `why` it cannot be done any more."""
     kind = ScheduledShown if isinstance(asked, OfScheduled) else Done
-    return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, refused=why)
+    return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, error=why)
 
 
 def left_with(theirs: Iterable[Entry], asked: Wanted, until: int) -> int:

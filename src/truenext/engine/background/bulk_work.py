@@ -105,7 +105,7 @@ class Bulk:
         if isinstance(asked, bulk.OfScheduled):
             look = self._scheduler.read_for(asked)
             if look is None:
-                self._scheduler.release()
+                self._scheduler.end_hold()
         elif self._has_gone_since(asked):
             return None
         else:
@@ -126,16 +126,16 @@ class Bulk:
         return answer
 
     def hold_scheduled(self) -> bool:
-        """Nothing becomes due until a piece is done, or `release_scheduled`. Whether all is durable that was accepted
+        """Nothing becomes due until a piece is done, or `end_hold_scheduled`. Whether all is durable that was accepted
         before; if it is not, it is to be asked again with the next commit.
         """
         batch = self._scheduler.hold()
         self._ledger.is_awaited |= batch == self._ledger.batch.number
         return not batch
 
-    def release_scheduled(self) -> None:
+    def end_hold_scheduled(self) -> None:
         """The piece is not done."""
-        self._scheduler.release()
+        self._scheduler.end_hold()
 
     def do(self, asked: bulk.Wanted, read: bulk.BulkLook, page: PageRead) -> bulk.Done:
         """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
@@ -145,7 +145,7 @@ class Bulk:
         ledger = self._ledger
         lane = read.lane
         if isinstance(asked, bulk.OfScheduled):
-            self._scheduler.release()
+            self._scheduler.end_hold()
             showing = self._scheduler.look_at(asked, read, page)
             if showing.moved and isinstance(asked, bulk.Unschedule) and not asked.dry_run:
                 ledger.administered_in = ledger.batch.number
@@ -237,7 +237,7 @@ class Pieces(Work):
             piece = self._pieces[0]
             if piece.session.id not in self._clients.sessions:
                 self._pieces.popleft()
-                self._bulk.release_scheduled()
+                self._bulk.end_hold_scheduled()
                 continue
             if isinstance(piece.asked, bulk.OfScheduled) and not self._bulk.hold_scheduled():
                 break

@@ -208,13 +208,13 @@ class Scheduler(Work):
     # ---- What waits ----
 
     def hold(self) -> int:
-        """Nothing becomes due until `release`. Returns the batch that has to be durable before a page is read; 0 if it
+        """Nothing becomes due until `end_hold`. Returns the batch that has to be durable before a page is read; 0 if it
         is."""
         if self._held_since is None:
             self._held_since = max(self._unwritten.values(), default=0)
         return self._held_since if self._held_since > self._ledger.committed else 0
 
-    def release(self) -> None:
+    def end_hold(self) -> None:
         self._held_since = None
 
     def read_for(self, asked: bulk.OfScheduled) -> bulk.BulkLook | None:

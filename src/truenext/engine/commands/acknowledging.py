@@ -82,13 +82,13 @@ class Acknowledging:
             if self._outcomes.acknowledge(consumer.held.pop(sequence)):
                 session.batch = self._ledger.batch.number
 
-    def refuse(self, session: Session, nack: Nack) -> None:
+    def nack(self, session: Session, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
                 self._add_cause(session, transaction, nack)
-                transaction.refusals[nack.sequence] = nack
+                transaction.nacks[nack.sequence] = nack
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
         self._touch(consumer)
@@ -98,10 +98,10 @@ class Acknowledging:
         if nack.transaction is not None:
             transaction = self._with_room(session, nack.transaction, len(covered), len(nack.cause))
             self._memory.open += len(nack.cause)
-            transaction.refuse(self._begin(session, consumer, covered), nack)
+            transaction.nack(self._begin(session, consumer, covered), nack)
             return
         for sequence in covered:
-            self._outcomes.fail(consumer.held.pop(sequence), Reason.REFUSED, nack)
+            self._outcomes.fail(consumer.held.pop(sequence), Reason.NACKED, nack)
         session.batch = self._ledger.latest_batch
 
     def _add_cause(self, session: Session, transaction: Transaction, nack: Nack) -> None:

@@ -12,7 +12,7 @@ from truenext.limits import UNSENT_BYTES_MAX
 if TYPE_CHECKING:
     from truenext.commands import Login
     from truenext.engine.commands.acknowledging import Acknowledging
-    from truenext.engine.commands.giving_back import GivingBack
+    from truenext.engine.commands.releasing import Releasing
     from truenext.engine.commands.subscribing import Subscribing
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -39,7 +39,7 @@ class Connecting:
         answering: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
-        giving_back: GivingBack,
+        releasing: Releasing,
     ) -> None:
         self._ledger = ledger
         self._events = events
@@ -50,7 +50,7 @@ class Connecting:
         self._answering = answering
         self._transactions = transactions
         self._subscribing = subscribing
-        self._giving_back = giving_back
+        self._releasing = releasing
 
     def connect(self, session_id: str) -> Session:
         session = self._clients.sessions[session_id] = Session(session_id)
@@ -74,7 +74,7 @@ class Connecting:
         for consumer in list(session.consumers.values()):
             begun = _begun(consumer)
             if begun:
-                self._giving_back.keep(consumer, begun)
+                self._releasing.keep(consumer, begun)
             else:
                 self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
         self._count_taken(session)
@@ -84,13 +84,13 @@ class Connecting:
         """End a connection: what it held goes back in one step.
 
         If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
-        and of each subscription what `Subscribing.release` says.
+        and of each subscription what `Subscribing.end_consumer` says.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
         self._transactions.end_all(session, Reason.RELEASED if is_clean else Reason.LOST)
         for consumer in session.consumers.values():
-            self._subscribing.release(consumer, is_lost=not is_clean)
+            self._subscribing.end_consumer(consumer, is_lost=not is_clean)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
@@ -132,7 +132,7 @@ class Connecting:
         if is_taken and self._queues.is_there(entry.lane.queue):
             self._outcomes.acknowledge(entry)
         else:
-            self._outcomes.give_back(entry, Reason.RELEASED)
+            self._outcomes.requeue(entry, Reason.RELEASED)
 
     # ---- Windows ----
 

@@ -11,17 +11,17 @@ from truenext.limits import WINDOW_MAX
 
 if TYPE_CHECKING:
     from truenext.commands import Credit
-    from truenext.engine.commands.giving_back import GivingBack
+    from truenext.engine.commands.releasing import Releasing
     from truenext.engine.lifecycle.wishes import EndedWish, Wishes
     from truenext.engine.state.consumer import Session
     from truenext.engine.writing.ledger import Ledger
 
 
 class Pulling:
-    def __init__(self, ledger: Ledger, wishes: Wishes, giving_back: GivingBack) -> None:
+    def __init__(self, ledger: Ledger, wishes: Wishes, releasing: Releasing) -> None:
         self._ledger = ledger
         self._wishes = wishes
-        self._giving_back = giving_back
+        self._releasing = releasing
 
     def ask(self, session: Session, credit: Credit) -> EndedWish | None:
         """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
@@ -40,7 +40,7 @@ class Pulling:
         wish.correlation = credit.correlation
         if not credit.messages:
             return self._wishes.withdrawn(consumer)
-        self._giving_back.wake_consumer(consumer)
+        self._releasing.wake_consumer(consumer)
         wish.left, wish.waits = asked, credit.waits
         self._wishes.began(consumer)
         self._ledger.touch(consumer)

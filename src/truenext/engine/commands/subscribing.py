@@ -216,7 +216,7 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.MISSING
             )
-        self.release(consumer, is_lost=False)
+        self.end_consumer(consumer, is_lost=False)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
@@ -232,11 +232,11 @@ class Subscribing:
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.TAKEN)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
-            self.release(consumer, is_lost=False)
+            self.end_consumer(consumer, is_lost=False)
         self._queues.end(queue)
         session.batch = self._ledger.batch.number
 
-    def release(self, consumer: Consumer, *, is_lost: bool) -> None:
+    def end_consumer(self, consumer: Consumer, *, is_lost: bool) -> None:
         """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """
@@ -251,12 +251,12 @@ class Subscribing:
             # Nobody may come by again before it goes.
             queue.let_go_of_places()
             self._selections.leave(consumer, queue)
-        is_charged = is_lost and consumer.mode is not AckMode.AUTO
+        counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
         names_begun = consumer.session.names_begun
         for entry in consumer.held.values():
-            has_begun = is_charged and (entry.is_begun or not names_begun)
-            self._outcomes.give_back(entry, Reason.LOST if has_begun else Reason.RELEASED)
-            is_charged &= names_begun
+            has_begun = counts_attempt and (entry.is_begun or not names_begun)
+            self._outcomes.requeue(entry, Reason.LOST if has_begun else Reason.RELEASED)
+            counts_attempt &= names_begun
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
         for queue in queues:

@@ -55,7 +55,7 @@ class Transactions:
             raise doomed(commit.transaction)
         if commit.producer is not None and self._sending.is_repeat(session, commit):
             if transaction is not None:
-                self.abort_open(session, commit.transaction, charges_all=commit.charges_all)
+                self.abort_open(session, commit.transaction, counts_all=commit.counts_all)
             return
         if transaction is None:
             raise RemoteProtocolError(
@@ -89,12 +89,12 @@ class Transactions:
             if entry.group:
                 # Of a consumer that rests it may be free now.
                 self._ledger.touched[entry.lane.queue] = None
-        refused = transaction.refused()
-        for entry in refused:
-            self._outcomes.fail(entry, Reason.REFUSED, transaction.refusals[entry.sequence])
+        nacked = transaction.nacked()
+        for entry in nacked:
+            self._outcomes.fail(entry, Reason.NACKED, transaction.nacks[entry.sequence])
         if commit.producer is not None:
             self._producers.record(commit, is_stored=is_stored)
-        if is_stored or refused:
+        if is_stored or nacked:
             session.batch = self._ledger.latest_batch
         else:
             for send in sends:
@@ -103,17 +103,17 @@ class Transactions:
     def abort(self, session: Session, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction_to_abort(abort.transaction)
-        self.abort_open(session, abort.transaction, charges_all=abort.charges_all)
+        self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
-    def abort_open(self, session: Session, name: str, *, charges_all: bool) -> None:
+    def abort_open(self, session: Session, name: str, *, counts_all: bool) -> None:
         """Of charges see commands.Abort."""
         transaction = self._end(session, name)
         for entry in transaction.acknowledged():
-            if charges_all:
+            if counts_all:
                 self._outcomes.fail(entry, Reason.ABORTED)
             else:
-                self._outcomes.give_back(entry, Reason.RELEASED)
-        for entry in transaction.refused():
+                self._outcomes.requeue(entry, Reason.RELEASED)
+        for entry in transaction.nacked():
             self._outcomes.fail(entry, Reason.ABORTED)
         if transaction.held:
             session.batch = self._ledger.latest_batch
@@ -122,7 +122,7 @@ class Transactions:
         transaction = session.transactions.end(name)
         self._memory.open -= transaction.size
         if transaction.promised:
-            self._queues.release(transaction.promised)
+            self._queues.free_promised(transaction.promised)
         return transaction
 
     def doom(self, session: Session, name: str) -> None:
@@ -134,5 +134,5 @@ class Transactions:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
-            for entry in (*transaction.acknowledged(), *transaction.refused()):
-                self._outcomes.give_back(entry, reason)
+            for entry in (*transaction.acknowledged(), *transaction.nacked()):
+                self._outcomes.requeue(entry, reason)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER, NO_CAUSES, Causes
-from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, POISON, dead_letter, delay_of
+from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, dead_letter, delay_of
 from truenext.engine.state.queue import is_given_up
 from truenext.engine.state.reason import Reason
 from truenext.engine.writing.entries import mark, remove
@@ -78,14 +78,14 @@ class Outcomes:
         cause = ""
         if nack is not None:
             cause = nack.cause
-            if nack.is_poison:
+            if nack.is_rejected:
                 entry.due_us = DUE_NEVER
             delay_ms = nack.delay_ms
         if delay_ms is None:
             delay_ms = delay_of(entry.lane.queue.policy, entry.attempts + 1, self._chance)
-        self.give_back(entry, reason, delay_ms=delay_ms, cause=cause)
+        self.requeue(entry, reason, delay_ms=delay_ms, cause=cause)
 
-    def give_back(self, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def requeue(self, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         """Put a message at its place again, once it is due, or into the dead-letter queue; `cause` is what a consumer
         says of why it failed."""
         lane = entry.lane
@@ -157,7 +157,7 @@ class Outcomes:
             return
         origin = entry.lane.queue
         if not why:
-            why = POISON if entry.due_us == DUE_NEVER else EXHAUSTED
+            why = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
         known = entry.causes
         destination, letter = dead_letter(
             message,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.batch import Causes
 
 
-EXHAUSTED, EXPIRED, POISON = "attempts exhausted", "expired", "poison"
+EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
 
 DESTINATION = "truenext-original-destination"

@@ -144,7 +144,7 @@ class Reading:
         lane = read.lane
         if lane.reading is not read:
             # Meanwhile the lane lost what follows on the page, or got back what the page has.
-            self._resident.release_durable_of(lane)
+            self._resident.free_durable_of(lane)
             return
         lane.reading = None
         if not (page.found or page.is_end):
@@ -182,7 +182,7 @@ class Reading:
             raise damage(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._resident.move_horizon(lane, fresh, left_out, up_to, page.as_of)
-        self._resident.release_durable_of(lane)
+        self._resident.free_durable_of(lane)
 
     def collect_failed(self, entry: Entry) -> None:
         """A message that a page showed failed too often: it stands in no lane any more."""

@@ -1,7 +1,7 @@
 """Which messages are in memory: all that come and go are counted here, one by one.
 
 What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
-lane leaves by itself once it is durable (`release_durable`). What leaves because memory is short: relief.py
+lane leaves by itself once it is durable (`free_durable`). What leaves because memory is short: relief.py
 """
 
 from __future__ import annotations
@@ -252,12 +252,12 @@ class ResidentSet:
 
     # ---- What leaves by itself ----
 
-    def release_durable(self) -> None:
+    def free_durable(self) -> None:
         """A batch is durable, and so is whatever was written with it."""
         self.too_large.update(self.still_too_large)
         self.still_too_large.clear()
         for lane in list(self.with_recent):
-            self.release_durable_of(lane)
+            self.free_durable_of(lane)
         self.forget_removed()
 
     def forget_removed(self) -> None:
@@ -269,7 +269,7 @@ class ResidentSet:
             if not lane.removed:
                 del self._with_removed[lane]
 
-    def release_durable_of(self, lane: Lane) -> None:
+    def free_durable_of(self, lane: Lane) -> None:
         """The same for one lane, of which no page is being read any more."""
         for entry in horizon.let_go(lane, self._ledger.committed):
             assert entry.message is not None, "what is recent has not left memory yet"
@@ -284,7 +284,7 @@ class ResidentSet:
 
     def unpin(self, lane: Lane) -> None:
         lane.is_pinned = False
-        self.release_durable_of(lane)
+        self.free_durable_of(lane)
         # Whatever could not leave meanwhile can.
         self.too_large[lane.queue] = None
         self.futile = NEVER

@@ -18,7 +18,7 @@ from truenext.batch import NO_MARK
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import Entry
-from truenext.engine.writing.entries import release
+from truenext.engine.writing.entries import dereference
 from truenext.engine.writing.work import Work
 from truenext.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.order import RANKS
@@ -114,7 +114,7 @@ class Endings(Work):
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
             if found.content:
-                release(batch, found.content, persistent=found.message.persistent)
+                dereference(batch, found.content, persistent=found.message.persistent)
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)

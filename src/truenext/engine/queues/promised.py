@@ -48,7 +48,7 @@ class Promised:
             self._missing[name] = destination
             self._memory.queues += _size(destination)
 
-    def release(self, names: Iterable[str]) -> None:
+    def free(self, names: Iterable[str]) -> None:
         """One that sends to these is over."""
         senders = self._senders
         for name in names:

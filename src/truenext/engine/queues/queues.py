@@ -207,7 +207,7 @@ class Queues:
                 waiting = Destination(Kind.QUEUE, SCHEDULED_PREFIX + name)
                 self._promise_one(waiting, promised, kept, is_there=name in self.hidden)
         except RemoteProtocolError:
-            self.release(kept)
+            self.free_promised(kept)
             raise
         promised.update(kept)
 
@@ -222,9 +222,9 @@ class Queues:
         """An open transaction sends to it."""
         return queue.name in self._promised
 
-    def release(self, promised: Iterable[str]) -> None:
+    def free_promised(self, promised: Iterable[str]) -> None:
         """The transaction has ended that sends to these."""
-        self._promised.release(promised)
+        self._promised.free(promised)
 
     def _check_can_make(self, destination: Destination) -> bool:
         """False if it went with its connection.

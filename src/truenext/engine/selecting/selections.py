@@ -198,7 +198,7 @@ class Selections(Work):
             if _is_current(read):
                 self._test(selecting, read, page)
             self.go_on(selecting)
-        self._resident.release_durable_of(lane)
+        self._resident.free_durable_of(lane)
 
     def _test(self, selecting: Selecting, read: ScanRead, page: PageRead) -> None:
         lane = read.lane

@@ -143,9 +143,9 @@ class Consumer(Subscriber, Holder):
         """May be said of one that does not rest."""
         if self.awake_window is not None:
             self.window, self.awake_window = self.awake_window, None
-            self.gave_back(now_ms)
+            self.restart_auto_window(now_ms)
 
-    def gave_back(self, now_ms: int) -> None:
+    def restart_auto_window(self, now_ms: int) -> None:
         """That it holds less now says nothing of what it handles."""
         if self.auto is not None:
             self.auto.begin_anew(now_ms)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 
-def _refuse(*_: object) -> NoReturn:
+def _raise_shared(*_: object) -> NoReturn:
     raise TypeError("it is shared")
 
 
 class _EmptyDict(dict[int, Any]):
-    __setitem__ = __ior__ = update = setdefault = _refuse
+    __setitem__ = __ior__ = update = setdefault = _raise_shared
 
 
 class _EmptySet(set[int]):
-    add = update = __ior__ = _refuse
+    add = update = __ior__ = _raise_shared
 
 
 EMPTY: dict[int, Any] = _EmptyDict()

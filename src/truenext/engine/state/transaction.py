@@ -30,13 +30,13 @@ class TransactionLimits:
 
 
 class Transaction(Holder):
-    __slots__ = ("count", "held", "is_doomed", "promised", "refusals", "sends", "size")
+    __slots__ = ("count", "held", "is_doomed", "nacks", "promised", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
         self.held = {}
         """What was acknowledged or refused."""
-        self.refusals: dict[int, Nack] = {}
+        self.nacks: dict[int, Nack] = {}
         """By sequence, the NACK of those that were refused."""
         self.promised: set[str] = set()
         """Names of the queues that it sends to, which stay or for which room is kept (promised.py)."""
@@ -51,21 +51,21 @@ class Transaction(Holder):
         for entry in entries:
             self.held[entry.sequence] = entry
 
-    def refuse(self, entries: list[Entry], nack: Nack) -> None:
+    def nack(self, entries: list[Entry], nack: Nack) -> None:
         for entry in entries:
             self.held[entry.sequence] = entry
-            self.refusals[entry.sequence] = nack
+            self.nacks[entry.sequence] = nack
 
     def acknowledges(self, sequence: int, dispatch: int) -> bool:
         """It has acknowledged this message, and not refused it since; of `dispatch` see commands.Nack."""
         entry = self.held.get(sequence)
-        return entry is not None and sequence not in self.refusals and dispatch in (0, entry.deliveries)
+        return entry is not None and sequence not in self.nacks and dispatch in (0, entry.deliveries)
 
     def acknowledged(self) -> list[Entry]:
-        return [entry for sequence, entry in self.held.items() if sequence not in self.refusals]
+        return [entry for sequence, entry in self.held.items() if sequence not in self.nacks]
 
-    def refused(self) -> list[Entry]:
-        return [self.held[sequence] for sequence in self.refusals if sequence in self.held]
+    def nacked(self) -> list[Entry]:
+        return [self.held[sequence] for sequence in self.nacks if sequence in self.held]
 
     def acknowledges_stored(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""

@@ -65,9 +65,9 @@ def share(batch: Batch, number: int, message: Message, copies: int, *, persisten
     batch.size += len(record)
 
 
-def release(batch: Batch, content: int, *, persistent: bool) -> None:
+def dereference(batch: Batch, content: int, *, persistent: bool) -> None:
     """A stored copy of a content is gone, which an earlier batch has put."""
-    (batch.released if persistent else batch.transient_released).append(content_key(content))
+    (batch.dereferenced if persistent else batch.transient_dereferenced).append(content_key(content))
 
 
 def _unshare(batch: Batch, content: int, *, persistent: bool) -> None:
@@ -98,7 +98,7 @@ def remove(batch: Batch, entry: Entry) -> None:
             _unshare(batch, entry.content, persistent=entry.persistent)
         return
     if entry.content:
-        release(batch, entry.content, persistent=entry.persistent)
+        dereference(batch, entry.content, persistent=entry.persistent)
     (batch.removes if entry.persistent else batch.transient_removes).append(key)
     if entry.marked:
         batch.unmarks.append(key)

@@ -397,11 +397,11 @@ class Account:
             self.found("forgotten", event, at, message, message.consumer, detail="an attempt had been counted")
         if back == Back.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
-                self.found("charged", event, at, message, message.consumer, detail="released")
+                self.found("miscount", event, at, message, message.consumer, detail="released")
         elif back == Back.BEGUN and message.state is HELD and not message.is_begun:
             taker = message.taker
             if taker is not None and taker.counts_begun:
-                self.found("charged", event, at, message, message.consumer, detail="not begun")
+                self.found("miscount", event, at, message, message.consumer, detail="not begun")
         message.attempts = attempts
         message.has_known_attempts = True
 

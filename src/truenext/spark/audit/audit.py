@@ -50,7 +50,7 @@ class Results:
     verdict: Verdict
     kept: tuple[DataFrame, ...]
 
-    def release(self) -> None:
+    def unpersist(self) -> None:
         """Give back what Spark keeps for the tables; they cannot be read cheaply afterwards."""
         for each in self.kept:
             each.unpersist()
@@ -151,7 +151,7 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
         "resurrected": "{:,} messages more were recovered than can have been there",
         "uncredited": "{:,} dispatches were to consumers that rested, or beside an exclusive consumer, or beyond what "
         "they might hold or had asked for",
-        "charged": "{:,} returns counted an attempt although nobody had failed",
+        "miscount": "{:,} returns counted an attempt although nobody had failed",
         "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
         "forgotten": "{:,} messages had fewer attempts than before, or were dead letters that do not say why they "
         "failed although a consumer had said it",

@@ -102,7 +102,7 @@ def audit_all(
                     audited.append(Run(name, write(results, out / name if len(folders) > 1 else out), results.verdict))
             else:
                 audited.append(Run(name, {}, results.verdict))
-            results.release()
+            results.unpersist()
     for each in audited:
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
     return audited

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-KINDS = ("uncredited", "charged", "stale", "forgotten")
+KINDS = ("uncredited", "miscount", "stale", "forgotten")
 """A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; a
 consumer that had ended, or did not hold the message, and acted; an attempt that was counted before and is no more, or
 the cause of a failure that the dead letter does not say."""

@@ -174,7 +174,7 @@ class Finding(msgspec.Struct, gc=False):
     """What the contract does not allow, with a witness."""
 
     kind: str
-    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `charged`, `stale`,
+    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `miscount`, `stale`,
     `forgotten`"""
     event: int
     at: int

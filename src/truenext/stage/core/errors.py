@@ -6,7 +6,7 @@ TruenextError
 ├── LocalProtocolError
 │   └── FlowError          a stage has said what it may not: its message is a dead letter at once
 ├── NoException            a stage has raised what would end its process
-├── Refuse                 raised by a stage: its message will never do, and is a dead letter at once
+├── Reject                 raised by a stage: its message will never do, and is a dead letter at once
 └── NotDecoded             a message is not what its stage takes: it is a dead letter at once
 """
 
@@ -22,11 +22,11 @@ class FlowError(LocalProtocolError):
     would say so again, so its message is a dead letter at once."""
 
 
-class Refuse(TruenextError):
+class Reject(TruenextError):
     """To be raised by a stage whose message will never do: it becomes a dead letter at once, with this reason."""
 
 
-class NoAttemptsLeft(Refuse):
+class NoAttemptsLeft(Reject):
     """The attempts that a stage makes were used up before it ran: the last one ended with its process or connection.
 
     Attributes:

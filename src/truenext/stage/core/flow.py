@@ -21,7 +21,7 @@ import msgspec
 from truenext.stage.core.beginning import BeginOptions, begin, check_endpoint, check_topic, inherited, state_for
 from truenext.stage.core.codec import EMPTY, check_properties, named
 from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
-from truenext.stage.core.errors import FlowError, Refuse
+from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.said import Outgoing, checked_attachments
 from truenext.stage.core.signature import takes
 from truenext.stage.core.stash import Stash, encode_stash
@@ -110,7 +110,7 @@ class Flow:
         """Ask an endpoint; its reply comes to the next stage, with the state as it is now. Several may be asked: then
         each reply comes by itself.
 
-        Raises: FlowError if there is no next stage, or it takes something else; Refuse if the flow is too long
+        Raises: FlowError if there is no next stage, or it takes something else; Reject if the flow is too long
         """
         check_endpoint(to)
         following = self._following("request")
@@ -123,7 +123,7 @@ class Flow:
             )
         waiting = [*self._envelope.waiting, Waiting(following.destination, self._state())]
         if len(waiting) > WAITING_MAX:
-            raise Refuse(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
+            raise Reject(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
         self._go_on("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
@@ -146,7 +146,7 @@ class Flow:
     def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
         """Go on with the next stage, with the state as it is now.
 
-        Raises: FlowError if there is none, or it takes something else; Refuse if the flow is too long
+        Raises: FlowError if there is none, or it takes something else; Reject if the flow is too long
         """
         following = self._following("next")
         encoded = following.takes.encode(message)
@@ -173,7 +173,7 @@ class Flow:
     ) -> None:
         """Another endpoint goes on, and replies in this one's place. `state` is that of its first stage.
 
-        Raises: FlowError if it replies something else; Refuse if the flow is too long
+        Raises: FlowError if it replies something else; Reject if the flow is too long
         """
         check_endpoint(to)
         endpoint = self._stage.endpoint
@@ -241,7 +241,7 @@ class Flow:
     ) -> None:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
-            raise Refuse(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
+            raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
         # What is refused is not said: the stage may catch the error, and say something else.
         facts, checked = self._facts, checked_attachments(attachments)
         self._says(kind)

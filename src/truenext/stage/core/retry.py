@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from truenext.limits import DELAY_MS_MAX
-from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Refuse
+from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
 from truenext.stage.core.failure import leaves_of
 
 NEVER = "never"
@@ -50,50 +50,50 @@ class Retries:
         else the longest delay counts.
         """
         if attempts_max is not None and failures >= attempts_max:
-            return REFUSED
+            return REJECTED
         if isinstance(error, BaseExceptionGroup) and not any(kind in self._delays_s for kind in _own_classes(error)):
             several = [self._of(each, failures) for each in leaves_of(error)]
         else:
             several = [self._of(error, failures)]
-        if REFUSED in several:
-            return REFUSED
+        if REJECTED in several:
+            return REJECTED
         return Retry(max((each.delay_s for each in several if each.delay_s is not None), default=None))
 
     def _of(self, error: BaseException, failures: int) -> Retry:
-        if isinstance(error, Refuse | NotDecoded | FlowError):
-            return REFUSED
+        if isinstance(error, Reject | NotDecoded | FlowError):
+            return REJECTED
         for kind in type(error).__mro__:
             delays_s = self._delays_s.get(kind)
             if delays_s is not None:
-                return Retry(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REFUSED
+                return Retry(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REJECTED
         return AS_THE_QUEUE_SAYS
 
 
 class Retry:
     """It is tried again after so many seconds; None is what the policy of the queue says."""
 
-    __slots__ = ("delay_s", "is_refused")
+    __slots__ = ("delay_s", "is_rejected")
 
-    def __init__(self, delay_s: float | None, *, is_refused: bool = False) -> None:
+    def __init__(self, delay_s: float | None, *, is_rejected: bool = False) -> None:
         self.delay_s = delay_s
-        self.is_refused = is_refused
+        self.is_rejected = is_rejected
         """It is not tried again."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Retry) and (self.delay_s, self.is_refused) == (other.delay_s, other.is_refused)
+        return isinstance(other, Retry) and (self.delay_s, self.is_rejected) == (other.delay_s, other.is_rejected)
 
     def __hash__(self) -> int:
-        return hash((self.delay_s, self.is_refused))
+        return hash((self.delay_s, self.is_rejected))
 
     def __repr__(self) -> str:
-        return "Retry(never)" if self.is_refused else f"Retry({self.delay_s})"
+        return "Retry(never)" if self.is_rejected else f"Retry({self.delay_s})"
 
 
 def _own_classes(group: BaseException) -> list[type]:
     return [each for each in type(group).__mro__ if issubclass(each, BaseExceptionGroup)]
 
 
-REFUSED = Retry(None, is_refused=True)
+REJECTED = Retry(None, is_rejected=True)
 AS_THE_QUEUE_SAYS = Retry(None)
 
 

@@ -47,17 +47,17 @@ def parameters_of(
     given: Mapping[Any, str],
     placed: Collection[str] = (),
     overrides: Overrides | None = None,
-    refused: Mapping[Any, str] = MappingProxyType({}),
+    forbidden: Mapping[Any, str] = MappingProxyType({}),
 ) -> Plan:
     """What a stage asks for. `given` says by which name the caller will give a value of which type; a generic type
     stands for all that are made of it. `placed` are the parameters that the caller gives by itself. A factory in
-    `overrides` is replaced by another one, wherever somebody depends on it. `refused` says why a type is a mistake
+    `overrides` is replaced by another one, wherever somebody depends on it. `forbidden` says why a type is a mistake
     here, also where a parameter has a default.
 
     Raises: ConfigurationError if a parameter cannot be given, naming it and its function
     """
     is_async = inspect.iscoroutinefunction(function)
-    search = _Search(given, overrides or {}, refused, is_async=is_async, function=function)
+    search = _Search(given, overrides or {}, forbidden, is_async=is_async, function=function)
     direct, made = search.sources(function, placed)
     return Plan(search.steps, direct, made, frozenset(search.overridden))
 
@@ -69,14 +69,14 @@ class _Search:
         self,
         given: Mapping[Any, str],
         overrides: Overrides,
-        refused: Mapping[Any, str],
+        forbidden: Mapping[Any, str],
         *,
         is_async: bool,
         function: Callable[..., Any],
     ) -> None:
         self._given = given
         self._overrides = overrides
-        self._refused = refused
+        self._forbidden = forbidden
         self._is_async = is_async
         self._function = function
         self._places: dict[Factory, int] = {}
@@ -103,7 +103,7 @@ class _Search:
                 made.append((parameter.name, self._step(depends, parameter.name)))
             elif (name := self._name_of_given(kind)) is not None:
                 direct.append((parameter.name, name))
-            elif (why := self._refused.get(kind)) is not None:
+            elif (why := self._forbidden.get(kind)) is not None:
                 raise self._fault(function, parameter.name, why)
             elif parameter.default is parameter.empty:
                 raise self._fault(function, parameter.name, self._why_missing(kind))

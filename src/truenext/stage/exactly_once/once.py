@@ -148,4 +148,4 @@ class Borrowed:
             return
         if self._was_used:
             producer.number += 1
-        self._relay.give_back(producer)
+        self._relay.return_borrowed(producer)

@@ -126,7 +126,7 @@ class Relay:
             raise
         return producer
 
-    def give_back(self, producer: Producer) -> None:
+    def return_borrowed(self, producer: Producer) -> None:
         """Nothing of it is under way."""
         self._borrowed.discard(producer.name)
         self._free.append(producer)
@@ -331,7 +331,7 @@ class Relay:
     def _is_known(self, producer: Producer) -> None:
         """All of it is answered: it may be used again."""
         self._in_doubt.pop(producer.name, None)
-        self.give_back(producer)
+        self.return_borrowed(producer)
 
     # ---- Taking ----
 
@@ -358,7 +358,7 @@ class Relay:
                 # Each process makes its own: with those of all that were killed they would become ever more.
                 await self._outbox.drop([name])
             else:
-                self.give_back(taken)
+                self.return_borrowed(taken)
         self._in_doubt.pop(name, None)
         if not was_of_the_dead:
             self._counts.in_doubt += 1

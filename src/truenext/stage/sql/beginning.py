@@ -53,7 +53,7 @@ class InTransaction:
         blocks = session.info.get(_BLOCKS)
         if blocks is None:
             blocks = session.info[_BLOCKS] = []
-            event.listen(session, "before_commit", _refuse_commit)
+            event.listen(session, "before_commit", _forbid_commit)
             event.listen(session, "after_soft_rollback", _rolled_back)
             event.listen(session, "after_transaction_end", _ended)
         transaction = session.get_nested_transaction() or session.get_transaction()
@@ -128,7 +128,7 @@ class InTransaction:
             calls.append(call)
 
 
-def _refuse_commit(session: Session) -> None:
+def _forbid_commit(session: Session) -> None:
     """Raises: FlowError if a block is open"""
     if session.info[_BLOCKS] and not session.in_nested_transaction():
         raise FlowError(

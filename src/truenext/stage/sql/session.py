@@ -33,29 +33,29 @@ class StageSession(Session):
 
     def begin(self, nested: bool = False) -> SessionTransaction:
         if not nested:
-            self.refuse("session.begin()")
+            self.forbid("session.begin()")
         return super().begin(nested)
 
     def commit(self) -> None:
-        self.refuse("session.commit()")
+        self.forbid("session.commit()")
 
     def prepare(self) -> None:
-        self.refuse("session.prepare()")
+        self.forbid("session.prepare()")
 
     def rollback(self) -> None:
-        self.refuse("session.rollback()")
+        self.forbid("session.rollback()")
 
     def close(self) -> None:
-        self.refuse("session.close()")
+        self.forbid("session.close()")
 
     def reset(self) -> None:
-        self.refuse("session.reset()")
+        self.forbid("session.reset()")
 
     def invalidate(self) -> None:
-        self.refuse("session.invalidate()")
+        self.forbid("session.invalidate()")
 
     def __enter__(self) -> NoReturn:
-        self.refuse("`with session`")
+        self.forbid("`with session`")
 
     def flush(self, objects: Sequence[Any] | None = None) -> None:
         try:
@@ -65,9 +65,9 @@ class StageSession(Session):
                 self.stage_transaction.broke(error)
             raise
 
-    def refuse(self, what: str) -> NoReturn:
+    def forbid(self, what: str) -> NoReturn:
         """Raises: LocalProtocolError"""
-        raise self.stage_transaction.refusal(what)
+        raise self.stage_transaction.forbidden(what)
 
 
 @event.listens_for(StageSession, "after_begin")
@@ -81,12 +81,12 @@ class StageAsyncSession(AsyncSession):
     sync_session_class = StageSession
 
     def begin(self) -> AsyncSessionTransaction:
-        self._refuse("session.begin()")
+        self._forbid("session.begin()")
 
     async def __aenter__(self) -> NoReturn:
-        self._refuse("`async with session`")
+        self._forbid("`async with session`")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _forbid(self, what: str) -> NoReturn:
         inner = self.sync_session
         assert isinstance(inner, StageSession)
-        inner.refuse(what)
+        inner.forbid(what)

@@ -18,7 +18,7 @@ _BODY = re.compile(
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 _SAVEPOINT = r"ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b"
-_REFUSED = re.compile(
+_FORBIDDEN = re.compile(
     rf"""{_START}
     (?: BEGIN\b | START\s+TRANSACTION\b | COMMIT\b | END\b | ABORT\b | (?!{_SAVEPOINT})ROLLBACK\b
       | PREPARE\s+TRANSACTION\b | SET\s[^;]*\bAUTOCOMMIT\b )""",
@@ -32,8 +32,8 @@ def ending_or_beginning(statement: str) -> str | None:
     It knows SQL's words, and no more: what a procedure or the driver itself does is seen afterwards, by its effect.
     """
     if ";" not in statement:
-        return statement.strip() if _REFUSED.match(statement) else None
+        return statement.strip() if _FORBIDDEN.match(statement) else None
     for part in _BODY.sub(";", _SILENT.sub(" ", statement)).split(";"):
-        if _REFUSED.match(part):
+        if _FORBIDDEN.match(part):
             return part.strip()
     return None

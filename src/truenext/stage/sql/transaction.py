@@ -61,7 +61,7 @@ class Transaction:
         """Its driver reads the rows of each statement when they are asked for."""
         self._has_returned = False
         """The function has: only the stage itself may go on."""
-        self._refused: LocalProtocolError | None = None
+        self._forbidden: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
 
     def attach(self, connection: Connection) -> None:
@@ -75,7 +75,7 @@ class Transaction:
             if is_first and not self._is_over and self._may_go_on:
                 self._connection = connection
         if self._connection is None:
-            _give_back(connection)
+            _return_to_pool(connection)
             raise self._late()
         if is_first:
             connection.execution_options(**{_OPTION: self})
@@ -133,8 +133,8 @@ class Transaction:
 
     def fault(self) -> Swallowed | None:
         """Why it can no longer be committed; None if it can, as far as is known here."""
-        if self._refused is not None:
-            return _swallowed("the function went on after it was refused something", self._refused)
+        if self._forbidden is not None:
+            return _swallowed("the function went on after it was refused something", self._forbidden)
         if self.session is not None and not self.session.is_active:
             if self._connection is None and self._broken_by is None:
                 return Swallowed(
@@ -157,13 +157,13 @@ class Transaction:
             return None
         return _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
 
-    def refusal(self, what: str) -> LocalProtocolError:
+    def forbidden(self, what: str) -> LocalProtocolError:
         """The error to raise for what a function may not do. What it has done so far is not committed any more."""
-        self._refused = LocalProtocolError(
+        self._forbidden = LocalProtocolError(
             f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
             "messages are sent, and rolls back if it raises. For what may fail there is session.begin_nested()"
         )
-        return self._refused
+        return self._forbidden
 
     def _late(self) -> LocalProtocolError:
         whose = f"of stage {self._stage}" if self._stage else "that has the session"
@@ -242,9 +242,9 @@ class Transaction:
 
     def _before(self, statement: str, cursor: DBAPICursor) -> None:
         self.must_go_on()
-        refused = ending_or_beginning(statement)
-        if refused is not None:
-            raise self.refusal(refused)
+        forbidden = ending_or_beginning(statement)
+        if forbidden is not None:
+            raise self.forbidden(forbidden)
         if self._has_begun and self._connection is not None:
             state = state_of(self._connection)
             if state is State.ALIVE:
@@ -263,7 +263,7 @@ class Transaction:
             self._unread.add(cursor)
         self._has_begun = True
         if self._connection is not None and state_of(self._connection) is State.ENDED:
-            raise self._late() if self.is_ending else self.refusal("a statement that ends the transaction")
+            raise self._late() if self.is_ending else self.forbidden("a statement that ends the transaction")
 
     def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
         if cursor is not None:
@@ -288,16 +288,16 @@ def watch(engine: Engine) -> None:
         if level is None:
             return
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
-            refused = f"isolation_level={level!r}"
+            forbidden = f"isolation_level={level!r}"
             whose = _of(connection)
-            raise Transaction().refusal(refused) if whose is None else whose.refusal(refused)
+            raise Transaction().forbidden(forbidden) if whose is None else whose.forbidden(forbidden)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         transaction = _of(connection)
         if transaction is not None:
             transaction.must_go_on()
-            raise transaction.refusal("another transaction")
+            raise transaction.forbidden("another transaction")
 
     @event.listens_for(engine, "commit")
     def commit(connection: Connection) -> None:
@@ -305,7 +305,7 @@ def watch(engine: Engine) -> None:
         if transaction is None:
             return
         if not transaction.is_ending:
-            raise transaction.refusal("a COMMIT by the connection")
+            raise transaction.forbidden("a COMMIT by the connection")
         # Whatever the hooks of the session have done between the check and now.
         fault = transaction._connection_fault()
         if fault is not None:
@@ -322,7 +322,7 @@ def watch(engine: Engine) -> None:
             and transaction.session is not None
             and transaction.session.is_active
         ):
-            raise transaction.refusal("a ROLLBACK by the connection")
+            raise transaction.forbidden("a ROLLBACK by the connection")
 
     @event.listens_for(engine, "before_cursor_execute")
     def before(connection: Connection, cursor: DBAPICursor, statement: str, *_: object) -> None:
@@ -353,7 +353,7 @@ def _of(connection: Connection) -> Transaction | None:
     return found if isinstance(found, Transaction) else None
 
 
-def _give_back(connection: Connection) -> None:
+def _return_to_pool(connection: Connection) -> None:
     """Roll back a connection that no transaction has, and give it back to its pool; close it if that fails."""
     try:
         connection.connection.rollback()

@@ -1,7 +1,7 @@
 """What does a SEND to /control/ ask to be done for this connection? It is answered by nothing but a RECEIPT.
 
     begun, credit, wake     headers
-    give-back               JSON, for it may name more messages than a header can hold
+    release                 JSON, for it may name more messages than a header can hold
 
 Source: docs/stomp.md
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from truenext.commands import Begun, Credit, GiveBack, Wake
+from truenext.commands import Begun, Credit, Release, Wake
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.question import read_question
@@ -21,15 +21,15 @@ from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, rea
 _QUOTES_BESIDE = 100
 """Those of the fields and of the other values, and some for names that have one."""
 
-Action = Begun | Credit | GiveBack | Wake
+Action = Begun | Credit | Release | Wake
 
 
-class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
+class _Release(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: list[str]
     keep: list[str] = []
     rest: bool = False
     abort: str | None = None
-    charge: Literal["all", "refused"] = "all"
+    count_attempts: Literal["all", "nacked"] = "all"
 
 
 def _begun(frame: Frame) -> Begun:
@@ -52,23 +52,23 @@ def _wake(frame: Frame) -> Wake:
     return Wake(read_name("id", required("SEND to /control/wake", frame.headers, "id")))
 
 
-def _give_back(frame: Frame) -> GiveBack:
+def _release(frame: Frame) -> Release:
     # So many texts, each with two of these: a list of millions would take long to read, and is none.
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
     if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _QUOTES_BESIDE:
         raise _too_much()
-    asked = read_question("give-back", frame.body, _GiveBack)
+    asked = read_question("release", frame.body, _Release)
     if len(asked.keep) > KEPT_MAX or len(asked.subscriptions) > SUBSCRIPTIONS_MAX:
         raise _too_much()
     names = [read_name("a name in subscriptions", name) for name in asked.subscriptions]
-    kept = [read_ack_id("give-back", text) for text in asked.keep]
+    kept = [read_ack_id("release", text) for text in asked.keep]
     transaction = None if asked.abort is None else read_name("abort", asked.abort)
-    return GiveBack(names, kept, asked.rest, transaction, asked.charge == "all")
+    return Release(names, kept, asked.rest, transaction, asked.count_attempts == "all")
 
 
 def _too_much() -> RemoteProtocolError:
     return RemoteProtocolError(
-        f"give-back of more than {SUBSCRIPTIONS_MAX} subscriptions, or with more than {KEPT_MAX} messages to keep",
+        f"release of more than {SUBSCRIPTIONS_MAX} subscriptions, or with more than {KEPT_MAX} messages to keep",
         Code.LIMIT,
     )
 
@@ -76,7 +76,7 @@ def _too_much() -> RemoteProtocolError:
 ACTIONS: dict[str, Callable[[Frame], Action]] = {
     "begun": _begun,
     "credit": _credit,
-    "give-back": _give_back,
+    "release": _release,
     "wake": _wake,
 }
 """By verb."""

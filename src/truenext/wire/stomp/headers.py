@@ -39,7 +39,7 @@ DURABLE_NAME = (
     *("durable-subscription-name", "durable-subscriber-name"),
 )
 """As ActiveMQ calls it, as it misspelt it for years, and as its successor does and did."""
-POISON = ("truenext-poison", "requeue")
+REJECT = ("truenext-reject", "requeue")
 
 OPTIONS = (
     *("consumer.prefetchSize", "consumer.priority", "consumer.exclusive", "consumer.selector"),
@@ -64,9 +64,9 @@ UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "ACK": ("truenext-begun",),
-    "NACK": ("truenext-delay", "truenext-poison", CAUSE),
-    "COMMIT": (*_NUMBERED, "truenext-charge"),
-    "ABORT": ("truenext-charge",),
+    "NACK": ("truenext-delay", "truenext-reject", CAUSE),
+    "COMMIT": (*_NUMBERED, "truenext-count-attempts"),
+    "ABORT": ("truenext-count-attempts",),
     "DISCONNECT": ("truenext-forget",),
 }
 """Those of OURS that each frame has. On SEND others are the user's."""
@@ -283,14 +283,14 @@ def check_ours(command: str, headers: Mapping[str, str]) -> None:
             raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_instead(command, name)}")
 
 
-def charges_all(headers: Mapping[str, str]) -> bool:
+def counts_all(headers: Mapping[str, str]) -> bool:
     """Whether a transaction is charged for all that it has, or for what it refused.
 
     Raises: RemoteProtocolError if it is to be charged for something else
     """
-    text = headers.get("truenext-charge", "all")
-    if text not in ("all", "refused"):
-        raise RemoteProtocolError(f"truenext-charge {text[:100]!r} is not all or refused")
+    text = headers.get("truenext-count-attempts", "all")
+    if text not in ("all", "nacked"):
+        raise RemoteProtocolError(f"truenext-count-attempts {text[:100]!r} is not all or nacked")
     return text == "all"
 
 
@@ -346,13 +346,13 @@ def nack_wishes(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     text = headers.get("truenext-delay")
     if text is not None:
         delay_ms = read_number("truenext-delay", text, DELAY_MS_MAX, " milliseconds (7 days)")
-    is_poison = (
-        _agreed(headers, POISON, lambda name, text: read_boolean(name, text) is (name == "truenext-poison")) or False
+    is_rejected = (
+        _agreed(headers, REJECT, lambda name, text: read_boolean(name, text) is (name == "truenext-reject")) or False
     )
-    if is_poison and delay_ms is not None:
-        said = "truenext-poison:true" if "truenext-poison" in headers else "requeue:false"
+    if is_rejected and delay_ms is not None:
+        said = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
         raise RemoteProtocolError(f"{said} leaves no next try for truenext-delay; say one of them")
-    return delay_ms, is_poison
+    return delay_ms, is_rejected
 
 
 def _agreed(

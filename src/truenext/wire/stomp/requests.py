@@ -45,7 +45,7 @@ from truenext.selector import selector
 from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.headers import OURS, cause_of, charges_all, durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import OURS, cause_of, counts_all, durable_name, nack_wishes, wishes
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
@@ -315,13 +315,13 @@ class Requests:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
         subscription, sequence, dispatch = self._acknowledged(frame)
-        delay_ms, is_poison = nack_wishes(frame.headers)
+        delay_ms, is_rejected = nack_wishes(frame.headers)
         return Nack(
             subscription,
             sequence,
             frame.headers.get("transaction"),
             delay_ms,
-            is_poison,
+            is_rejected,
             dispatch,
             cause_of(frame.headers),
         )
@@ -346,12 +346,12 @@ class Requests:
 
     def _commit(self, frame: Frame) -> Commit:
         producer, number, is_gapless = _numbered(frame.headers)
-        charges = charges_all(frame.headers)
+        counts = counts_all(frame.headers)
         transaction = required(frame.command, frame.headers, "transaction")
-        return Commit(transaction, producer, number, is_gapless, charges_all=charges)
+        return Commit(transaction, producer, number, is_gapless, counts_all=counts)
 
     def _abort(self, frame: Frame) -> Abort:
-        return Abort(required(frame.command, frame.headers, "transaction"), charges_all(frame.headers))
+        return Abort(required(frame.command, frame.headers, "transaction"), counts_all(frame.headers))
 
     def _disconnect(self, frame: Frame) -> Disconnect:
         return Disconnect(_forgotten(frame.headers))

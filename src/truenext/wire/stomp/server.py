@@ -7,7 +7,7 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 from operator import length_hint
 
-from truenext.commands import Ack, Begun, Command, Commit, Confirm, Login, Refused, Send
+from truenext.commands import Ack, Begun, Command, Commit, Confirm, InvalidFrame, Login, Send
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
@@ -129,7 +129,7 @@ class StompServer:
                     except RemoteProtocolError as error:
                         if not self._keeps_open:
                             raise
-                        command = Refused(str(error), error.code, frame.headers.get("transaction"))
+                        command = InvalidFrame(str(error), error.code, frame.headers.get("transaction"))
                     yield command
                     if self._refused and self._refused == self.place:
                         continue

@@ -53,7 +53,7 @@ class Workers(Rules):
         """No: its connection was lost, and the message may be another's."""
         return bool(state[self.at.message + message] == process)
 
-    def _give_back(self, after: Draft, process: int, message: int) -> None:
+    def _release(self, after: Draft, process: int, message: int) -> None:
         if after[self.at.message + message] == process:
             after[self.at.message + message] = READY
 
@@ -114,7 +114,7 @@ class Workers(Rules):
             after = self._now(state, process, message)
             after[at.losses] -= 1
             after[at.pending + message] = (producer, number)
-            self._give_back(after, process, message)
+            self._release(after, process, message)
             self._doubt_own(after, process, producer, number)
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
@@ -178,7 +178,7 @@ class Workers(Rules):
         elif self.accept(after, (producer, number), unit) == GAP:
             # Its relay sees to that.
             after[at.worker[process] + message] = IDLE
-            self._give_back(after, process, message)
+            self._release(after, process, message)
         else:
             self.has_sent(after, process, message)
         yield f"{process} sends {what}", False, tuple(after)
@@ -186,7 +186,7 @@ class Workers(Rules):
             after = self._now(state, process, message)
             after[at.cuts] -= 1
             self.cut(after, (producer, number), unit)
-            self._give_back(after, process, message)
+            self._release(after, process, message)
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
     def _acknowledge(self, state: State, process: int, message: int) -> Steps:
@@ -240,7 +240,7 @@ class Workers(Rules):
         self.forget_all(after, process)
         for message in at.messages:
             doing = state[at.worker[process] + message]
-            self._give_back(after, process, message)
+            self._release(after, process, message)
             if doing and doing[0] == RAN:
                 after[at.pending + message] = doing[1:]
             elif doing and doing[0] == COMMITTED and self._has_it(state, process, message):

@@ -1,6 +1,6 @@
 """What a request to give back does, and how a subscription that rests goes on.
 
-Source: docs/contract.md, "Giving back" """
+Source: docs/contract.md, "Releasing" """
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from truenext.errors import Code, RemoteProtocolError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from truenext.commands import GiveBack, Wake
+    from truenext.commands import Release, Wake
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.wishes import Wishes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 
-class GivingBack:
+class Releasing:
     def __init__(
         self,
         ledger: Ledger,
@@ -40,18 +40,18 @@ class GivingBack:
         self._transactions = transactions
         self._wishes = wishes
 
-    def check(self, session: Session, request: GiveBack) -> list[Consumer]:
+    def check(self, session: Session, request: Release) -> list[Consumer]:
         """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
         if not session.has_rounds:
             raise RemoteProtocolError(
-                "give-back is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
+                "release is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
             )
         consumers = [session.consumer(name) for name in dict.fromkeys(request.subscriptions)]
         if request.transaction is not None:
             session.transaction_to_abort(request.transaction)
         return consumers
 
-    def give_back(self, session: Session, request: GiveBack) -> None:
+    def release(self, session: Session, request: Release) -> None:
         """Raises: RemoteProtocolError as `check`"""
         consumers = self.check(session, request)
         if not request.rests:
@@ -59,10 +59,10 @@ class GivingBack:
             for consumer in consumers:
                 self.wake_consumer(consumer)
         if request.transaction is not None:
-            self._transactions.abort_open(session, request.transaction, charges_all=request.charges_all)
+            self._transactions.abort_open(session, request.transaction, counts_all=request.counts_all)
         kept = set(request.kept)
         for consumer in consumers:
-            self._release(consumer, kept)
+            self._release_held(consumer, kept)
             self._ledger.touch(consumer)
             if request.rests:
                 self._rest(consumer)
@@ -70,7 +70,7 @@ class GivingBack:
 
     def keep(self, consumer: Consumer, kept: Collection[Entry]) -> None:
         """Give back all that it holds but for these, and let it rest."""
-        self._release(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
+        self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
         self._ledger.touch(consumer)
         self._rest(consumer)
 
@@ -80,15 +80,15 @@ class GivingBack:
         self.wake_consumer(consumer)
         self._ledger.touch(consumer)
 
-    def _release(self, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
-        """Give back all that it holds, but for these (commands.GiveBack)."""
+    def _release_held(self, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
+        """Give back all that it holds, but for these (commands.Release)."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
             if kept and (name, entry.sequence, entry.deliveries) in kept:
                 continue
             del held[entry.sequence]
-            self._outcomes.give_back(entry, Reason.RELEASED)
-        consumer.gave_back(self._ledger.now_ms)
+            self._outcomes.requeue(entry, Reason.RELEASED)
+        consumer.restart_auto_window(self._ledger.now_ms)
         self._wishes.forget(consumer)
 
     def _rest(self, consumer: Consumer) -> None:

@@ -1,6 +1,6 @@
 """For whom does it count as an attempt that the code of a program has raised?
 
-Source: docs/client.md, "Who is charged with an attempt"
+Source: docs/client.md, "What counts as a delivery attempt"
 """
 
 from enum import Enum
@@ -8,7 +8,7 @@ from enum import Enum
 from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
 
 
-class Charge(Enum):
+class CountedAttempts(Enum):
     """For whom a rollback counts as an attempt."""
 
     ALL = "all"
@@ -18,20 +18,20 @@ class Charge(Enum):
     NONE = "none"
 
 
-def charge_for(error: BaseException | None) -> Charge:
+def counted_attempts_for(error: BaseException | None) -> CountedAttempts:
     """An exception of the program's code is an attempt. A cancellation, the program's end, and what the broker or the
     connection did are none, whatever the code then raises."""
     if error is None:
-        return Charge.FAILED
+        return CountedAttempts.FAILED
     if not isinstance(error, Exception):
-        return Charge.NONE
+        return CountedAttempts.NONE
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, ConnectionLost | RolledBack | InDoubt | ClosedError):
-            return Charge.NONE
+            return CountedAttempts.NONE
         if isinstance(cause, Refused) and cause.code == Code.NO_ROOM:
-            return Charge.NONE
+            return CountedAttempts.NONE
         cause = cause.__cause__ or cause.__context__
-    return Charge.ALL
+    return CountedAttempts.ALL

@@ -1,6 +1,6 @@
 """Is what a client gives back at its exact place, without an attempt, and does the client know what came before?
 
-Source of what is expected: docs/contract.md, "Giving back"; docs/stomp.md.
+Source of what is expected: docs/contract.md, "Releasing"; docs/stomp.md.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def test_what_is_given_back_comes_again_in_order_and_without_an_attempt(
     fill(broker, queue, 5)
     reader.subscribe(queue, prefetch=3)
     first = reader.only(3)
-    reader.give_back("1")
+    reader.release("1")
     again = reader.only(3)
     assert bodies(first) == bodies(again) == numbers(3)
     assert said(first, "round") == [0, 0, 0] and said(again, "round") == [1, 1, 1]
@@ -67,7 +67,7 @@ def test_what_is_kept_is_not_given_back(broker: BrokerProcess, queue: str, reade
     fill(broker, queue, 4)
     reader.subscribe(queue, prefetch=3)
     zero, one, two = reader.only(3)
-    reader.give_back("1", keep=[one, zero])
+    reader.release("1", keep=[one, zero])
     (again,) = reader.only(1)
     assert bodies([again]) == ["2"] and again.headers["ack"] != two.headers["ack"]
     reader.ack(one, confirmed=True)
@@ -79,7 +79,7 @@ def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: 
     fill(broker, queue, 1)
     reader.subscribe(queue)
     (first,) = reader.only(1)
-    reader.give_back("1")
+    reader.release("1")
     reader.only(1)
     reader.ack(first)
     assert reader.error().headers["truenext-code"] == "not-held"
@@ -95,7 +95,7 @@ def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
     reader.begin("t")
     reader.ack(messages[0], transaction="t")
     reader.ack(messages[1], transaction="t")
-    reader.give_back("1", abort="t")
+    reader.release("1", abort="t")
     again = of_round(reader, 1, 4)
     assert bodies(again) == numbers(4)
     assert said(again, "attempts") == [1, 1, 0, 0]
@@ -115,7 +115,7 @@ def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
             reader.ack(message, transaction="t")
         # Acknowledged when it was handed out, and then it failed.
         reader.nack(messages[1], transaction="t")
-        reader.give_back("1", abort="t", charge="refused")
+        reader.release("1", abort="t", count_attempts="nacked")
     # The second failure is followed by a delay.
     assert bodies(of_round(reader, 2, 3)) == ["0", "2", "1"]
 
@@ -126,7 +126,7 @@ def test_an_abort_may_charge_nobody(broker: BrokerProcess, queue: str, reader: R
     for message in reader.only(2):
         reader.say("BEGIN", {"transaction": message.body.decode()})
         reader.ack(message, transaction=message.body.decode())
-        reader.say("ABORT", {"transaction": message.body.decode(), "truenext-charge": "refused"}, confirmed=True)
+        reader.say("ABORT", {"transaction": message.body.decode(), "truenext-count-attempts": "nacked"}, confirmed=True)
     again = reader.messages(2)
     assert bodies(again) == numbers(2) and said(again, "attempts") == [0, 0]
 
@@ -137,7 +137,7 @@ def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
     fill(broker, queue, 3)
     reader.subscribe(queue, prefetch=2)
     reader.only(2)
-    reader.give_back("1", rest=True, confirmed=True)
+    reader.release("1", rest=True, confirmed=True)
     fill(broker, queue, 1, first=3)
     assert reader.arrived() == []
     assert bodies(broker.what_is_left(queue)) == numbers(4)
@@ -156,7 +156,7 @@ def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: s
     messages = reader.messages(count)
     kept = messages[::2]
     assert sum(len(message.headers["ack"]) for message in kept) > 65536
-    reader.give_back(name, keep=kept)
+    reader.release(name, keep=kept)
     again = reader.messages(count // 2)
     assert bodies(again) == bodies(messages[1::2])
     assert reader.arrived() == []
@@ -168,7 +168,7 @@ def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: s
         ("auto", "1", {}, "not-held"),
         ("client", "2", {}, "missing"),
         ("client", "1", {"abort": "t"}, "no-transaction"),
-        ("client", "1", {"charge": "none"}, "question"),
+        ("client", "1", {"count_attempts": "none"}, "question"),
         ("client", "1", {"spare": []}, "question"),
     ],
 )
@@ -176,14 +176,14 @@ def test_a_request_that_cannot_be_carried_out_is_refused_by_name(
     broker: BrokerProcess, queue: str, reader: RawClient, ack: str, named: str, others: dict[str, Any], code: str
 ) -> None:
     reader.subscribe(queue, ack=ack)
-    reader.give_back(named, **others)
+    reader.release(named, **others)
     assert reader.error().headers["truenext-code"] == code
 
 
 def test_who_has_not_asked_for_rounds_cannot_give_back(broker: BrokerProcess, queue: str) -> None:
     reader = broker.connect()
     reader.subscribe(queue)
-    reader.give_back("1")
+    reader.release("1")
     assert "truenext-rounds" in reader.error().body.decode()
 
 
@@ -202,7 +202,7 @@ def test_a_message_that_always_fails_takes_no_neighbour_to_the_dead_letters(
                 reader.ack(message, transaction="t")
                 if message.body == b"1":
                     reader.nack(message, transaction="t")
-            reader.give_back("1", abort="t", charge="refused")
+            reader.release("1", abort="t", count_attempts="nacked")
         reader.disconnect()
         assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["1"]
         left = broker.what_is_left(queue)
@@ -223,10 +223,10 @@ def test_a_group_stays_with_who_rests_as_long_as_its_transaction_has_some_of_it(
     reader.messages(6)
     other = broker.connect()
     other.subscribe(queue)
-    reader.give_back("1")
+    reader.release("1")
     zero = of_round(reader, 1, 6)[0]
     assert other.arrived() == []
-    reader.give_back("1", keep=[zero], rest=True)
+    reader.release("1", keep=[zero], rest=True)
     assert bodies(other.messages(3)) == ["1", "3", "5"]
     reader.begin("t")
     reader.ack(zero, transaction="t")

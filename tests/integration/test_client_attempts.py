@@ -1,6 +1,6 @@
-"""Who is charged with an attempt?
+"""What counts as a delivery attempt?
 
-Source of what is expected: docs/client.md, "Who is charged with an attempt".
+Source of what is expected: docs/client.md, "What counts as a delivery attempt".
 """
 
 import asyncio
@@ -32,8 +32,8 @@ def with_context(error: Exception, context: BaseException) -> Exception:
     return error
 
 
-CHARGED = [ValueError("x"), Refused("x", Code.DESTINATION), TimeoutError("x"), OSError("x")]
-NOT_CHARGED: list[BaseException] = [
+COUNTED = [ValueError("x"), Refused("x", Code.DESTINATION), TimeoutError("x"), OSError("x")]
+NOT_COUNTED: list[BaseException] = [
     asyncio.CancelledError(),
     *(ConnectionLost("x"), RolledBack("x"), InDoubt("x", ""), ClosedError("x"), Refused("x", Code.NO_ROOM)),
     *(
@@ -42,8 +42,8 @@ NOT_CHARGED: list[BaseException] = [
     ),
 ]
 ERRORS = pytest.mark.parametrize(
-    ("error", "is_charged"),
-    [*((error, True) for error in CHARGED), *((error, False) for error in NOT_CHARGED)],
+    ("error", "counts"),
+    [*((error, True) for error in COUNTED), *((error, False) for error in NOT_COUNTED)],
     ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else None,
 )
 
@@ -60,7 +60,7 @@ async def raises(error: BaseException, work: Callable[[], Awaitable[None]]) -> N
 @ERRORS
 @PREFETCHES
 def test_an_error_outside_transactions_charges_the_message_at_most(
-    error: BaseException, is_charged: bool, prefetch: int | None
+    error: BaseException, counts: bool, prefetch: int | None
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async def of_a_message() -> None:
@@ -71,7 +71,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
                     raise error
 
         await raises(error, of_a_message)
-        assert await left(broker) == [("0", int(is_charged)), ("1", 0), ("2", 0), ("3", 0)]
+        assert await left(broker) == [("0", int(counts)), ("1", 0), ("2", 0), ("3", 0)]
 
         async def of_a_consumer() -> None:
             async with connection.consumer("/queue/q", prefetch=prefetch) as consumer:
@@ -80,7 +80,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
                 raise error
 
         await raises(error, of_a_consumer)
-        assert await left(broker) == [("1", int(is_charged)), ("2", 0), ("3", 0)]
+        assert await left(broker) == [("1", int(counts)), ("2", 0), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -93,7 +93,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
 )
 @pytest.mark.parametrize("names", ["nobody", "by process", "by failed"])
 def test_an_error_in_a_transaction_charges_what_is_named_or_all(
-    error: BaseException, is_charged: bool, ack: str, prefetch: int | None, names: str
+    error: BaseException, counts: bool, ack: str, prefetch: int | None, names: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async def block() -> None:
@@ -106,7 +106,7 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
                 second = await session.receive(PATIENCE_S)
                 assert first is not None and second is not None
                 await session.send("/queue/done", "x")
-                if names == "by failed" and is_charged:
+                if names == "by failed" and counts:
                     transaction.failed(second)
                 if names == "by process":
                     async with second.process():
@@ -114,8 +114,8 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
                 raise error
 
         await raises(error, block)
-        first = int(is_charged and names == "nobody")
-        assert await left(broker) == [("0", first), ("1", int(is_charged)), ("2", 0), ("3", 0)]
+        first = int(counts and names == "nobody")
+        assert await left(broker) == [("0", first), ("1", int(counts)), ("2", 0), ("3", 0)]
         assert await left(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
@@ -124,7 +124,7 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
 @ERRORS
 @pytest.mark.parametrize(("transacted", "ack"), [(False, "receive"), (True, "receive"), (True, "commit")])
 def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
-    error: BaseException, is_charged: bool, transacted: bool, ack: str
+    error: BaseException, counts: bool, transacted: bool, ack: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         attempts: list[int] = []
@@ -146,7 +146,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
         await asyncio.wait_for(ended.wait(), PATIENCE_S)
         consuming.cancel()
         await asyncio.wait({consuming})
-        assert attempts == [0, int(is_charged)]
+        assert attempts == [0, int(counts)]
         assert await left(broker) == []
 
     on_a_connection(work, waiting="0123")
@@ -156,7 +156,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
 def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.consumer("/queue/q", ack="individual", prefetch=prefetch) as consumer:
-            for how, text, attempts in (("give_back", "0", 0), ("nack", "0", 0), ("reject", "0", 1), ("ack", "1", 0)):
+            for how, text, attempts in (("release", "0", 0), ("nack", "0", 0), ("reject", "0", 1), ("ack", "1", 0)):
                 message = await consumer.receive(PATIENCE_S)
                 assert message is not None and (message.text, message.attempts) == (text, attempts)
                 await getattr(message, how)()
