@@ -38,12 +38,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-audit-") as temporary:
         folder = options.dir or Path(temporary)
         if not any(folder.glob("**/*.parquet")):
-            began = time.perf_counter()
+            started = time.perf_counter()
             write_history(folder, options.events, options.queues, options.skew, options.seed)
-            print(f"history written in {time.perf_counter() - began:.1f} s", flush=True)
-        began = time.perf_counter()
+            print(f"history written in {time.perf_counter() - started:.1f} s", flush=True)
+        started = time.perf_counter()
         run([folder], master=options.master, out=Path(temporary) / "out")
-        print(f"{time.perf_counter() - began:.1f} s in all, start of Spark and report included")
+        print(f"{time.perf_counter() - started:.1f} s in all, start of Spark and report included")
         print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
 
 

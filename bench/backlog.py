@@ -220,9 +220,9 @@ class _One:
         return work(done, total, self._memory, seconds, job, *arguments)
 
     def _stop_cleanly(self) -> float:
-        began = time.monotonic()
+        started = time.monotonic()
         status = self._broker.end(signal.SIGTERM, _PATIENCE)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         say(f"  clean stop: {seconds:.2f} s, exit status {status}")
         if status:
             raise BrokerError(f"truenext exited with {status}; it printed:\n{self._broker.log()[-3000:]}")
@@ -230,11 +230,11 @@ class _One:
 
     def _start(self) -> tuple[float, float]:
         """Seconds until it takes connections, and until a new consumer has its first message."""
-        began = time.monotonic()
+        started = time.monotonic()
         self._broker.start(_PATIENCE)
-        listening = time.monotonic() - began
+        listening = time.monotonic() - started
         first(self._broker.port, self._backlog)
-        message = time.monotonic() - began
+        message = time.monotonic() - started
         say(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
         return listening, message
 

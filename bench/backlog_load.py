@@ -279,11 +279,11 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
                 if select.select([consumer], [], [], left)[0]:
                     take()
             frame = mixture.send(backlog, number)
-            began = time.perf_counter()
+            started = time.perf_counter()
             producer.sendall(frame)
             while not (late := take()):
                 pass
-            waits.append((is_late_persistent(backlog, number), time.perf_counter() - began))
+            waits.append((is_late_persistent(backlog, number), time.perf_counter() - started))
             if late != [number]:
                 raise ValueError(f"late messages {late} came when {number} was to come")
             done.value += 1

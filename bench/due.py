@@ -156,9 +156,9 @@ def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
             say(f"  sent at {messages / sent:,.0f} msg/s; the first time comes in {_left(plan):.0f} s")
         with phase("kill -9, restart", memory):
             broker.end(signal.SIGKILL, _PATIENCE)
-            began = time.monotonic()
+            started = time.monotonic()
             broker.start(_PATIENCE)
-            start = time.monotonic() - began
+            start = time.monotonic() - started
             say(f"  start: {start:.2f} s until it listens")
             if _left(plan) < 0:
                 raise ValueError("the first time came before all were there: the machine is too busy, or too slow")
@@ -193,11 +193,11 @@ def send(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
 
     with connect(port) as sock:
         gate.ready()
-        began = time.monotonic()
+        started = time.monotonic()
         answers = send_confirmed(sock, plan.groups(), _IN_FLIGHT, confirmed)
         ended = time.monotonic()
         frames.check_receipts(answers, -(-plan.messages // GROUP))
-    return ended - began
+    return ended - started
 
 
 def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:

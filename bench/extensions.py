@@ -1,6 +1,6 @@
 """What does it cost that a client names what it begins, asks for each message, or gives back what it holds?
 
-    begun        messages acknowledged one by one, and the next named as begun with each acknowledgement, beside the
+    started      messages acknowledged one by one, and the next named as started with each acknowledgement, beside the
                  acknowledgements alone: rates, by alternating runs, median of the ratios
     one more     the round trip of an acknowledgement and "one more" of a subscription that pulls, beside that of an
                  acknowledgement at a window of 1: medians
@@ -32,9 +32,9 @@ HELD = 1000
 """Messages that are given back."""
 
 _CONNECT = b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n%b\n\0"
-_BEGUN = b"SEND\ndestination:/control/begun\nid:%b\n\n\0"
+_STARTED = b"SEND\ndestination:/control/started\nid:%b\n\n\0"
 _CREDIT = b"SEND\ndestination:/control/credit\nid:0\nmessages:1\n\n\0"
-_RELEASE = b"SEND\ndestination:/control/release\nreceipt:r\n\n" + b'{"subscriptions":["0"],"rest":true}\0'
+_RELEASE = b"SEND\ndestination:/control/release\nreceipt:r\n\n" + b'{"subscriptions":["0"],"suspend":true}\0'
 _WAKE = b"SEND\ndestination:/control/wake\nid:0\n\n\0"
 _NOTHING = b"SEND\ndestination:/control/wake\nid:0\nreceipt:r\n\n\0"
 _ACK_VALUE = re.compile(rb"\nack:([^\r\n]+)\r?\n")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.extensions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="in each run of begun")
+    parser.add_argument("--messages", type=positive, default=200_000, metavar="N", help="in each run of started")
     parser.add_argument("--trips", type=positive, default=5000, metavar="N", help="in each run of one more")
     parser.add_argument("--runs", type=positive, default=5, metavar="N")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder, Truenext(Path(folder)) as broker:
         ratios = []
         for number in range(options.runs):
-            with_begun, without = (
-                _rate(broker.port, f"/queue/begun.{number}.{names}", options.messages, names_begun=names)
+            with_started, without = (
+                _rate(broker.port, f"/queue/started.{number}.{names}", options.messages, names_begun=names)
                 for names in (True, False)
             )
-            ratios.append(with_begun / without)
-            print(f"  begun {with_begun:,.0f}/s, without {without:,.0f}/s", flush=True)
-        print(f"begun: {statistics.median(ratios):.2f} of the rate without (at least 0.9)")
+            ratios.append(with_started / without)
+            print(f"  started {with_started:,.0f}/s, without {without:,.0f}/s", flush=True)
+        print(f"started: {statistics.median(ratios):.2f} of the rate without (at least 0.9)")
         ratios = []
         for number in range(options.runs):
             pulled, acked = (
@@ -106,8 +106,8 @@ def _fill(gate: Gate, port: int, queue: str, messages: int) -> Timing:
 
 def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool) -> Timing:
     """Both take the messages as they come, in the same way, and answer in the order in which they came."""
-    answer: Callable[[list[bytes]], bytes] = _begun_and_acknowledged if names_begun else frames.acks
-    with _connect(port, *((b"truenext-begun",) if names_begun else ())) as sock:
+    answer: Callable[[list[bytes]], bytes] = _started_and_acknowledged if names_begun else frames.acks
+    with _connect(port, *((b"truenext-started",) if names_begun else ())) as sock:
         sock.sendall(frames.subscribe(queue, True, "subscribed"))
         await_frame(sock, b"RECEIPT")
         buffer = bytearray(messages * ROOM + 2 * CHUNK)
@@ -131,11 +131,11 @@ def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool
         return Timing(started, time.monotonic())
 
 
-def _begun_and_acknowledged(values: list[bytes]) -> bytes:
+def _started_and_acknowledged(values: list[bytes]) -> bytes:
     """Each is begun when the one before is acknowledged, as by a client that hands out one after the other."""
     pairs = itertools.pairwise(values)
-    acks = [b"ACK\nid:%b\ntruenext-begun:%b\n\n\0" % pair for pair in pairs]
-    return _BEGUN % values[0] + b"".join(acks) + b"ACK\nid:%b\n\n\0" % values[-1]
+    acks = [b"ACK\nid:%b\ntruenext-started:%b\n\n\0" % pair for pair in pairs]
+    return _STARTED % values[0] + b"".join(acks) + b"ACK\nid:%b\n\n\0" % values[-1]
 
 
 def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
@@ -152,12 +152,12 @@ def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
         for _ in range(trips):
             assert found is not None, "a message has come"
             asks = frames.acks([found[1]]) + (_CREDIT if pulls else b"")
-            began = time.perf_counter()
+            started = time.perf_counter()
             sock.sendall(asks)
             seen = read(sock)
             while not seen.count(0):
                 seen += read(sock)
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - started)
             found = _ACK_VALUE.search(seen)
     return statistics.median(times)
 
@@ -177,10 +177,10 @@ def _release(port: int, queue: str, times: int) -> float:
 
 
 def _until_receipt(sock: socket.socket, data: bytes) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     sock.sendall(data)
     _take(sock, 1)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def _take(sock: socket.socket, count: int) -> None:

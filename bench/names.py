@@ -42,12 +42,12 @@ def memory(count: int, folder: Path) -> str:
 def names(count: int, folder: Path) -> str:
     """What broker and disk take, at most, until half of the names were used, and until all were."""
     broker = Truenext(folder)
-    with broker, MemoryWatch(broker) as watch, connect(broker.port) as sender, connect(broker.port) as taker:
+    with broker, MemoryWatch(broker) as watch, connect(broker.port) as sender, connect(broker.port) as receiver:
         used, first = 0, ""
         started = time.monotonic()
         for group in _groups(count):
             _send(sender, group)
-            _take(taker, group)
+            _take(receiver, group)
             used += len(group)
             if not first and used * 2 >= count:
                 first = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"

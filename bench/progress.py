@@ -22,11 +22,11 @@ class Progress:
         self._done = done
         self._total = total
         self._memory = memory
-        self._began = self._told_at = time.monotonic()
+        self._started = self._told_at = time.monotonic()
         self._told = 0
 
     def start(self) -> None:
-        self._began = self._told_at = time.monotonic()
+        self._started = self._told_at = time.monotonic()
 
     def tell(self) -> None:
         now = time.monotonic()
@@ -34,7 +34,7 @@ class Progress:
             return
         count = self.counter.value
         lately = (count - self._told) / (now - self._told_at)
-        elapsed = now - self._began
+        elapsed = now - self._started
         say(
             f"  {self._done} {count:,} of {self._total:,} in {elapsed:.0f} s: {count / elapsed:,.0f} a second so far,"
             f" {lately:,.0f} lately; RssAnon {mib(self._memory.now)}"

@@ -61,12 +61,12 @@ def _measure(broker: Broker, messages: int, *, persistent: bool) -> None:
         is_scanning.set()
         thread = threading.Thread(target=lambda: during.extend(others.measure_while(is_scanning)))
         thread.start()
-        began = time.perf_counter()
+        started = time.perf_counter()
         subscribe = frames.subscribe(QUEUE, individual=True, receipt="there")
         receiver.sendall(subscribe.replace(b"\n\n\0", b"\nselector:colour = 'red'\n\n\0"))
-        acknowledged = _Taker(receiver)
+        acknowledged = _Receiver(receiver)
         acknowledged.take()
-        scan = time.perf_counter() - began
+        scan = time.perf_counter() - started
         is_scanning.clear()
         thread.join()
         latencies = []
@@ -95,8 +95,8 @@ def _haystack(messages: int, *, persistent: bool) -> Iterator[bytes]:
     head = f"SEND\ndestination:{QUEUE}\ncolour:blue\npersistent:{str(persistent).lower()}\ncontent-length:{len(body)}"
     plain = head.encode() + b"\n\n" + body + b"\0"
     last = head.encode() + b"\nreceipt:r\n\n" + body + b"\0"
-    for begun in range(0, messages, GROUP):
-        yield plain * (min(GROUP, messages - begun) - 1) + last
+    for started in range(0, messages, GROUP):
+        yield plain * (min(GROUP, messages - started) - 1) + last
 
 
 def _needle(*, persistent: bool, receipt: bool = True) -> bytes:
@@ -104,7 +104,7 @@ def _needle(*, persistent: bool, receipt: bool = True) -> bytes:
     return head.encode() + (b"\nreceipt:n" if receipt else b"") + b"\n\nx\0"
 
 
-class _Taker:
+class _Receiver:
     """Takes and acknowledges one message after the other."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -132,7 +132,7 @@ class _Others:
         self._sender, self._receiver = connect(port), connect(port)
         self._receiver.sendall(frames.subscribe(OTHER, individual=True, receipt="there"))
         await_frame(self._receiver, b"RECEIPT")
-        self._taker = _Taker(self._receiver)
+        self._consumer = _Receiver(self._receiver)
 
     def measure(self, seconds: float) -> list[float]:
         event = threading.Event()
@@ -144,10 +144,10 @@ class _Others:
     def measure_while(self, event: threading.Event) -> list[float]:
         taken = []
         while event.is_set():
-            began = time.perf_counter()
+            started = time.perf_counter()
             self._sender.sendall(f"SEND\ndestination:{OTHER}\ncontent-length:1\n\nx\0".encode())
-            self._taker.take()
-            taken.append(time.perf_counter() - began)
+            self._consumer.take()
+            taken.append(time.perf_counter() - started)
             # Not as fast as it can: that would be a load, and not somebody who waits.
             select.select([], [], [], 0.001)
         return taken

@@ -37,18 +37,18 @@ def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int
     destinations = [parse(f"/queue/q.{number}", "sender") for number in range(queues)]
     for destination in destinations:
         engine.send(sender, Send(destination, Message(4, False, 0, HEADER, b"x")))
-    began = time.perf_counter()
+    started = time.perf_counter()
     for number in range(wildcards):
         engine.subscribe(receiver, Subscribe(f"w{number}", parse("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
-    subscribing = time.perf_counter() - began
+    subscribing = time.perf_counter() - started
     _drain(engine, receiver)
     messages = [Message(number % 10, False, 0, HEADER, b"x") for number in range(count)]
-    began = time.process_time()
+    started = time.process_time()
     for first in range(0, count, in_a_turn):
         for number in range(first, min(first + in_a_turn, count)):
             engine.send(sender, Send(destinations[number * 7919 % queues], messages[number]))
         _drain(engine, receiver)
-    return subscribing, count / (time.process_time() - began)
+    return subscribing, count / (time.process_time() - started)
 
 
 def _drain(engine: Engine, receiver: Session) -> None:

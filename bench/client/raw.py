@@ -25,13 +25,13 @@ IN_FLIGHT = 126
 
 _CONNECT = (
     b"CONNECT\naccept-version:1.2\nheart-beat:0,0\nhost:127.0.0.1\n"
-    b"truenext-rounds:true\ntruenext-begun:true\ntruenext-keep-open:true\n\n\0"
+    b"truenext-rounds:true\ntruenext-started:true\ntruenext-keep-open:true\n\n\0"
 )
-_BEGUN = b"SEND\ndestination:/control/begun\nid:%b\n\n\0"
+_STARTED = b"SEND\ndestination:/control/started\nid:%b\n\n\0"
 _ACK = b"ACK\nid:%b\n\n\0"
-_ACK_AND_BEGIN = b"ACK\nid:%b\ntruenext-begun:%b\n\n\0"
+_ACK_AND_START = b"ACK\nid:%b\ntruenext-started:%b\n\n\0"
 _CONFIRMED = b"\nreceipt:%d\n\n\0"
-_BEGIN = b"BEGIN\ntransaction:%d\n\n\0"
+_START = b"BEGIN\ntransaction:%d\n\n\0"
 _ACK_IN = b"ACK\nid:%b\ntransaction:%d\n\n\0"
 _COMMIT = (
     b"COMMIT\ntransaction:%d\ntruenext-producer:%b\ntruenext-number:%d\ntruenext-gapless:true\n"
@@ -58,7 +58,7 @@ def receive(gate: Gate, order: Order) -> Done:
         while count < order.messages:
             for value in inbox.values():
                 count += 1
-                sock.sendall(_BEGUN % value)
+                sock.sendall(_STARTED % value)
                 ack = _ACK % value
                 sock.sendall(ack if count % ACKS_PER_RECEIPT else ack[:-3] + _CONFIRMED % count)
         inbox.take_leave()
@@ -79,10 +79,10 @@ def iterate(gate: Gate, order: Order) -> Done:
             for value in inbox.values():
                 if last:
                     count += 1
-                    ack = _ACK_AND_BEGIN % (last, value)
+                    ack = _ACK_AND_START % (last, value)
                     sock.sendall(ack if count % ACKS_PER_RECEIPT else ack[:-3] + _CONFIRMED % count)
                 else:
-                    sock.sendall(_BEGUN % value)
+                    sock.sendall(_STARTED % value)
                 last = value
             if last:
                 count += 1
@@ -132,7 +132,7 @@ def copy(gate: Gate, order: Order) -> Done:
         inbox = _Inbox(sock, order)
         waiting: deque[bytes] = deque()
         for number in range(1, order.messages // order.batch + 1):
-            ahead = _BEGIN % number
+            ahead = _START % number
             send = head % number + tail
             for _ in range(order.batch):
                 while not waiting:
@@ -158,13 +158,13 @@ def request(gate: Gate, order: Order) -> Done:
         watch.start()
         ahead = b"SUBSCRIBE\nid:replies\ndestination:/temp-queue/replies\nack:auto\n\n\0"
         for number in range(order.messages):
-            began = time.perf_counter()
+            started = time.perf_counter()
             sock.sendall(ahead + head % number + tail)
             ahead = b""
             seen = read(sock)
             while not seen.count(0):
                 seen += read(sock)
-            trips.append(time.perf_counter() - began)
+            trips.append(time.perf_counter() - started)
             if b"\ncorrelation-id:%d\n" % number not in seen:
                 raise ValueError(f"another reply: {seen[:500]!r}")
         sock.sendall(_DISCONNECT)
@@ -189,7 +189,7 @@ def reply(gate: Gate, order: Order) -> Done:
             while not waiting:
                 waiting = inbox.values()
             value = waiting.pop()
-            sock.sendall(_ACK_AND_BEGIN % (last, value) if last else _BEGUN % value)
+            sock.sendall(_ACK_AND_START % (last, value) if last else _STARTED % value)
             last = value
             to, name = _REPLY_TO.search(inbox.seen[-1]), _REPLY.search(inbox.seen[-1])
             if to is None or name is None:

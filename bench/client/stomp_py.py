@@ -15,24 +15,24 @@ SILENCE = 60.0
 def receive(gate: Gate, order: Order) -> Done:
     watch = Stopwatch(gate, order)
     connection = stomp.Connection12([("127.0.0.1", order.port)])
-    taker = _Taker(connection, order.messages)
-    connection.set_listener("", taker)
+    receiver = _Receiver(connection, order.messages)
+    connection.set_listener("", receiver)
     connection.connect(wait=True)
     watch.start()
     connection.subscribe(
         order.queue, id="1", ack="client-individual", headers={"activemq.prefetchSize": str(order.prefetch)}
     )
-    if not taker.has_all.wait(SILENCE):
-        raise TimeoutError(f"{len(taker.numbers)} of {order.messages} messages came")
+    if not receiver.has_all.wait(SILENCE):
+        raise TimeoutError(f"{len(receiver.numbers)} of {order.messages} messages came")
     connection.disconnect(receipt="bye")
-    if not taker.is_over.wait(SILENCE):
+    if not receiver.is_over.wait(SILENCE):
         raise TimeoutError("the last acknowledgements were not confirmed")
     done = watch.stop()
-    check_numbers(taker.numbers, order.messages)
+    check_numbers(receiver.numbers, order.messages)
     return done
 
 
-class _Taker(stomp.ConnectionListener):
+class _Receiver(stomp.ConnectionListener):
     def __init__(self, connection: stomp.Connection12, messages: int) -> None:
         self._connection = connection
         self._messages = messages

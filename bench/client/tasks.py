@@ -96,9 +96,9 @@ def request(gate: Gate, order: Order) -> Done:
         async with connect(f"stomp://127.0.0.1:{order.port}") as connection:
             watch.start()
             for _ in range(order.messages):
-                began = time.perf_counter()
+                started = time.perf_counter()
                 reply = await connection.request(order.queue, body)
-                trips.append(time.perf_counter() - began)
+                trips.append(time.perf_counter() - started)
                 if reply.body != body:
                     raise ValueError(f"another reply: {reply.body[:100]!r}")
         return watch.stop(trips)

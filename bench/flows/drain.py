@@ -139,18 +139,18 @@ def drain(gate: Gate, order: Order) -> Drained:
 
     async def program() -> Drained:
         app = service(order, exactly_once=True)
-        begun: dict[int, float] = {}
+        started: dict[int, float] = {}
         trips: dict[int, float] = {}
 
         def ended(number: int) -> None:
-            trips.setdefault(number, time.monotonic() - begun[number])
+            trips.setdefault(number, time.monotonic() - started[number])
 
         place = sql.inserting(app, order.name, ended)
         app.plans()
         engine = sql.engine_of(order.database)
 
-        async def begin_one(number: int) -> None:
-            begun[number] = time.monotonic()
+        async def start_one(number: int) -> None:
+            started[number] = time.monotonic()
             async with AsyncSession(engine) as session:
                 async with app.initiate(session) as initiation:
                     initiation.send(place, Asked(number), trace=f"question {number}", interactive=True)
@@ -160,14 +160,14 @@ def drain(gate: Gate, order: Order) -> Drained:
         watch.start()
         async with app.running():
             drained = asyncio.ensure_future(_until_drained(engine, order))
-            beginning: list[asyncio.Future[None]] = []
+            starting: list[asyncio.Future[None]] = []
             while not drained.done():
-                beginning.append(asyncio.ensure_future(begin_one(len(beginning))))
+                starting.append(asyncio.ensure_future(start_one(len(starting))))
                 await asyncio.wait({drained}, timeout=EVERY_S)
             seconds = drained.result() - watch.started
-            await asyncio.gather(*beginning)
+            await asyncio.gather(*starting)
             async with asyncio.timeout(SILENCE):
-                while len(trips) < len(beginning):
+                while len(trips) < len(starting):
                     await asyncio.sleep(LOOK_S)
         await engine.dispose()
         return Drained(seconds, list(trips.values()))

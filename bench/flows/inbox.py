@@ -43,9 +43,9 @@ _FILL = {
 
 def compare_inboxes(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
     full = _another(database)
-    began = time.monotonic()
+    started = time.monotonic()
     _fill(full, sizes.inbox_rows)
-    say(f"  the inbox of one database has {sizes.inbox_rows:,} rows, written in {time.monotonic() - began:.0f} s")
+    say(f"  the inbox of one database has {sizes.inbox_rows:,} rows, written in {time.monotonic() - started:.0f} s")
     sides = _with_rows(broker, full), side("an empty one", broker, database)
     compare("inbox", sides, sizes.flows, sizes.runs, target=TARGET)
 

@@ -34,20 +34,20 @@ def ask(gate: Gate, order: Order) -> list[float]:
         place = app.remote(order.name, shop.Asked, shop.Placed)
 
         async def one(number: int) -> float:
-            began = time.perf_counter()
+            started = time.perf_counter()
             placed = await app.ask(place, shop.Asked(number), trace=f"question {number}", interactive=True)
             if placed.id != number:
                 raise ValueError(f"{number} was asked, and {placed.id} replied")
-            return time.perf_counter() - began
+            return time.perf_counter() - started
 
         async with app.connected():
             gc.enable()
             gate.ready()
             loop = asyncio.get_running_loop()
-            began = loop.time()
+            started = loop.time()
             asking = []
             for number in range(order.flows):
-                await asyncio.sleep(began + number / PER_S - loop.time())
+                await asyncio.sleep(started + number / PER_S - loop.time())
                 asking.append(asyncio.ensure_future(one(number)))
             return await asyncio.gather(*asking)
 

@@ -254,14 +254,14 @@ def _wrong_rows(told: Told) -> DataFrame:
 def _wrong_flows(told: Told) -> DataFrame:
     """A flow of which the last events are missing has ended by its row, if a process was killed that may have had
     them; its row is judged like any other."""
-    began = told.flows.groupBy("order").agg(
+    started = told.flows.groupBy("order").agg(
         F.count("*").alias("flows"), F.max("has_ended").alias("has_ended"), F.max("is_given_up").alias("is_given_up")
     )
     has_row = (
         told.rows.where(F.col("table") == LAST_TABLE).select("order").distinct().withColumn("has_row", F.lit(True))
     )
     all_orders = (
-        told.orders.join(began, "order", "full")
+        told.orders.join(started, "order", "full")
         .join(has_row, "order", "left")
         .na.fill(0, ["flows"])
         .na.fill(False, ["has_ended", "is_given_up", "has_row"])

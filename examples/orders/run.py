@@ -139,7 +139,7 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
         services = [Program(folder / f"service-{n}.log", *command, "--events", str(events)) for n in (1, 2)]
         for each in services:
             stack.callback(each.kill)
-        began = time.monotonic()
+        started = time.monotonic()
         web = Program(*(folder / "web.log", "examples.orders.web", broker.url, url, str(orders)), *map(str, counts))
         stack.callback(web.kill)
 
@@ -148,11 +148,11 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
         for share, what, victim in ((0.25, "the broker", broker), (0.5, "a process of the service", services[0])):
             progress.until(share)
             victim.kill()
-            kills.append(Kill(what, time.time(), time.monotonic() - began))
+            kills.append(Kill(what, time.time(), time.monotonic() - started))
             say(f"  kill -9 of {what}, start again")
             victim.start()
         waiting = progress.until_all_is_done(broker, web)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
 
         for each in services:
             each.stop()
@@ -177,7 +177,7 @@ class Progress:
         self._database = database
         self._orders = orders
         self._say = say
-        self._began = self._said = time.monotonic()
+        self._started = self._said = time.monotonic()
 
     def until(self, share: float) -> None:
         """Until so many of all orders are shipped, or it has taken too long."""
@@ -217,8 +217,8 @@ class Progress:
         if now - self._said > LINE_S:
             self._said = now
             first, *_, last = (self._count(table) for table in TABLES.values())
-            self._say(f"  {now - self._began:3.0f} s: {first} placed, {last} shipped")
-        return now - self._began > END_S
+            self._say(f"  {now - self._started:3.0f} s: {first} placed, {last} shipped")
+        return now - self._started > END_S
 
     def _count(self, table: str) -> int:
         with closing(sqlite3.connect(self._database, timeout=60)) as connection:

@@ -130,14 +130,14 @@ async def batch(orders: OrderList, count: int) -> None:
     for first in range(0, count, TOGETHER):
         part = [made("batch", number) for number in range(first, min(first + TOGETHER, count))]
         ordered_at = time.time()
-        while not await has_begun([order for order, _ in part]):
+        while not await has_started([order for order, _ in part]):
             ordered_at = time.time()
         for order, rejected_by in part:
             orders.add(Listed(order.id, "batch", ordered_at, rejected_by))
         await asyncio.sleep(BATCH_PAUSE_S)
 
 
-async def has_begun(part: list[Order]) -> bool:
+async def has_started(part: list[Order]) -> bool:
     """All of them, or none. A broker that is not there is waited for."""
     try:
         async with app.initiate() as begin:

@@ -100,7 +100,7 @@ class Unsubscribe(msgspec.Struct, gc=False):
     """The durable subscription that is to end, with what waits in it; "" is none."""
 
 
-class Begun(msgspec.Struct, gc=False):
+class Started(msgspec.Struct, gc=False):
     """The client's program has this message now."""
 
     subscription: str
@@ -116,7 +116,7 @@ class Ack(msgspec.Struct, gc=False):
     transaction: str | None = None
     dispatch: int = 0
     """Which of its dispatches, counted as deliveries are; 0 does not say."""
-    begins: Begun | None = None
+    started: Started | None = None
     """What the client's program has next, if it says so here."""
 
 
@@ -159,7 +159,7 @@ class Release(msgspec.Struct):
     subscriptions: list[str]
     kept: list[tuple[str, int, int]]
     """But for these: subscription, sequence and dispatch of each."""
-    rests: bool = False
+    suspends: bool = False
     """Then they rest."""
     transaction: str | None = None
     """It is aborted in the same step."""
@@ -234,7 +234,7 @@ Command = (
     | Unsubscribe
     | Ack
     | Nack
-    | Begun
+    | Started
     | Credit
     | Wake
     | Release

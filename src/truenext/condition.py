@@ -297,9 +297,9 @@ class _Compiler(Transformer[Token, Any]):
 
         level = "sum" if signs[0] in ("+", "-") else "product"
         # A chain is calculated from the left: parentheses around its beginning change nothing.
-        beginning = operands[0].form
-        is_chain = isinstance(beginning, tuple) and beginning[0] == level
-        form = beginning if is_chain else (level, beginning)
+        first_form = operands[0].form
+        is_chain = isinstance(first_form, tuple) and first_form[0] == level
+        form = first_form if is_chain else (level, first_form)
         for sign, operand in zip(signs, operands[1:], strict=True):
             form = (*form, str(sign), operand.form)
         return _joined(operands, "number", test, form)

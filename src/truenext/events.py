@@ -44,7 +44,7 @@ CHUNK = struct.Struct("<IIIIQ")
 CHECKSUM = struct.Struct("<I")
 BLOCK = struct.Struct("<BBIIQQ")
 
-BEGINS_FILE, OF_BATCH = 1, 2
+STARTS_FILE, OF_BATCH = 1, 2
 """Flags of a chunk."""
 
 

@@ -57,7 +57,7 @@ def checked(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def begun(schedule: Schedule, now_ms: int) -> Schedule | None:
+def started(schedule: Schedule, now_ms: int) -> Schedule | None:
     """Return the schedule of a send that was just accepted; None if its time never comes. A time that its sender names
     and that has passed is now.
     """

@@ -285,17 +285,17 @@ class Machine:
         def failed(error: BaseException) -> None:
             if not isinstance(error, CancelledError | TimeoutError | ClosedError):
                 raise Disagreement(f"a subscription was refused: {error!r}")
-            for consumer in begun:
+            for consumer in started:
                 self.oracle.is_closed(consumer)
 
-        begun: list[Consumer] = []
+        started: list[Consumer] = []
         before = len(core.buffer.subscriptions)
         self.start(f"subscribe {session.name}", session.peer, object(), flow, done, failed)
         # What comes to it may be handed out by its session before it is there.
         for subscription in core.buffer.subscriptions[before:]:
             incoming = self.oracle.incoming(session.peer, subscription.id)
-            begun.append(Consumer(session, subscription, queue, prefetch, incoming))
-            session.consumers.append(begun[-1])
+            started.append(Consumer(session, subscription, queue, prefetch, incoming))
+            session.consumers.append(started[-1])
 
     def sessions(self, *acks: Ack) -> list[Session]:
         return [

@@ -185,7 +185,7 @@ class Oracle:
         self.sessions: list[Session] = []
         self._incoming: dict[tuple[Peer, str], Incoming] = {}
         """By the name of the subscription, which is the same on each connection."""
-        self._begun: dict[tuple[int, str], int] = {}
+        self._started: dict[tuple[int, str], int] = {}
         """By wire and `ack`: when the socket took the frame that says that the program has it."""
         world.said_of = self._on_said
         world.heard_of = self._on_heard
@@ -214,18 +214,18 @@ class Oracle:
         headers = frame.headers
         if frame.command == "SEND":
             verb = headers.get("destination", "")
-            if verb == "/control/begun":
-                self._begun.setdefault((wire.number, headers["id"]), world.event())
+            if verb == "/control/started":
+                self._started.setdefault((wire.number, headers["id"]), world.event())
             elif verb == "/control/release":
                 wire.rounds += 1
                 for name in subscriptions_of(frame):
                     self._mark([self.incoming(peer, name)], "the client gave it back")
                     self.incoming(peer, name).round_min = wire.rounds
         elif frame.command in ("ACK", "NACK"):
-            if "truenext-begun" in headers:
-                self._begun.setdefault((wire.number, headers["truenext-begun"]), world.event())
+            if "truenext-started" in headers:
+                self._started.setdefault((wire.number, headers["truenext-started"]), world.event())
             if "transaction" in headers:
-                self._begun.setdefault((wire.number, headers["id"]), world.event())
+                self._started.setdefault((wire.number, headers["id"]), world.event())
             else:
                 name = headers["id"].partition("@")[2]
                 incoming = self.incoming(peer, name)
@@ -278,17 +278,17 @@ class Oracle:
 
     def _on_lost_by_broker(self, wire: Wire) -> None:
         """What was begun is charged."""
-        begun: dict[str, None] = {}
+        started: dict[str, None] = {}
         for frame in wire.carried:
             headers = frame.headers
-            if frame.command == "SEND" and headers.get("destination") == "/control/begun":
-                begun[headers["id"]] = None
+            if frame.command == "SEND" and headers.get("destination") == "/control/started":
+                started[headers["id"]] = None
             elif frame.command in ("ACK", "NACK"):
-                if "truenext-begun" in headers:
-                    begun[headers["truenext-begun"]] = None
+                if "truenext-started" in headers:
+                    started[headers["truenext-started"]] = None
                 if "transaction" in headers:
-                    begun[headers["id"]] = None
-        for ack in begun:
+                    started[headers["id"]] = None
+        for ack in started:
             sequence, deliveries = (int(each) for each in ack.partition("@")[0].split("."))
             if (sequence, deliveries + 1) in self._world.dispatches:
                 continue
@@ -357,7 +357,7 @@ class Oracle:
             raise Disagreement(f"{name} was handed out, and the program has handled it")
         if any(said.is_sure for said in letter.done_by.values()):
             raise Disagreement(f"{name} was handed out, and is acknowledged")
-        said_at = self._begun.get((wire, received.ack_id))
+        said_at = self._started.get((wire, received.ack_id))
         if said_at is None and not peer.has_rest:
             raise Disagreement(f"{name} was handed out before the broker was told")
         self._attempts(letter, received.attempts, peer, name)
@@ -410,7 +410,7 @@ class Oracle:
             and peer not in live.letter.had_by
             and peer not in live.letter.done_by
             and not any(each is peer for each, _ in live.letter.unsure)
-            and (live.wire, live.ack) not in self._begun
+            and (live.wire, live.ack) not in self._started
         )
 
     def _is_with_a_doomed(self, letter: Letter) -> bool:

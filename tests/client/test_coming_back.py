@@ -595,7 +595,7 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
     with pytest.raises(RolledBack):
         Running(session.commit(None))
     (released,) = named(script.all_said(), "SEND", "/control/release")
-    assert "keep" not in released.body and "rest" in released.body
+    assert "keep" not in released.body and "suspend" in released.body
 
 
 def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_nothing_more_is_said() -> None:

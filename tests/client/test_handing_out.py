@@ -23,7 +23,7 @@ def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_
     assert [each.sequence for each in got.result] == [1, 2, 3]
     said = script.all_said()
     assert not named(said, "ACK")
-    assert len(named(said, "SEND", "/control/begun")) == 3
+    assert len(named(said, "SEND", "/control/started")) == 3
     Running(session.receive(subscription, 3, None, "me"))
     assert [each.headers["id"] for each in named(script.all_said(), "ACK")] == [
         f"{sequence}.1@{subscription.id}" for sequence in (1, 2, 3)

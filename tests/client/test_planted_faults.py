@@ -221,15 +221,15 @@ FAULTS = [
     Fault(
         "the program has it before the broker was told",
         Subscriptions,
-        "begin",
-        "link.write(frames.begun(received.ack_id))",
+        "report_started",
+        "link.write(frames.started(received.ack_id))",
         "pass",
     ),
     Fault(
         "an idle buffer is kept",
         Agreement,
         "_release_idle",
-        "self._subscriptions.release([subscription], rest=True)",
+        "self._subscriptions.release([subscription], suspend=True)",
         "pass",
     ),
     Fault(
@@ -243,7 +243,7 @@ FAULTS = [
         "a consumer that is paused goes on",
         Subscriptions,
         "pause",
-        "self.release([subscription], rest=True)",
+        "self.release([subscription], suspend=True)",
         "pass",
     ),
     Fault(

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE
 from tests.contract.simulated_disk import (
-    Begun,
     Confirmed,
     Disk,
     Failure,
     HistorySynced,
     Operation,
     Recorder,
+    Started,
     Walk,
     quick_folder,
 )
@@ -94,20 +94,20 @@ class Life(NamedTuple):
     models: list[Held]
     """What it held once it was recovered, and after each batch."""
 
-    def may_hold(self, begun: int, confirmed: int) -> list[Held]:
+    def may_hold(self, started: int, confirmed: int) -> list[Held]:
         """After so many Begun and Confirmed."""
-        return self.models[confirmed - 1 : begun] if confirmed else self.found
+        return self.models[confirmed - 1 : started] if confirmed else self.found
 
     def walk(self) -> Iterator[tuple[Walk, list[Held]]]:
         """Before the first operation and after each: the disk as it is then, which goes on, and what it may hold."""
         walk = Walk(self.disk)
-        begun = confirmed = 0
+        started = confirmed = 0
         yield walk, self.found
         for operation in self.operations:
             walk.do(operation)
-            begun += isinstance(operation, Begun)
+            started += isinstance(operation, Started)
             confirmed += isinstance(operation, Confirmed)
-            yield walk, self.may_hold(begun, confirmed)
+            yield walk, self.may_hold(started, confirmed)
 
     def at(self, count: int) -> tuple[Walk, list[Held]]:
         """After so many operations."""
@@ -183,7 +183,7 @@ def _run(
 
     store.sync_history = sync_history
     try:
-        recorder.note(Begun())
+        recorder.note(Started())
         model = recover(store, may_hold, disk)
         history_confirmed = len(model.history)
         recorder.note(Confirmed())
@@ -192,7 +192,7 @@ def _run(
         for number in range(1, batches + 1):
             model.apply(changes)
             models.append(model.copy())
-            recorder.note(Begun())
+            recorder.note(Started())
             store.apply(batch_of(number, changes))
             recorder.note(Confirmed())
             history_confirmed = len(model.history)

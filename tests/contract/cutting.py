@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.contract.crashing import chunk
-from tests.contract.damage import wait_for_moves
+from tests.contract.damage import wait_for_checkpoints
 from tests.contract.disk import Disk, key
 from truenext.errors import StoreError
 from truenext.events import told_by
@@ -46,7 +46,7 @@ def fresh(folder: Path, segments_max: int = 12) -> Disk:
     EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES).close()
     disk = Disk("embedded", folder)
     assert isinstance(disk.store, EmbeddedStore)
-    disk.store._mover._segments_max = segments_max
+    disk.store._checkpointer._segments_max = segments_max
     disk.apply(queues={1: "orders"}, sequence_limit=FIRST_LIMIT, clean_stop=False)
     return disk
 
@@ -166,7 +166,7 @@ def a_clean_stop(folder: Path) -> None:
     try_losses(folder, missed=range(1, 11))
 
 
-def a_clean_stop_during_a_move(folder: Path) -> None:
+def a_clean_stop_during_a_checkpoint(folder: Path) -> None:
     """A move that began before the last batch ends behind it, and knows less."""
     disk = fresh(folder)
     send(disk, *range(1, 9))
@@ -180,7 +180,7 @@ def a_clean_stop_during_a_move(folder: Path) -> None:
         finish(one, *arguments)
 
     with mock.patch.object(Checkpoint, "finish", late):
-        move_all(store)
+        checkpoint_all(store)
     store.close()
     try_losses(folder, missed=range(1, 11))
 
@@ -220,26 +220,26 @@ def limit_of_export(folder: Path) -> int:
     return limit
 
 
-def a_move(folder: Path) -> None:
+def a_checkpoint(folder: Path) -> None:
     """What was in the journal when one ended must be there."""
     disk = fresh(folder, segments_max=100)
     send(disk, *range(1, 14))
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    move_all(store)
+    checkpoint_all(store)
     send(disk, 14, 15)
     store.close()
     try_losses(folder, missed=range(1, 15))
 
 
-def move_all(store: EmbeddedStore) -> None:
+def checkpoint_all(store: EmbeddedStore) -> None:
     """But for the newest segment; and nothing more after that."""
-    segments_max = store._mover._segments_max
+    segments_max = store._checkpointer._segments_max
     with store._changed:
-        store._mover._segments_max = 1
+        store._checkpointer._segments_max = 1
         store._changed.notify_all()
-    wait_for_moves(store)
-    store._mover._segments_max = segments_max
+    wait_for_checkpoints(store)
+    store._checkpointer._segments_max = segments_max
 
 
 def a_history_that_tells_more(folder: Path) -> None:
@@ -265,10 +265,10 @@ def a_kill_before_the_first_batch(folder: Path) -> None:
 
 SCENES = [
     a_clean_stop,
-    a_clean_stop_during_a_move,
+    a_clean_stop_during_a_checkpoint,
     a_run_that_was_killed,
     a_block_of_sequences,
-    a_move,
+    a_checkpoint,
     a_history_that_tells_more,
     a_kill_before_the_first_batch,
 ]

@@ -111,7 +111,7 @@ class Writer:
     def apply(self, batch: Batch) -> None:
         """And wait for what it makes the store do, so that what comes out is the same for the same seed."""
         self.store.apply(batch)
-        wait_for_moves(self.store)
+        wait_for_checkpoints(self.store)
 
     def batch(self) -> Batch:
         self._number += 1
@@ -273,7 +273,7 @@ def _work(folder: Path, sender: Connection) -> None:
 
 def _open_history(folder: Path) -> None:
     history = History(folder / "history")
-    history.begin_run(after_clean_stop=True)
+    history.start_run(after_clean_stop=True)
     history.close()
 
 
@@ -299,18 +299,19 @@ def _take_and_send(store: EmbeddedStore, content: Content) -> None:
     batch.timers = NEW_TIMERS
     batch.clean_stop = True
     store.apply(batch)
-    wait_for_moves(store)
+    wait_for_checkpoints(store)
 
 
-def wait_for_moves(store: EmbeddedStore) -> None:
+def wait_for_checkpoints(store: EmbeddedStore) -> None:
     """Raises: StoreError if a move fails"""
     with store._changed:
         done = store._changed.wait_for(
-            lambda: store._mover.failure is not None or not store._mover._is_move_due(), timeout=PATIENCE_SECONDS
+            lambda: store._checkpointer.failure is not None or not store._checkpointer._is_checkpoint_due(),
+            timeout=PATIENCE_SECONDS,
         )
     assert done, "a move takes too long"
-    if store._mover.failure is not None:
-        raise store._mover.failure
+    if store._checkpointer.failure is not None:
+        raise store._checkpointer.failure
 
 
 FIRST_SENT = 10_000
@@ -360,9 +361,9 @@ def write_history(folder: Path) -> None:
     """Two files, as two runs leave them."""
     for _ in range(2):
         history = History(folder / "history")
-        run, first_event = history.begin_run(after_clean_stop=True)
+        run, first_event = history.start_run(after_clean_stop=True)
         event_log = EventLog(run=run, first_event=first_event)
-        event_log.started(after_clean_stop=True)
+        event_log.run_started(after_clean_stop=True)
         for batch in range(1, 20):
             event_log.committed(batch)
             history.append(event_log.take())

@@ -9,7 +9,7 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
 
-KINDS = ["memory", "embedded", "moving"]
+KINDS = ["memory", "embedded", "checkpointing"]
 """Moving is embedded with tiny segments that move into the checkpoint as soon as they may."""
 
 LANE = lane_key(1, 5)
@@ -62,7 +62,7 @@ class Disk:
 
 
 def embedded(kind: str, folder: Path) -> EmbeddedStore:
-    if kind == "moving":
+    if kind == "checkpointing":
         return EmbeddedStore(folder, segment_bytes=200, segments_max=1)
     return EmbeddedStore(folder, segment_bytes=1 << 20)
 

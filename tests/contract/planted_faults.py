@@ -27,10 +27,10 @@ from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
 from truenext.store.journal import Journal
-from truenext.store.layer import Layer
 from truenext.store.messages_of_kind import Marks
 from truenext.store.overlay import Overlay
 from truenext.store.salvage import journal as salvaged_journal
+from truenext.store.segment_index import SegmentIndex
 from truenext.store.store import Recovered
 from truenext.store.views import TimerView
 
@@ -95,8 +95,8 @@ def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
 def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
-        finish(one, layers, marks, Position(position.segment, position.frame, position.written + 1))
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
+        finish(one, indexes, marks, Position(position.segment, position.frame, position.written + 1))
 
     patch.setattr(Checkpoint, "finish", faulty)
 
@@ -105,7 +105,7 @@ def the_end_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
     write_down = EmbeddedStore._write_down_end
 
     def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
-        if not one._overlay.layers[-1].clean_stop:
+        if not one._overlay.indexes[-1].clean_stop:
             write_down(one, sequence_limit)
 
     patch.setattr(EmbeddedStore, "_write_down_end", faulty)
@@ -115,7 +115,7 @@ def the_beginning_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
     write_down = EmbeddedStore._write_down_end
 
     def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
-        if one._overlay.layers[-1].clean_stop:
+        if one._overlay.indexes[-1].clean_stop:
             write_down(one, sequence_limit)
 
     patch.setattr(EmbeddedStore, "_write_down_end", faulty)
@@ -135,8 +135,8 @@ def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
 def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
-        finish(one, layers, marks, Position(position.segment, position.frame))
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
+        finish(one, indexes, marks, Position(position.segment, position.frame))
 
     patch.setattr(Checkpoint, "finish", faulty)
 
@@ -224,10 +224,10 @@ def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> No
 def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
     """The checkpoint may have some of the oldest segment already, and recovery takes it as if it had none of it."""
 
-    def faulty(one: Overlay, keys: Iterable[bytes], layer: Layer, *, is_transient: bool) -> None:
+    def faulty(one: Overlay, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if one._forget(key) < one.moving:
-                layer.gone[key] = is_transient
+            if one._forget(key) < one.checkpointing:
+                index.gone[key] = is_transient
 
     patch.setattr(Overlay, "_remove", faulty)
 
@@ -238,7 +238,7 @@ def a_message_is_in_both_when_a_move_is_interrupted(patch: "MonkeyPatch") -> Non
 
 def a_mark_does_not_move(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
-    patch.setattr(Checkpoint, "finish", lambda one, layers, marks, position: finish(one, layers, {}, position))
+    patch.setattr(Checkpoint, "finish", lambda one, indexes, marks, position: finish(one, indexes, {}, position))
 
 
 def causes_do_not_move(patch: "MonkeyPatch") -> None:
@@ -257,8 +257,8 @@ def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
 
 
 def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch") -> None:
-    def faulty(one: Overlay, rest: Rest, layer: Layer) -> None:
-        layer.causes.update(causes_of(rest))
+    def faulty(one: Overlay, rest: Rest, index: SegmentIndex) -> None:
+        index.causes.update(causes_of(rest))
 
     patch.setattr(Overlay, "_add_causes", faulty)
 
@@ -274,18 +274,18 @@ def causes_are_not_replayed(patch: "MonkeyPatch") -> None:
 
 
 def what_a_segment_says_of_producers_and_sequences_does_not_move(patch: "MonkeyPatch") -> None:
-    patch.setattr(Checkpoint, "_finish_layer", lambda *_: None)
+    patch.setattr(Checkpoint, "_finish_index", lambda *_: None)
 
 
 def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
     recover = EmbeddedStore.recover
 
     def faulty(one: EmbeddedStore) -> Recovered:
-        one._mover.has_begun = True
+        one._checkpointer.is_enabled = True
         recovered = recover(one)
         with one._changed:
             # As it may happen: it was quicker than whoever takes the history.
-            one._changed.wait_for(lambda: not one._mover._is_move_due(), timeout=1)
+            one._changed.wait_for(lambda: not one._checkpointer._is_checkpoint_due(), timeout=1)
         return recovered
 
     patch.setattr(EmbeddedStore, "recover", faulty)
@@ -357,8 +357,8 @@ def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
 def the_count_of_references_does_not_move(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
-    def faulty(one: Checkpoint, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
-        finish(one, layers, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS)}, position)
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
+        finish(one, indexes, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS)}, position)
 
     patch.setattr(Checkpoint, "finish", faulty)
 
@@ -509,8 +509,8 @@ OF_A_CUT: dict[Callable[["MonkeyPatch"], None], Callable[[Path], None]] = {
     the_end_of_a_run_is_not_written_down: cutting.a_clean_stop,
     the_beginning_of_a_run_is_not_written_down: cutting.a_run_that_was_killed,
     a_block_of_sequences_is_not_written_down: cutting.a_block_of_sequences,
-    a_move_does_not_write_down_the_end: cutting.a_move,
-    a_move_forgets_the_end_that_was_written_down: cutting.a_clean_stop_during_a_move,
+    a_move_does_not_write_down_the_end: cutting.a_checkpoint,
+    a_move_forgets_the_end_that_was_written_down: cutting.a_clean_stop_during_a_checkpoint,
     what_was_written_down_is_not_missed: cutting.a_clean_stop,
     what_was_written_down_is_not_missed_by_a_check: cutting.a_clean_stop,
     what_the_history_tells_of_is_not_missed: cutting.a_history_that_tells_more,

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 from tests.contract.crashing import SEGMENT_BYTES, Held, Life, live, random_changes
 from tests.contract.simulated_disk import (
-    Begun,
     Confirmed,
     Disk,
     Failure,
     HistorySynced,
     Log,
     NotModelled,
+    Started,
     quick_folder,
 )
 
@@ -36,7 +36,7 @@ _ENTRY = struct.Struct("<IIqqQ")
 _WRITE, _WRITTEN, _SYNC, _SYNCED, _SYNC_FAILED, _CREATED, _RENAMED, _UNLINKED, _MADE, _MARK, _NOT_MODELLED, _LOST = (
     range(1, 13)
 )
-_BEGUN, _CONFIRMED, _HISTORY_SYNCED = 1, 2, 3
+_STARTED, _CONFIRMED, _HISTORY_SYNCED = 1, 2, 3
 
 
 class Job(NamedTuple):
@@ -106,8 +106,8 @@ def record(plans: list[Plan], failures: Sequence[Failure | None], fault: str = "
         for one, job, outcome in zip(plans, jobs, outcomes, strict=True):
             log = read(job.log, one.disk)
             log.check(job.folder)
-            begun = sum(isinstance(operation, Begun) for operation in log.operations)
-            lives.append((Life(one.disk, log.operations, one.may_hold, one.models[: max(1, begun)]), outcome))
+            started = sum(isinstance(operation, Started) for operation in log.operations)
+            lives.append((Life(one.disk, log.operations, one.may_hold, one.models[: max(1, started)]), outcome))
         return lives
     finally:
         shutil.rmtree(base)
@@ -161,7 +161,7 @@ def read(path: Path, disk: Disk) -> Log:
         elif kind == _MARK and offset == _HISTORY_SYNCED:
             log.note(HistorySynced(number))
         elif kind == _MARK:
-            log.note(Begun() if offset == _BEGUN else Confirmed())
+            log.note(Started() if offset == _STARTED else Confirmed())
         else:
             raise NotModelled(name)
     return log

@@ -17,7 +17,7 @@ from truenext.batch import Batch
 from truenext.errors import StoreError
 from truenext.store.embedded import EmbeddedStore
 
-BEGUN, CONFIRMED, HISTORY_SYNCED = 1, 2, 3
+STARTED, CONFIRMED, HISTORY_SYNCED = 1, 2, 3
 
 
 def main(jobs: Path, fault: str) -> None:
@@ -64,14 +64,14 @@ def live(
         return str(error)
     store.sync_history = lambda: mark(HISTORY_SYNCED, history_chunks)
     try:
-        mark(BEGUN, 0)
+        mark(STARTED, 0)
         store.recover()
         mark(CONFIRMED, 0)
         for number, changes in enumerate(batches, 1):
             batch = Batch(number)
             for name, value in changes.items():
                 setattr(batch, name, value)
-            mark(BEGUN, number)
+            mark(STARTED, number)
             store.apply(batch)
             mark(CONFIRMED, number)
             history_chunks += bool(batch.history)

@@ -80,7 +80,7 @@ class Commit(NamedTuple):
     content: bytes
 
 
-class Begun(NamedTuple):
+class Started(NamedTuple):
     pass
 
 
@@ -94,7 +94,7 @@ class HistorySynced(NamedTuple):
     chunks: int
 
 
-Operation = Write | Name | Durable | Lost | Commit | Begun | Confirmed | HistorySynced
+Operation = Write | Name | Durable | Lost | Commit | Started | Confirmed | HistorySynced
 
 
 @dataclass
@@ -493,15 +493,15 @@ class Recorder(Log):
                 return
             name = self._name(path)
             with self.lock:
-                begun = self.to_sync(name) if name is not None else set()
+                started = self.to_sync(name) if name is not None else set()
                 try:
                     self._may_fail("fsync")
                 except OSError:
                     if name is not None:
-                        self.sync_failed(name, begun)
+                        self.sync_failed(name, started)
                     raise
             call(file)
-            self.durable(*begun)
+            self.durable(*started)
 
         return synced
 

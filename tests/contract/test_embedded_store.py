@@ -44,11 +44,11 @@ from truenext.store import changes, checkpoint, journal
 from truenext.store.changes import producer_before
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
+from truenext.store.checkpointer import SEGMENTS_BEHIND_MAX, Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export
 from truenext.store.journal import Journal
 from truenext.store.messages_of_kind import Marks
-from truenext.store.mover import SEGMENTS_BEHIND_MAX, Mover
 from truenext.store.sealed import seal, unseal
 
 
@@ -183,7 +183,7 @@ def format_of(folder: Path, *, becomes: int | None = None) -> int:
         return int.from_bytes(unseal(b"meta", b"format", txn.get(b"format", b"", db=db)))
 
 
-@pytest.mark.parametrize("kind", ["embedded", "moving"])
+@pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
 def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +197,7 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
         disk.apply(producers={"p": ProducerState(highest, 10), "gone": ProducerState(1, 1)})
         disk.apply(producers={"ä": ProducerState(0, 20, is_once=True)}, forgotten_producers=["gone"])
         disk.apply(puts=put(2))
-        if kind == "moving":
+        if kind == "checkpointing":
             until(lambda: len(journal_files(tmp_path)) == 1)
         disk.store.close()
     assert format_of(tmp_path, becomes=9) == 9
@@ -211,7 +211,7 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
     assert format_of(tmp_path) == FORMAT_VERSION
 
 
-@pytest.mark.parametrize("kind", ["embedded", "moving"])
+@pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
 def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: Path) -> None:
     def rest_before(rest: changes.Rest) -> bytes:
         fields = msgspec.msgpack.decode(changes_encode(rest), strict=False)
@@ -225,7 +225,7 @@ def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: P
         patch.setattr(changes, "_encode_rest", rest_before)
         disk.apply(puts=put(1, 2), marks={key(1): (1, 2)}, queues={1: "orders"})
         disk.apply(puts=put(3))
-        if kind == "moving":
+        if kind == "checkpointing":
             until(lambda: len(journal_files(tmp_path)) == 1)
         disk.store.close()
     assert format_of(tmp_path, becomes=10) == 10
@@ -242,7 +242,7 @@ def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: P
 
 
 def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path / "data")
+    disk = Disk("checkpointing", tmp_path / "data")
     said = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
     records = {key(n): encode(key(n), Message(4, True, 0, b"", b"body")) for n in range(1, 30)}
     disk.apply(puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(said, (2, 2)), causes=said)
@@ -271,7 +271,7 @@ def test_many_long_causes_move_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
         put_marks(one, marks)
 
     monkeypatch.setattr(checkpoint.Checkpoint, "put_marks", counted)
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     many = put(*range(1, 3001))
     disk.apply(puts=many, queues={1: "orders"})
     disk.apply(marks=dict.fromkeys(many, (1, 1)), causes=dict.fromkeys(many, ("f" * 4000, "l" * 4000)))
@@ -445,7 +445,7 @@ def test_what_was_consumed_never_reaches_the_checkpoint(tmp_path: Path, monkeypa
 
 
 def test_segments_are_used_again_and_few_are_kept(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     for n in range(1, 300):
         disk.apply(puts=put(n), removes=[key(n - 1)] if n > 1 else [])
     until(lambda: len(journal_files(tmp_path)) <= 2)
@@ -455,7 +455,7 @@ def test_segments_are_used_again_and_few_are_kept(tmp_path: Path) -> None:
 
 
 def test_one_old_message_pins_no_segment(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1))
     for n in range(2, 100):
         disk.apply(puts=put(n), removes=[key(n - 1)] if n > 2 else [])
@@ -467,7 +467,7 @@ def test_one_old_message_pins_no_segment(tmp_path: Path) -> None:
 
 
 def test_no_mark_outlives_its_message_in_the_checkpoint(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(*range(1, 10)), marks={key(3): (1, 1)})
     for n in range(10, 40):
         # Marked while it is moved or after, and gone at once or later.
@@ -484,7 +484,7 @@ def test_no_mark_outlives_its_message_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts={key(1): bytes(50_000)})
     disk.apply(puts=put(2))
     disk.crash()
@@ -506,7 +506,7 @@ def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
         finish(self, *rest)
 
     monkeypatch.setattr(Checkpoint, "finish", held)
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
 
     def apply_many() -> None:
         for n in range(1, 101):
@@ -539,17 +539,17 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
 ) -> None:
     """Otherwise the history in what moves would be nowhere: `recover` has only just returned it."""
     with monkeypatch.context() as patch:
-        patch.setattr(Mover, "_is_move_due", lambda _: False)
-        disk = Disk("moving", tmp_path)
+        patch.setattr(Checkpointer, "_is_checkpoint_due", lambda _: False)
+        disk = Disk("checkpointing", tmp_path)
         disk.apply(puts=put(1), history=b"first")
         disk.apply(puts=put(*range(2, 20)))
         disk.store.close()
-    store = embedded("moving", tmp_path)
+    store = embedded("checkpointing", tmp_path)
     synced: list[int] = []
     store.sync_history = lambda: synced.append(1)
     assert store.recover().history == [b"first"]
     assert len(journal_files(tmp_path)) == 2
-    assert not store._mover._is_move_due()
+    assert not store._checkpointer._is_checkpoint_due()
     assert not synced
     store.apply(Batch(1))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -561,12 +561,12 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
 
 
 def or_stand_still(action: Callable[..., None]) -> Callable[..., None]:
-    def call(mover: Mover, *args: int) -> None:
+    def call(checkpointer: Checkpointer, *args: int) -> None:
         try:
-            action(mover, *args)
+            action(checkpointer, *args)
         except Stopped:
-            with mover._changed:
-                mover._changed.wait_for(lambda: mover._is_closing)
+            with checkpointer._changed:
+                checkpointer._changed.wait_for(lambda: checkpointer._is_closing)
 
     return call
 
@@ -575,16 +575,16 @@ class Stopped(Exception):
     pass
 
 
-@mock.patch.object(Mover, "_move", or_stand_still(Mover._move))
-@mock.patch.object(Mover, "_clean", or_stand_still(Mover._clean))
-@mock.patch.object(Mover, "_is_behind", lambda _: False)
+@mock.patch.object(Checkpointer, "_checkpoint_segment", or_stand_still(Checkpointer._checkpoint_segment))
+@mock.patch.object(Checkpointer, "_clean", or_stand_still(Checkpointer._clean))
+@mock.patch.object(Checkpointer, "_is_behind", lambda _: False)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
     """Before or after any of the checkpoint's transactions, those that clean included, between two random histories."""
     folder = Path(tempfile.mkdtemp(dir=quick_folder()))
     model = Model()
-    disk = Disk("moving", folder / "data")
+    disk = Disk("checkpointing", folder / "data")
     try:
         for _ in range(data.draw(st.integers(1, 4), label="crashes")):
             store = disk.store
@@ -680,9 +680,9 @@ def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Pa
 
 
 def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mover, "_is_move_due", lambda _: False)
-    monkeypatch.setattr(Mover, "_is_behind", lambda _: False)
-    disk = Disk("moving", tmp_path)
+    monkeypatch.setattr(Checkpointer, "_is_checkpoint_due", lambda _: False)
+    monkeypatch.setattr(Checkpointer, "_is_behind", lambda _: False)
+    disk = Disk("checkpointing", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))
     disk.store.close()
@@ -702,7 +702,7 @@ def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypat
 
 def test_a_checkpoint_without_its_journal_stops_the_broker(tmp_path: Path) -> None:
     """As when only one of the two was restored: the store would otherwise hold what it held long ago."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -770,7 +770,7 @@ SMALL_VALUES = ["meta", "counts", "transient counts", "queues", "producers", "ma
 @pytest.mark.parametrize("database", SMALL_VALUES)
 def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, database: str) -> None:
     """Nor a value that stands under another key, as after a flipped bit in that."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(
         queues={1: "orders"},
         producers={"p": ProducerState(7, 8, is_once=True)},
@@ -846,7 +846,7 @@ def test_a_full_disk_is_named_and_nothing_of_the_batch_is_there(
 
 
 def test_a_disk_that_takes_half_a_segment_fails_the_batch_as_a_whole(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path / "data")
+    disk = Disk("checkpointing", tmp_path / "data")
     disk.apply(puts=put(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
@@ -926,7 +926,7 @@ def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
         moving.set()
         assert go_on.wait(10)
 
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1, 2, 3, 4), marks={key(2): (1, 1)})
     for n in range(5, 12):
         disk.apply(puts=put(n))
@@ -977,7 +977,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
 
 def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_path: Path) -> None:
     """Through the journal, and through the checkpoint."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     lanes = [lane_key(number, 5) for number in range(1, 101)]
     sizes = []
     for n in range(1, 9):
@@ -995,7 +995,7 @@ def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_pa
 
 
 def test_a_message_whose_content_is_missing_comes_without_it(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts={key(1): encode_reference(key(1), 1)})
     (message,) = disk.store.page(LANE, 0, 10).messages
     assert message.content == b""
@@ -1005,7 +1005,7 @@ def test_a_message_whose_content_is_missing_comes_without_it(tmp_path: Path) -> 
 
 
 def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     for n in range(1, 30):
         disk.apply(puts=put(n))
     disk.store.close()
@@ -1019,7 +1019,7 @@ def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> 
 def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it_is(tmp_path: Path, bit: int) -> None:
     """A search in keys that are out of order says that there is nothing; whoever asks takes that for the truth."""
     asked = [key(n) for n in range(1, 41)]
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in asked})
     disk.apply(puts=put(*range(100, 130)))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -1029,7 +1029,7 @@ def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it
     written = key(20) + b"record  20"
     damaged = key(20)[:-1] + bytes([20 ^ 1 << bit]) + b"record  20"
     path.write_bytes(path.read_bytes().replace(written, damaged))
-    store = embedded("moving", tmp_path)
+    store = embedded("checkpointing", tmp_path)
     try:
         store.recover()
         for one in asked:

@@ -21,8 +21,8 @@ from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import Consumer, Session
 from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
-from truenext.engine.state.wish import Wish
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
 from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, told_by
@@ -420,10 +420,10 @@ def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each
         told.send(consumer.session, persistent=False)
     told.commit()
     first, *others = consumer.held.values()
-    told.log.begun(first, consumer)
+    told.log.started(first, consumer)
     told.engine.acknowledge(consumer.session, Ack("s", first.sequence))
     for entry in others:
-        told.log.begun(entry, consumer)
+        told.log.started(entry, consumer)
     last = [event for event in told.events() if event["kind"] in ("begun", "acknowledged")]
     assert [(event["kind"], event["queue"], event["sequence"], event.get("consumer")) for event in last] == [
         # What was begun a moment later is told together with it.
@@ -444,10 +444,10 @@ def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
         held += [(entry, consumer) for entry in consumer.held.values()]
     for _ in range(2):
         for entry, consumer in held:
-            told.log.begun(entry, consumer)
-    begun = [event for event in told.events() if event["kind"] == "begun"]
+            told.log.started(entry, consumer)
+    started = [event for event in told.events() if event["kind"] == "begun"]
     once = [("a", 1, 1), ("a", 2, 2), ("b", 3, 3)]
-    assert [(event["queue"], event["sequence"], event["consumer"]) for event in begun] == 2 * once
+    assert [(event["queue"], event["sequence"], event["consumer"]) for event in started] == 2 * once
 
 
 def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
@@ -482,7 +482,7 @@ def test_a_subscription_tells_all_that_decides_what_it_may_have(
     consumer = consumer_of(told, mode)
     assert consumer.queue is not None
     consumer.session.names_begun = names_begun
-    consumer.has_express, consumer.wish = has_express, Wish() if pulls else None
+    consumer.has_express, consumer.pull_request = has_express, PullRequest() if pulls else None
     consumer.is_exclusive, consumer.priority = is_exclusive, -127
     told.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
     said = told.events()[-1]
@@ -498,7 +498,7 @@ def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_
     session = told.session()
     session.has_rounds = True
     told.subscribe(session, destination=parse("/queue/>", ""))
-    told.engine.release(session, Release(["s"], [], rests=True))
+    told.engine.release(session, Release(["s"], [], suspends=True))
     told.send(session)
     subscribed = [event for event in told.events() if event["kind"] == "subscribed"]
     assert [(event["queue"], event["window"]) for event in subscribed] == [("orders", 0)]
@@ -525,9 +525,9 @@ def tell_all(told: Told, log: EventLog) -> None:
     assert consumer.queue is not None
     log.window_changed(consumer, consumer.queue, 0)
     for entry in consumer.held.values():
-        log.begun(entry, consumer)
+        log.started(entry, consumer)
     log.asked(consumer, consumer.queue, 3)
-    log.begun(entry, consumer)
+    log.started(entry, consumer)
 
 
 def test_temporary_queues_are_nobodys_business() -> None:
@@ -539,7 +539,7 @@ def test_temporary_queues_are_nobodys_business() -> None:
     (consumer,) = session.consumers.values()
     (held,) = consumer.held.values()
     assert consumer.queue is not None
-    told.log.begun(held, consumer)
+    told.log.started(held, consumer)
     told.log.window_changed(consumer, consumer.queue, 0)
     told.log.asked(consumer, consumer.queue, 1)
     told.engine.acknowledge(session, Ack("s", 1, None))
@@ -682,7 +682,7 @@ def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()
     history = History(tmp_path)
-    run, event = history.begin_run(after_clean_stop=True)
+    run, event = history.start_run(after_clean_stop=True)
     assert (run, event) == (2, len(first.events()) + 1)
     second = busy(random.Random(2), run=run, first_event=event)
     for chunk in second.chunks:
@@ -695,7 +695,7 @@ def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
 def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()
-    assert History(tmp_path).begin_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
+    assert History(tmp_path).start_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
 
 
 def test_a_long_history_has_many_files_and_each_names_its_queues(
@@ -792,7 +792,7 @@ def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, 
     of_version(path, version)
     last = told.events()[-1]["event"]
     history = History(tmp_path)
-    assert history.begin_run(after_clean_stop=True) == (2, last + 1)
+    assert history.start_run(after_clean_stop=True) == (2, last + 1)
     later = Told(run=2, first_event=last + 1)
     for chunk in later.chunks:
         history.append(chunk)
@@ -1053,7 +1053,7 @@ def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> 
 def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Path) -> None:
     """Not when the broker starts again on it either, which cuts only what a crash left."""
     history = History(tmp_path)
-    _, first_event = history.begin_run(after_clean_stop=True)
+    _, first_event = history.start_run(after_clean_stop=True)
     event_log = EventLog(run=1, first_event=first_event)
     for batch in range(1, 11):
         event_log.committed(batch)
@@ -1067,7 +1067,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     left = [1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert [chunk.first_event for chunk in chunks_of_file(path)] == left
     history = History(tmp_path)
-    assert history.begin_run(after_clean_stop=True) == (2, 11)
+    assert history.start_run(after_clean_stop=True) == (2, 11)
     history.append(event_log.take())
     history.close()
     assert path.read_bytes() == content

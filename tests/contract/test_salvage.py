@@ -27,7 +27,7 @@ from tests.contract.damage import (
     Writer,
     message_of,
     read_all,
-    wait_for_moves,
+    wait_for_checkpoints,
     write_history,
 )
 from tests.contract.disk import LANE, Disk, key, put
@@ -41,10 +41,10 @@ from truenext.record import encode, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
+from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME, SECTOR, is_flipped
 from truenext.store.lmdb_file import LmdbFile, Tree, metas
-from truenext.store.mover import Mover
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
@@ -192,7 +192,7 @@ def test_everything_of_a_sound_folder_is_exported(data: Path, content: Content) 
 
 def test_the_store_goes_on_where_it_was_exported(data: Path) -> None:
     export(data)
-    disk = Disk("moving", data.parent / "new")
+    disk = Disk("checkpointing", data.parent / "new")
     disk.apply(puts=put(SEQUENCE_LIMIT + 1))
     for n in range(2, 20):
         disk.apply(puts=put(SEQUENCE_LIMIT + n), removes=[key(SEQUENCE_LIMIT + n - 1)])
@@ -390,7 +390,7 @@ def test_a_queue_whose_name_is_lost_gets_a_new_one(in_journal: Path) -> None:
     assert shown(exported) == {2: (0, 0), 3: (1, 2)}
 
 
-@pytest.mark.parametrize("kind", ["embedded", "moving"])
+@pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
 def test_a_queue_that_has_gone_is_no_damage_nor_is_another_that_has_its_number(tmp_path: Path, kind: str) -> None:
     disk = Disk(kind, tmp_path / "data")
     disk.apply(queues={1: "orders", 2: "kept"}, sequence_limit=100, clean_stop=False, puts=records(1, 2))
@@ -772,7 +772,7 @@ def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
 
 
 def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path / "data")
+    disk = Disk("checkpointing", tmp_path / "data")
     disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
     transients = {}
     for n in range(1, 6):
@@ -788,8 +788,8 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
 
 
 def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> None:
-    disk = Disk("moving", tmp_path / "data")
-    with mock.patch.object(Mover, "_clean", lambda _: None):
+    disk = Disk("checkpointing", tmp_path / "data")
+    with mock.patch.object(Checkpointer, "_clean", lambda _: None):
         disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
         for n in range(1, 6):
             message = message_of(key(n), random.Random(n), persistent=False)
@@ -1023,12 +1023,12 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
 
 def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path: Path) -> None:
     """It would come back at the next start."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     for n in range(1, 6):
         disk.apply(puts=put(n))
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    wait_for_moves(store)
+    wait_for_checkpoints(store)
     with mock.patch.object(Checkpoint, "kinds", lambda _, keys: dict.fromkeys(keys, False)):
         disk.apply(removes=[key(1)])
     with store._checkpoint._env.begin(write=True) as txn:
@@ -1036,7 +1036,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
     with pytest.raises(StoreError, match="is gone, and cannot be deleted"):
         for n in range(6, 20):
             disk.apply(puts=put(n))
-            wait_for_moves(store)
+            wait_for_checkpoints(store)
     store.close()
 
 

@@ -42,7 +42,7 @@ def content_of(number: int) -> Message:
 def data(tmp_path: Path) -> Path:
     """Three copies each of four messages, the first two in the checkpoint. Each has lost one copy."""
     folder = tmp_path / "data"
-    disk = Disk("moving", folder)
+    disk = Disk("checkpointing", folder)
     disk.apply(queues={1: "a", 2: "b", 3: "c"}, sequence_limit=1000)
     for number in NUMBERS:
         record = encode(content_key(number), content_of(number))
@@ -51,7 +51,7 @@ def data(tmp_path: Path) -> Path:
         disk.apply(**{f"{kind}puts": {content_key(number): record} | puts}, marks={content_key(number): (3, 0)})
         disk.apply(**{f"{kind}removes": [copies(number)[0]], f"{kind}dereferenced": [content_key(number)]})
         if number == NUMBERS[1]:
-            until(lambda: is_moved(disk))
+            until(lambda: is_checkpointed(disk))
             disk.store.close()
             disk.store = EmbeddedStore(folder)
             disk.store.recover()
@@ -61,11 +61,11 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def is_moved(disk: Disk) -> bool:
+def is_checkpointed(disk: Disk) -> bool:
     """All but a batch that says nothing; a segment that was used before has room for more than one."""
     disk.apply(puts={})
     assert isinstance(disk.store, EmbeddedStore)
-    return not any(layer.marks or layer.chunks for layer in disk.store._overlay.layers)
+    return not any(index.marks or index.chunks for index in disk.store._overlay.indexes)
 
 
 def shown(data: Path) -> dict[bytes, Message]:

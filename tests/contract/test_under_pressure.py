@@ -20,14 +20,14 @@ from truenext.batch import Batch, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.room import Room
-from truenext.store import folder, journal, mover, room
+from truenext.store import checkpointer, folder, journal, room
 from truenext.store.changes import Changes, Rest
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX
+from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore
-from truenext.store.mover import Mover
 from truenext.store.overlay import Overlay
 from truenext.store.spans import Chunk
 from truenext.store.store import Page, Store
@@ -54,7 +54,7 @@ def test_a_message_is_found_in_the_journal_while_an_older_segment_moves_into_the
     for segment in (1, 2):
         overlay.add(Changes([(key(segment), 10)], [], [], [], None), segment, 0)
     lane = overlay._lanes[LANE]
-    lane.chunks = Interrupted(lane.chunks, lambda: overlay.drop_layers(1))
+    lane.chunks = Interrupted(lane.chunks, lambda: overlay.drop_indexes(1))
     assert overlay.kind(key(2)) is False
     assert overlay.kind(key(1)) is None
 
@@ -107,12 +107,12 @@ class HeldPage:
 def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1, 2, 3, 4))
     (first,) = journal_files(tmp_path)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(puts=put(5, 6, 7, 8))
-    until(lambda: bool(disk.store._mover._views_in_the_way))  # type: ignore[attr-defined]
+    until(lambda: bool(disk.store._checkpointer._views_in_the_way))  # type: ignore[attr-defined]
     assert first.exists()
     assert sequences(disk.store) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert first.exists()
@@ -128,7 +128,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     """Messages of the checkpoint (1 to 4) and of the journal (5 to 8)."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1, 3), transient_puts=put(2, 4), marks={key(1): (1, 1), key(2): (2, 2)})
     disk.apply(puts=put(*range(20, 29), lane=NEXT_QUEUE))
     until(lambda: len(journal_files(tmp_path)) == 1)
@@ -136,7 +136,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     # The newest segment never moves, so that these are read from the journal.
     disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
     # A batch may have to wait for a move, and that for the page.
-    monkeypatch.setattr(Mover, "_is_behind", lambda _: False)
+    monkeypatch.setattr(Checkpointer, "_is_behind", lambda _: False)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(
         removes=[key(1), key(5)],
@@ -159,7 +159,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
 def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: int | None) -> None:
     """One thread reads the lane from end to end again and again, or the messages that there may be; messages are put
     behind and removed in front."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(*range(1, 21)))
     put_up_to, removed_up_to = 20, 0
     failures: list[str] = []
@@ -206,9 +206,9 @@ def stored_transients(path: Path) -> tuple[list[bytes], list[bytes]]:
         return transients, marks
 
 
-def moved_transients(path: Path, count: int) -> Disk:
+def checkpointed_transients(path: Path, count: int) -> Disk:
     """A store with some transients in its checkpoint, the first one marked, and a run that has begun."""
-    disk = Disk("moving", path)
+    disk = Disk("checkpointing", path)
     disk.apply(clean_stop=False)
     disk.apply(transient_puts=put(*range(1, count + 1)), marks={key(1): (7, 7)})
     disk.apply(puts=put(*range(100, 110), lane=NEXT_QUEUE))
@@ -219,8 +219,8 @@ def moved_transients(path: Path, count: int) -> Disk:
 def test_an_unclean_start_drops_transients_without_touching_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = moved_transients(tmp_path, 9)
-    monkeypatch.setattr(Mover, "_clean", lambda _: None)
+    disk = checkpointed_transients(tmp_path, 9)
+    monkeypatch.setattr(Checkpointer, "_clean", lambda _: None)
     for _ in range(3):
         assert disk.crash().counts == {NEXT_QUEUE: 10}
         assert sequences(disk.store) == []
@@ -233,19 +233,19 @@ def test_an_unclean_start_drops_transients_without_touching_them(
 def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int
 ) -> None:
-    monkeypatch.setattr(mover, "MOVE_KEYS_MAX", 2)
-    disk = moved_transients(tmp_path, 9)
+    monkeypatch.setattr(checkpointer, "TRANSACTION_KEYS_MAX", 2)
+    disk = checkpointed_transients(tmp_path, 9)
     left = transactions
-    clean = Mover._clean
+    clean = Checkpointer._clean
 
-    def limited(one: Mover) -> None:
+    def limited(one: Checkpointer) -> None:
         nonlocal left
         if left:
             left -= 1
             clean(one)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mover, "_clean", limited)
+        patch.setattr(Checkpointer, "_clean", limited)
         disk.crash()
         until(lambda: not left)
         # Those of this generation are there, and stay.
@@ -258,18 +258,18 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
         assert len(transients) == 10 + max(0, min(9, 10 - 2 * transactions))
     assert disk.open().counts == {NEXT_QUEUE: 20}
     assert disk.crash().counts == {NEXT_QUEUE: 20}
-    until(lambda: not disk.store._mover._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._checkpointer._needs_cleaning)  # type: ignore[attr-defined]
     disk.store.close()
     assert stored_transients(tmp_path) == ([], [])
 
 
 def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
-    disk = moved_transients(tmp_path, 5)
+    disk = checkpointed_transients(tmp_path, 5)
     disk.crash()
     disk.apply(transient_puts=put(10, 11))
     disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
     assert disk.stop().counts == {LANE: 2, NEXT_QUEUE: 20}
-    until(lambda: not disk.store._mover._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._checkpointer._needs_cleaning)  # type: ignore[attr-defined]
     assert sequences(disk.store) == [10, 11]
     disk.store.close()
 
@@ -315,19 +315,19 @@ def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], di
     try:
         for n in range(1, count + 1):
             overlay.add(changes(**make(n)), 1, n * 200)
-        overlay.layers[0].timers_in_order = sorted(overlay.layers[0].timers)
+        overlay.indexes[0].timers_in_order = sorted(overlay.indexes[0].timers)
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert overlay.layers[0].records == count
-    assert used <= overlay.layers[0].memory + 20_000
+    assert overlay.indexes[0].records == count
+    assert used <= overlay.indexes[0].memory + 20_000
 
 
 @pytest.mark.parametrize("what", ["SEGMENT_RECORDS_MAX", "SEGMENT_MEMORY_MAX"])
 def test_a_segment_ends_when_it_holds_or_costs_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(mover, what, {"SEGMENT_RECORDS_MAX": 20, "SEGMENT_MEMORY_MAX": 1400}[what])
+    monkeypatch.setattr(checkpointer, what, {"SEGMENT_RECORDS_MAX": 20, "SEGMENT_MEMORY_MAX": 1400}[what])
     disk = Disk("embedded", tmp_path)
     for n in range(1, 21):
         disk.apply(puts=put(n))
@@ -418,7 +418,7 @@ def test_a_store_that_opens_beyond_its_limit_says_so_at_once(tmp_path: Path) -> 
 
 
 def test_others_who_fill_the_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))
     for free_segments, expected in ((100, Room.PLENTY), (5, Room.LITTLE), (2, Room.NONE), (100, Room.PLENTY)):
@@ -453,7 +453,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
         self.is_full: Callable[[], bool] = lambda: True
         self.refused = 0
-        monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
         statvfs = os.statvfs
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
@@ -475,7 +475,7 @@ class FullDisk:
 def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     until((tmp_path / "ballast").exists)
     full = FullDisk(monkeypatch, error)
     disk.apply(puts=put(*range(1, 9)), marks={key(8): (1, 1)})
@@ -486,7 +486,7 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     for n in range(1, 8):
         disk.apply(removes=[key(n)], history=bytes(100))
     assert sequences(disk.store) == list(range(8, 17))
-    assert len(journal_files(tmp_path)) > 1 + mover.SEGMENTS_BEHIND_MAX
+    assert len(journal_files(tmp_path)) > 1 + checkpointer.SEGMENTS_BEHIND_MAX
     full.is_full = lambda: False
     until(lambda: disk.store.room is Room.PLENTY and len(journal_files(tmp_path)) == 1)
     assert (tmp_path / "ballast").stat().st_size == room.BALLAST_SEGMENTS * 200
@@ -503,12 +503,12 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
 def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     until((tmp_path / "ballast").exists)
     full = FullDisk(monkeypatch, no_space)
     full.is_full = (tmp_path / "ballast").exists
     # Not within this test, but at once.
-    monkeypatch.setattr(mover, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 60)
     monkeypatch.setattr(folder, "reserve", raise_no_space)
     disk.apply(puts=put(*range(1, 9)))
     disk.apply(puts=put(*range(9, 17)))
@@ -520,7 +520,7 @@ def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
 
 
 def test_a_store_can_be_closed_while_a_move_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     with monkeypatch.context() as patch:
         full = FullDisk(patch, no_space)
         disk.apply(puts=put(*range(1, 9)))
@@ -610,7 +610,7 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is not taken back before there is room for messages."""
-    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
     disk = Disk("embedded", tmp_path)
     store = disk.store
     assert isinstance(store, EmbeddedStore)
@@ -645,7 +645,7 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To try for the ballast took the last bytes from the history for a moment, which then ended the broker."""
-    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
     looks = 0
 
     def statvfs(_: object) -> SimpleNamespace:
@@ -681,7 +681,7 @@ def test_a_run_that_cannot_be_written_down_does_not_begin(tmp_path: Path, monkey
 
 def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room, and LMDB reports an I/O error."""
-    disk = Disk("moving", tmp_path)
+    disk = Disk("checkpointing", tmp_path)
     full = FullDisk(monkeypatch, NO_SPACE[-1])
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))
     disk.apply(puts=put(*range(1, 9)))
@@ -695,7 +695,7 @@ def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: 
 def test_a_spare_that_finds_no_space_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mover, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
     attempts = 0
 
     def failing(*_: object) -> None:

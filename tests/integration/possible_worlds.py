@@ -73,7 +73,7 @@ class Life:
     """In the order of dispatch, of each subscription."""
     ended: set[str] = field(default_factory=set)
     """Dispatches, by their names."""
-    begun: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
     transactions: dict[str, Transaction] = field(default_factory=dict)
 
     def letter(self, ack: str) -> str:
@@ -98,7 +98,7 @@ class Life:
         held = self.held()
         if names_begun:
             for seen in held:
-                if seen.ack in self.begun:
+                if seen.ack in self.started:
                     world.fail(seen.letter, lost=True)
             return world
         for subscription in subscriptions:
@@ -145,14 +145,14 @@ class Acknowledge(Operation):
     """All dispatches that it covers."""
     is_nack: bool = False
     transaction: str | None = None
-    begins: str | None = None
+    started: str | None = None
     """The dispatch that the program has next."""
 
     def do(self, life: Life) -> None:
         letters = [life.letter(ack) for ack in self.acks]
         life.ended.update(self.acks)
-        if self.begins is not None:
-            life.begun.append(self.begins)
+        if self.started is not None:
+            life.started.append(self.started)
         if self.transaction is not None:
             transaction = life.transactions[self.transaction]
             (transaction.nacked if self.is_nack else transaction.acknowledged).extend(letters)
@@ -213,11 +213,11 @@ class Abort(Operation):
 
 
 @dataclass
-class Begun(Operation):
+class Started(Operation):
     ack: str
 
     def do(self, life: Life) -> None:
-        life.begun.append(self.ack)
+        life.started.append(self.ack)
 
 
 @dataclass

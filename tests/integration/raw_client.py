@@ -225,8 +225,8 @@ class RawClient:
 
     # ---- What is truenext's own ----
 
-    def begun(self, message: Frame) -> None:
-        self.say("SEND", {"destination": "/control/begun", "id": message.headers["ack"]})
+    def started(self, message: Frame) -> None:
+        self.say("SEND", {"destination": "/control/started", "id": message.headers["ack"]})
 
     def ask(self, messages: int, *, subscription: str = "1", waits: bool = True, name: str = "") -> None:
         """Of a subscription that pulls."""

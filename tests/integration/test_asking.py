@@ -141,8 +141,8 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
         others = [hello(port) for _ in range(FEW)]
         silent, asks = hello(port), hello(port)
         asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
-        begun = time.monotonic()
-        while time.monotonic() - begun < 3:
+        started = time.monotonic()
+        while time.monotonic() - started < 3:
             ask(asks)
             time.sleep(0.1)
         assert "may only ask, and has not for 1 seconds" in silent.error().body.decode()

@@ -11,7 +11,7 @@ from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS
 
-BEGUN = {"truenext-begun": "true"}
+STARTED = {"truenext-started": "true"}
 
 
 def fill(broker: BrokerProcess, queue: str, count: int) -> None:
@@ -31,7 +31,7 @@ def were_lost(messages: list[Frame]) -> list[bool]:
 
 
 def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     return reader.only(count)
 
@@ -39,11 +39,11 @@ def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
 @pytest.mark.parametrize("ends", ["crashes", "hangs up", "is refused"])
 def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue: str, ends: str) -> None:
     fill(broker, queue, 5)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     messages = reader.only(5)
-    reader.begun(messages[1])
-    reader.begun(messages[3])
+    reader.started(messages[1])
+    reader.started(messages[3])
     reader.ack(messages[3])
     reader.arrived()
     if ends == "crashes":
@@ -62,7 +62,7 @@ def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue
 
 def test_if_nothing_was_begun_nothing_is_charged(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 2)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     reader.only(2)
     reader.crash()
@@ -71,7 +71,7 @@ def test_if_nothing_was_begun_nothing_is_charged(broker: BrokerProcess, queue: s
 
 def test_what_was_acknowledged_in_a_transaction_was_begun(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 3)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     messages = reader.only(3)
     reader.begin("t")
@@ -84,11 +84,11 @@ def test_what_was_acknowledged_in_a_transaction_was_begun(broker: BrokerProcess,
 
 def test_begun_ends_with_its_dispatch(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 2)
-    reader = broker.connect(headers=BEGUN | {"truenext-rounds": "true"})
+    reader = broker.connect(headers=STARTED | {"truenext-rounds": "true"})
     reader.subscribe(queue)
     first = reader.only(2)
     for message in first:
-        reader.begun(message)
+        reader.started(message)
     reader.release("1", keep=[first[1]])
     reader.only(1)
     reader.crash()
@@ -103,10 +103,10 @@ def test_that_the_last_attempt_was_a_lost_connection_is_said_over_restarts(
     sender = broker.connect()
     for number in range(3):
         sender.send(queue, b"%d" % number, persistent=True, confirmed=True)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     messages = reader.only(3)
-    reader.begun(messages[0])
+    reader.started(messages[0])
     reader.nack(messages[1])
     reader.arrived()
     reader.crash()
@@ -122,12 +122,12 @@ def test_that_the_last_attempt_was_a_lost_connection_is_said_over_restarts(
 
 def test_a_later_failure_of_another_kind_is_no_lost_connection(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 1)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     (message,) = reader.only(1)
-    reader.begun(message)
+    reader.started(message)
     reader.crash()
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     (message,) = reader.only(1)
     assert were_lost([message]) == [True]
@@ -150,10 +150,10 @@ def test_whoever_does_not_ask_for_it_is_charged_and_told_as_ever(broker: BrokerP
 
 def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 3)
-    reader = broker.connect(headers=BEGUN)
+    reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     messages = reader.only(3)
-    reader.say("ACK", {"id": messages[0].headers["ack"], "truenext-begun": messages[2].headers["ack"]})
+    reader.say("ACK", {"id": messages[0].headers["ack"], "truenext-started": messages[2].headers["ack"]})
     reader.arrived()
     reader.crash()
     back = again(broker, queue, 2)
@@ -162,11 +162,11 @@ def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -
 
 def test_an_ack_that_names_a_wrong_one_as_begun_does_nothing(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 1)
-    reader = broker.connect(headers=BEGUN | {"truenext-keep-open": "true"})
+    reader = broker.connect(headers=STARTED | {"truenext-keep-open": "true"})
     reader.subscribe(queue)
     (message,) = reader.only(1)
-    reader.say("ACK", {"id": message.headers["ack"], "truenext-begun": "9999999@1"})
-    reader.say("ACK", {"id": message.headers["ack"], "truenext-begun": message.headers["ack"], "transaction": "t"})
+    reader.say("ACK", {"id": message.headers["ack"], "truenext-started": "9999999@1"})
+    reader.say("ACK", {"id": message.headers["ack"], "truenext-started": message.headers["ack"], "transaction": "t"})
     assert [reader.next_error().headers["truenext-code"] for _ in range(2)] == ["not-held", "header"]
     reader.ack(message, confirmed=True)
 
@@ -175,10 +175,10 @@ def test_begun_is_refused_where_it_means_nothing(broker: BrokerProcess, queue: s
     fill(broker, queue, 1)
     reader = broker.connect()
     reader.subscribe(queue)
-    reader.begun(reader.message())
-    assert "truenext-begun" in reader.error().body.decode()
+    reader.started(reader.message())
+    assert "truenext-started" in reader.error().body.decode()
     for ack, code in (("auto", "not-held"), ("client", "not-held")):
-        reader = broker.connect(headers=BEGUN)
+        reader = broker.connect(headers=STARTED)
         reader.subscribe(queue, ack=ack)
-        reader.say("SEND", {"destination": "/control/begun", "id": "9999999@1"})
+        reader.say("SEND", {"destination": "/control/started", "id": "9999999@1"})
         assert reader.error().headers["truenext-code"] == code

@@ -669,14 +669,14 @@ def test_a_handler_may_close_the_connection(
 def test_close_waits_for_handlers_no_longer_than_told(broker: BrokerProcess, queue: str, place: str) -> None:
     connection = blocking.connect(url(broker))
     fill(connection, place, 1)
-    begun, lets_go = threading.Event(), threading.Event()
+    started, lets_go = threading.Event(), threading.Event()
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
-        begun.set()
+        started.set()
         lets_go.wait()
 
     with in_thread(lambda: connection.consume(place, handle)) as consuming:
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         connection.close(timeout=0.1)
         consuming.join(PATIENCE_SECONDS)
         assert not consuming.is_alive()
@@ -710,15 +710,15 @@ def test_ctrl_c_in_consume_waits_for_the_handlers_that_run(
 ) -> None:
     """Also if others have nothing to do, and end before."""
     fill(connection, place, 1)
-    begun = threading.Event()
+    started = threading.Event()
     ended: list[str] = []
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
-        begun.set()
+        started.set()
         time.sleep(0.5)
         ended.append(message.text)
 
-    with pytest.raises(KeyboardInterrupt), interrupted(begun.is_set):
+    with pytest.raises(KeyboardInterrupt), interrupted(started.is_set):
         connection.consume(place, handle, concurrency=3, transacted=transacted)
     assert ended == ["0"]
     broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=0)
@@ -728,13 +728,13 @@ def test_a_second_ctrl_c_ends_consume_at_once(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
 ) -> None:
     fill(connection, place, 2)
-    begun, lets_go = threading.Event(), threading.Event()
+    started, lets_go = threading.Event(), threading.Event()
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
-        begun.set()
+        started.set()
         lets_go.wait()
 
-    with pytest.raises(KeyboardInterrupt), interrupted(begun.is_set), interrupted(begun.is_set, delay=0.5):
+    with pytest.raises(KeyboardInterrupt), interrupted(started.is_set), interrupted(started.is_set, delay=0.5):
         connection.consume(place, handle)
     broker.await_facts(queue, waiting=2, unacknowledged=0, consumers=0)
     lets_go.set()
@@ -790,15 +790,15 @@ def test_ctrl_c_in_close_ends_it_at_once(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
 ) -> None:
     fill(connection, place, 1)
-    begun, lets_go = threading.Event(), threading.Event()
+    started, lets_go = threading.Event(), threading.Event()
     other = blocking.connect(url(broker))
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
-        begun.set()
+        started.set()
         lets_go.wait()
 
     with in_thread(lambda: other.consume(place, handle)):
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         with pytest.raises(KeyboardInterrupt), interrupted():
             other.close(timeout=60)
         broker.await_facts(queue, waiting=1, unacknowledged=0, consumers=0)

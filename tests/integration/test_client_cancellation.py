@@ -514,15 +514,15 @@ def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
         connection = await connect(world.broker.url)
         consuming = None
         if what == "connection of a handler":
-            begun = asyncio.Event()
+            started = asyncio.Event()
 
             async def handle(message: Message, session: Session) -> None:
-                begun.set()
+                started.set()
                 await asyncio.sleep(0.01)
                 raise asyncio.CancelledError
 
             consuming = asyncio.create_task(connection.consume(world.queue, handle))
-            await begun.wait()
+            await started.wait()
             await cancels.run(connection.close())
             await asyncio.wait({consuming})
         elif what == "session":

@@ -43,12 +43,12 @@ async def stopped(consuming: "asyncio.Task[None]") -> None:
 def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(6)])
-        begun: list[str] = []
+        started: list[str] = []
         ended: list[str] = []
         go_on = asyncio.Event()
 
         async def handle(message: Message, session: Session) -> None:
-            begun.append(message.text)
+            started.append(message.text)
             await go_on.wait()
             await session.send("/queue/done", message.body)
             ended.append(message.text)
@@ -57,7 +57,7 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
             connection.consume("/queue/q", handle, transacted=transacted, concurrency=3, prefetch=prefetch)
         )
         others = asyncio.create_task(connection.consume("/queue/none", handle, concurrency=2))
-        await until(lambda: len(begun) == (1 if prefetch == 1 and not transacted else 3))
+        await until(lambda: len(started) == (1 if prefetch == 1 and not transacted else 3))
         consuming.cancel()
         others.cancel()
         await asyncio.sleep(0.05)
@@ -65,10 +65,10 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await consuming
-        assert sorted(ended) == sorted(begun)
-        assert [body for body, _ in await left(broker)] == [f"{each}" for each in range(6) if f"{each}" not in begun]
+        assert sorted(ended) == sorted(started)
+        assert [body for body, _ in await left(broker)] == [f"{each}" for each in range(6) if f"{each}" not in started]
         assert {attempts for _, attempts in await left(broker)} == {0}
-        assert sorted(body for body, _ in await left(broker, "done")) == sorted(begun)
+        assert sorted(body for body, _ in await left(broker, "done")) == sorted(started)
 
     on_a_connection(work)
 
@@ -77,11 +77,11 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
 def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: bool) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["0", "1", "2"])
-        begun: list[str] = []
+        started: list[str] = []
         cancelled: list[str] = []
 
         async def handle(message: Message, session: Session) -> None:
-            begun.append(message.text)
+            started.append(message.text)
             await session.send("/queue/done", message.body)
             try:
                 await asyncio.sleep(60)
@@ -90,7 +90,7 @@ def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: 
                 raise
 
         consuming = asyncio.create_task(connection.consume("/queue/q", handle, transacted=transacted, concurrency=2))
-        await until(lambda: len(begun) == 2)
+        await until(lambda: len(started) == 2)
         consuming.cancel()
         await asyncio.sleep(0.02)
         assert not cancelled
@@ -133,13 +133,13 @@ def test_a_handler_that_closes_its_session_ends_its_consume_and_no_other_handler
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["closes", "goes on", "waits"])
         go_on = asyncio.Event()
-        begun: list[str] = []
+        started: list[str] = []
 
         async def handle(message: Message, session: Session) -> None:
-            begun.append(message.text)
+            started.append(message.text)
             await session.send("/queue/done", message.body)
             if message.text == "closes":
-                await until(lambda: len(begun) == 2)
+                await until(lambda: len(started) == 2)
                 await session.close()
                 with pytest.raises(ClosedError):
                     await session.receive()
@@ -160,13 +160,13 @@ def test_a_handler_may_close_the_connection(transacted: bool) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connect(broker.url) as other:
             await connection.send_many("/queue/q", ["closes", "goes on", "waits"])
-            begun: list[str] = []
+            started: list[str] = []
             ended: list[str] = []
 
             async def handle(message: Message, session: Session) -> None:
-                begun.append(message.text)
+                started.append(message.text)
                 if message.text == "closes":
-                    await until(lambda: len(begun) == 2)
+                    await until(lambda: len(started) == 2)
                     await message.ack() if not transacted else await session.commit()
                     await other.close(timeout=PATIENCE_S)
                 await asyncio.sleep(0.1)

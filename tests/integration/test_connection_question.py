@@ -14,7 +14,7 @@ from tests.integration.raw_client import RawClient
 
 pytestmark = LIMITS
 
-ASKS = {"truenext-rounds": "true", "truenext-begun": "true", "truenext-keep-open": "true"}
+ASKS = {"truenext-rounds": "true", "truenext-started": "true", "truenext-keep-open": "true"}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     client.ask(3, subscription="p")
     client.release("p")
     client.ask(2, subscription="p")
-    client.begun(messages[0])
+    client.started(messages[0])
     client.begin("a")
     client.begin("b")
     client.send(queue, b"", transaction="b")
@@ -89,20 +89,20 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
         {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "doomed": True},
         {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "doomed": False},
     ]
-    nothing = {"held": 0, "begun": 0, "window": None, "wished": None, "idle": "empty"}
+    nothing = {"held": 0, "started": 0, "window": None, "requested": None, "idle": "empty"}
     assert {row.pop("id"): row for row in answer["subscriptions"]} == {
         "answers": nothing | {"destination": "/temp-queue/answers"},
         "1": {
             "destination": f"/queue/{queue}",
             "held": 3,
-            "begun": 1,
+            "started": 1,
             "window": 5,
-            "wished": None,
+            "requested": None,
             "idle": "empty",
         },
         "b": nothing | {"destination": f"/queue/{queue}", "idle": "browses"},
         "t": nothing | {"destination": "/temp-topic/own"},
-        "p": nothing | {"destination": f"/queue/{queue}.*", "wished": 2},
+        "p": nothing | {"destination": f"/queue/{queue}.*", "requested": 2},
     }
 
 
@@ -131,9 +131,9 @@ def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClien
     client.subscribe(queue, prefetch=2)
     client.messages(2)
     assert idle(client) == "no credit"
-    client.release("1", rest=True)
+    client.release("1", suspend=True)
     row = of(client)
-    assert (row["idle"], row["held"], row["window"]) == ("rests", 0, 2)
+    assert (row["idle"], row["held"], row["window"]) == ("suspended", 0, 2)
     client.wake()
     client.messages(2)
     assert idle(client) == "no credit"
@@ -147,7 +147,7 @@ def test_no_credit_of_what_pulls(broker: BrokerProcess, queue: str, client: RawC
     fill(broker, queue, 3)
     client.messages(2)
     row = of(client)
-    assert (row["idle"], row["wished"], row["held"]) == ("no credit", 0, 2)
+    assert (row["idle"], row["requested"], row["held"]) == ("no credit", 0, 2)
 
 
 def test_paused(broker: BrokerProcess, queue: str, client: RawClient) -> None:

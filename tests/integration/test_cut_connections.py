@@ -26,12 +26,12 @@ def cut(client: RawClient, *, is_reset: bool = False) -> None:
 
 def begins_one(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
     """A client that has begun one message, and holds another that it has not."""
-    client = broker.connect(headers=numbered(number, **{"begun": "true", "rounds": "true", **others}))
+    client = broker.connect(headers=numbered(number, **{"started": "true", "rounds": "true", **others}))
     client.subscribe(queue, prefetch=2)
     for body in (b"begun", b"buffered"):
         client.send(queue, body, persistent=True)
-    begun, _ = client.messages(2)
-    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    started, _ = client.messages(2)
+    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     return client
 
 
@@ -41,12 +41,12 @@ def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, q
     for number in range(2, 12):
         cut(client, is_reset=is_reset)
         broker.await_facts(queue, consumers=1, unacknowledged=1)
-        client = broker.connect(headers=numbered(number, secret_of(client), begun="true", blameless="true"))
+        client = broker.connect(headers=numbered(number, secret_of(client), started="true", blameless="true"))
         assert is_taken_over(client) == "true"
         client.subscribe(queue, prefetch=2)
-        begun, _ = client.messages(2)
-        assert begun.headers["truenext-attempts"] == "0" and "truenext-lost" not in begun.headers
-        client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+        started, _ = client.messages(2)
+        assert started.headers["truenext-attempts"] == "0" and "truenext-lost" not in started.headers
+        client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     client.disconnect()
 
 
@@ -55,7 +55,7 @@ def test_who_does_not_come_back_is_charged_with_what_it_had_begun(broker: Broker
     secret = secret_of(client)
     cut(client)
     broker.await_facts(queue, consumers=0, unacknowledged=0)
-    late = broker.connect(headers=numbered(2, secret, blameless="true", begun="true"))
+    late = broker.connect(headers=numbered(2, secret, blameless="true", started="true"))
     assert is_taken_over(late) == "false"
     left = broker.what_is_left(queue)
     assert [(each.body, each.headers["truenext-attempts"]) for each in left] == [(b"begun", "1"), (b"buffered", "0")]
@@ -85,7 +85,7 @@ def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, que
 def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
-    client = broker.connect(headers=headers and {**headers, "truenext-begun": "true"})
+    client = broker.connect(headers=headers and {**headers, "truenext-started": "true"})
     client.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
     client.send(queue, b"0")
     client.message()
@@ -100,7 +100,7 @@ def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
 def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
     broker: BrokerProcess, queue: str
 ) -> None:
-    client = broker.connect(headers=numbered(1, begun="true"))
+    client = broker.connect(headers=numbered(1, started="true"))
     client.subscribe(queue)
     client.send(queue, b"0", persistent=True)
     client.begin("t")
@@ -108,19 +108,19 @@ def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
     client.send(queue, b"never", transaction="t")
     client.arrived()
     cut(client)
-    client = broker.connect(headers=numbered(2, secret_of(client), blameless="true", begun="true"))
+    client = broker.connect(headers=numbered(2, secret_of(client), blameless="true", started="true"))
     assert is_taken_over(client) == "true"
     (left,) = broker.what_is_left(queue)
     assert (left.body, left.headers["truenext-attempts"]) == (b"0", "0")
 
 
 def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: BrokerProcess, queue: str) -> None:
-    client = broker.connect(headers=numbered(1, begun="true"))
+    client = broker.connect(headers=numbered(1, started="true"))
     client.subscribe(queue, prefetch=1)
     for body in (b"0", b"1"):
         client.send(queue, body, headers={"JMSXGroupID": "g"})
-    begun = client.message()
-    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    started = client.message()
+    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     other = broker.connect()
     other.subscribe(queue, prefetch=2)
     cut(client)
@@ -136,10 +136,10 @@ def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerPr
         client.say("SUBSCRIBE", said, confirmed=True)
         return client
 
-    client = connect(numbered(1, begun="true"))
+    client = connect(numbered(1, started="true"))
     client.say("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
-    begun = client.message()
-    client.say("SEND", {"destination": "/control/begun", "id": begun.headers["ack"]}, confirmed=True)
+    started = client.message()
+    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     cut(client)
     other = connect({})
     assert other.message().headers["truenext-attempts"] == "1"

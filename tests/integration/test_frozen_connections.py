@@ -28,7 +28,6 @@ from tests.integration.possible_worlds import (
     Acknowledge,
     Ask,
     Begin,
-    Begun,
     Commit,
     Life,
     NackAfterAll,
@@ -36,6 +35,7 @@ from tests.integration.possible_worlds import (
     Release,
     Seen,
     Send,
+    Started,
     World,
 )
 from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
@@ -172,7 +172,7 @@ class Case:
             headers = {"truenext-rounds": "true", "truenext-keep-open": "true"}
             headers |= {"truenext-connection": str(self.connections)}
             if self.names_begun:
-                headers["truenext-begun"] = "true"
+                headers["truenext-started"] = "true"
             if self.secret:
                 headers["truenext-secret"] = self.secret
                 is_exempt = chance.random() < 0.4
@@ -605,12 +605,12 @@ class Connection:
         choices += [self.send_in, self.send_in, self.end, self.end] if self.transactions else []
         if self.available:
             choices += [self.acknowledge] * 4
-            choices += [self.begun] * 3 if self.names_begun else []
+            choices += [self.started] * 3 if self.names_begun else []
         choices += [self.change_mind] if any(self.transactions.values()) else []
         choices += [self.ask] * 4 if self.pulls else []
         choices += [self.wake]
         chosen = chance.choice(choices)
-        if chosen != self.ask and chosen != self.begun:
+        if chosen != self.ask and chosen != self.started:
             self.close_look()
         chosen()
         assert len(case.worlds) < 5000
@@ -663,11 +663,11 @@ class Connection:
         name = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
         is_nack = chance.random() < 0.2
         headers = {"id": seen.ack} | ({} if name is None else {"transaction": name})
-        begins = None
+        started = None
         if self.names_begun and name is None and not is_nack and self.available and chance.random() < 0.6:
-            begins = headers["truenext-begun"] = chance.choice(self.available).ack
+            started = headers["truenext-started"] = chance.choice(self.available).ack
         acks = [each.ack for each in covered]
-        self.say(Acknowledge(acks, is_nack, name, begins), "NACK" if is_nack else "ACK", headers)
+        self.say(Acknowledge(acks, is_nack, name, started), "NACK" if is_nack else "ACK", headers)
         if name is not None:
             self.transactions[name] += [("-" if is_nack else "+") + each.ack for each in covered]
         elif is_nack:
@@ -727,9 +727,9 @@ class Connection:
                 self.fails([seen])
             self.requeued[seen.letter] = len(self.operations)
 
-    def begun(self) -> None:
+    def started(self) -> None:
         seen = self.chance.choice(self.available)
-        self.say(Begun(seen.ack), "SEND", {"destination": "/control/begun", "id": seen.ack})
+        self.say(Started(seen.ack), "SEND", {"destination": "/control/started", "id": seen.ack})
 
     def ask(self) -> None:
         chance = self.chance
@@ -744,7 +744,7 @@ class Connection:
         chance = self.chance
         names = [name for name in self.subscriptions if chance.random() < 0.8]
         keep = [seen.ack for seen in self.available if seen.subscription in names and chance.random() < 0.2]
-        asked: dict[str, Any] = {"subscriptions": names, "keep": keep, "rest": chance.random() < 0.2}
+        asked: dict[str, Any] = {"subscriptions": names, "keep": keep, "suspend": chance.random() < 0.2}
         abort = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
         counted = chance.choice(["all", "nacked"])
         if abort is not None:
@@ -820,7 +820,7 @@ class Other:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
-        self.client = broker.connect(headers={"truenext-begun": "true"})
+        self.client = broker.connect(headers={"truenext-started": "true"})
         self.client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
 
     def send(self, case: Case, name: str) -> None:

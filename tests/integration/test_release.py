@@ -137,7 +137,7 @@ def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
     fill(broker, queue, 3)
     reader.subscribe(queue, prefetch=2)
     reader.only(2)
-    reader.release("1", rest=True, confirmed=True)
+    reader.release("1", suspend=True, confirmed=True)
     fill(broker, queue, 1, first=3)
     assert reader.arrived() == []
     assert bodies(broker.what_is_left(queue)) == numbers(4)
@@ -226,7 +226,7 @@ def test_a_group_stays_with_who_rests_as_long_as_its_transaction_has_some_of_it(
     reader.release("1")
     zero = of_round(reader, 1, 6)[0]
     assert other.arrived() == []
-    reader.release("1", keep=[zero], rest=True)
+    reader.release("1", keep=[zero], suspend=True)
     assert bodies(other.messages(3)) == ["1", "3", "5"]
     reader.begin("t")
     reader.ack(zero, transaction="t")

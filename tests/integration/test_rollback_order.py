@@ -96,15 +96,15 @@ class Session:
         self.arrived: deque[Frame] = deque()
         self.buffer: dict[int, Frame] = {}
         """In the order of dispatch: what was not handed out."""
-        self.begun: set[int] = set()
+        self.started: set[int] = set()
         """Of these."""
         self.transaction: dict[int, Frame] = {}
         self.nacked: set[int] = set()
         self.round = 0
         self.sure: set[int] = set()
         """What waited for certain when the round began, and has not come since."""
-        self.rests = False
-        self.wished = 0
+        self.is_suspended = False
+        self.requested = 0
         self.connect({})
 
     # ---- Connections ----
@@ -115,14 +115,14 @@ class Session:
         self.names_begun = case.chance.random() < 0.5
         headers = headers | {"truenext-rounds": "true", "truenext-connection": str(self.connections)}
         if self.names_begun:
-            headers["truenext-begun"] = "true"
+            headers["truenext-started"] = "true"
         self.client = case.broker.connect(headers=headers)
         self.secret = self.client.connected.headers["truenext-secret"]
         if "truenext-secret" in headers:
             assert self.client.connected.headers["truenext-taken-over"] == "true"
         self.forget()
         self.round = 0
-        self.rests = False
+        self.is_suspended = False
         self.begin_round()
         pulls = case.window == PULLS
         self.client.subscribe(
@@ -138,8 +138,8 @@ class Session:
         self.buffer.clear()
         self.transaction.clear()
         self.nacked.clear()
-        self.begun.clear()
-        self.wished = 0
+        self.started.clear()
+        self.requested = 0
 
     def begin_round(self) -> None:
         """All that is confirmed comes now in order, but for what others hold."""
@@ -151,23 +151,23 @@ class Session:
     # ---- What comes ----
 
     def ask(self) -> None:
-        if self.case.window == PULLS and not self.wished:
-            self.wished = self.case.chance.choice([1, 1, 3, 20])
-            self.client.ask(self.wished, waits=self.case.chance.random() < 0.5)
+        if self.case.window == PULLS and not self.requested:
+            self.requested = self.case.chance.choice([1, 1, 3, 20])
+            self.client.ask(self.requested, waits=self.case.chance.random() < 0.5)
 
     def take(self, frame: Frame) -> None:
         headers = frame.headers
         if "truenext-unused" in headers:
-            self.wished = 0
+            self.requested = 0
             return
         number, case = int(frame.body), self.case
         if not self.is_held(frame):
             return
         assert number not in case.done
-        assert not self.rests, f"{number} came to {self.name}, which rests"
+        assert not self.is_suspended, f"{number} came to {self.name}, which rests"
         assert number not in self.buffer and number not in self.transaction
         assert int(headers["truenext-attempts"]) == case.attempts.get(number, 0), (number, headers, case.attempts)
-        self.wished = max(self.wished - 1, 0)
+        self.requested = max(self.requested - 1, 0)
         self.sure.discard(number)
         key = case.stream.key(number)
         overtaken = {other for other in self.sure if case.stream.key(other) < key}
@@ -209,12 +209,12 @@ class Session:
         number = min(self.buffer, key=case.stream.key)
         frame = self.buffer[number]
         if self.names_begun:
-            self.client.begun(frame)
-            self.begun.add(number)
+            self.client.started(frame)
+            self.started.add(number)
             if chance.random() < 0.1:
                 return
         self.transaction[number] = self.buffer.pop(number)
-        self.begun.discard(number)
+        self.started.discard(number)
         if chance.random() < 0.1:
             self.client.nack(frame, transaction="t")
             self.nacked.add(number)
@@ -246,25 +246,25 @@ class Session:
         case.returns(self)
         counted = chance.choice(["all", "nacked"])
         kept = [number for number in self.buffer if chance.random() < 0.1] if chance.random() < 0.3 else []
-        rests = chance.random() < 0.3
+        suspends = chance.random() < 0.3
         for number in self.transaction if counted == "all" else self.nacked:
             case.fails(number)
         self.round += 1
         self.begin_round()
         self.sure -= set(kept)
         self.client.release(
-            "1", keep=[self.buffer[number] for number in kept], abort="t", count_attempts=counted, rest=rests
+            "1", keep=[self.buffer[number] for number in kept], abort="t", count_attempts=counted, suspend=suspends
         )
         self.client.begin("t")
         left = {number: self.buffer[number] for number in kept}
-        begun = self.begun & left.keys()
+        started = self.started & left.keys()
         self.forget()
-        self.buffer, self.begun = left, begun
-        if rests:
-            self.rests = True
+        self.buffer, self.started = left, started
+        if suspends:
+            self.is_suspended = True
             time.sleep(chance.choice([0, 0.002, 0.01]))
             self.read()
-            self.rests = False
+            self.is_suspended = False
             self.begin_round()
             self.sure -= left.keys()
             if self.case.window != PULLS or chance.random() < 0.5:
@@ -287,7 +287,7 @@ class Session:
             return
         for number in self.transaction:
             case.fails(number)
-        for number in self.begun if self.names_begun else [next(iter(self.buffer))]:
+        for number in self.started if self.names_begun else [next(iter(self.buffer))]:
             case.fails(number)
         self.connect_over(headers)
 

@@ -483,9 +483,9 @@ def test_a_slow_disk_takes_its_time_also_if_nobody_puts_the_clock_forward(
 ) -> None:
     client = clients.connect(broker.url)
     broker.slow_disk(0.2)
-    begun = time.monotonic()
+    started = time.monotonic()
     client.send("orders", b"1", persistent=True, confirmed=True)
-    assert time.monotonic() - begun >= 0.19
+    assert time.monotonic() - started >= 0.19
 
 
 def test_a_disk_that_is_not_slow_any_more_lets_go_what_it_was_writing(broker: BlockingBroker, clients: Clients) -> None:
@@ -750,8 +750,8 @@ def test_a_crash_waits_until_what_was_begun_before_is_done(clients: Clients, fir
             broker.slow_disk(600)
             client.send("orders", b"2", persistent=True)
             await asyncio.sleep(0.1)
-            begun = broker.advance(seconds=60) if first == "advance" else broker.queue("orders")
-            await asyncio.gather(begun, broker.crash())
+            started = broker.advance(seconds=60) if first == "advance" else broker.queue("orders")
+            await asyncio.gather(started, broker.crash())
             assert (await broker.queue("orders")).bodies == []
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -782,13 +782,13 @@ def test_nothing_is_left_at_the_end(
     clients: Clients, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, raises: bool
 ) -> None:
     threads, files = set(threading.enumerate()), open_files()
-    begun = time.monotonic()
+    started = time.monotonic()
     with contextlib.suppress(BodyFailed), testing.blocking_broker() as broker:
         url = broker.url
         wreck(broker, clients)
         if raises:
             raise BodyFailed
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - started < 5
     assert set(threading.enumerate()) == threads
     clients.close()
     assert open_files() == files

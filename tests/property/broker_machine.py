@@ -35,6 +35,7 @@ from tests.property.oracle import (
     Ended,
     Letter,
     Look,
+    NackOptions,
     Numbered,
     Oracle,
     Parcel,
@@ -42,7 +43,6 @@ from tests.property.oracle import (
     Reader,
     Retries,
     Seen,
-    Wish,
 )
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
@@ -56,7 +56,6 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
-    Begun,
     Browse,
     Commit,
     Credit,
@@ -64,6 +63,7 @@ from truenext.commands import (
     Nack,
     Release,
     Send,
+    Started,
     Subscribe,
     Unsubscribe,
     Wake,
@@ -253,7 +253,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "cause": CAUSES,
         },
     ),
-    "say_begun": (1, {"which": PICK}),
+    "say_started": (1, {"which": PICK}),
     "release": (
         1,
         {
@@ -261,7 +261,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "of": OneOf([7, 7, 7, 1, 2, 6, 0]),
             "kept": OneOf([0, 0, 0, 1, 2, 4, 6]),
             "names_others": YES_OR_NO,
-            "rests": YES_OR_NO,
+            "suspends": YES_OR_NO,
             "aborts": YES_OR_NO,
             "counts_all": YES_OR_NO,
         },
@@ -357,7 +357,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "all_pages_are_there": (5, {}),
     "read_timers": (3, {}),
     "hand_timers_over": (3, {}),
-    "relieve": (4, {}),
+    "evict": (4, {}),
     "squeeze": (8, {"share": OneOf([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
     "change_policies": (
@@ -379,7 +379,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
 """What may happen, how often relative to the rest, and with what."""
 OF_GIVING_BACK = [
     "nack_acknowledged",
-    "say_begun",
+    "say_started",
     "release",
     "wake",
     "ask",
@@ -505,7 +505,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return Named(
             {
                 "circumstances": Named(cls.CIRCUMSTANCES),
-                "relieves": OneOf([True, True, False]),
+                "evicts": OneOf([True, True, False]),
                 "is_narrow": OneOf(cls.ARE_NARROW),
                 "attempts_max": OneOf([1, 2, 1, 3]),
                 "never": Some(RARE),
@@ -521,7 +521,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def start(
         self,
         circumstances: dict[str, Any],
-        relieves: bool,
+        evicts: bool,
         is_narrow: bool,
         attempts_max: int,
         never: set[str],
@@ -530,11 +530,11 @@ class BrokerMachine(RuleBasedStateMachine):
     ) -> None:
         """`never` is what does not happen in this example: what is rare elsewhere has more time to go wrong.
 
-        If `relieves`, memory is relieved after every turn, as the broker does it. If `is_narrow`, nearly all messages
+        If `evicts`, memory is relieved after every turn, as the broker does it. If `is_narrow`, nearly all messages
         stand in one lane.
         """
         self.never = never
-        self.relieves = relieves
+        self.evicts = evicts
         self.is_narrow = is_narrow
         self.memory_limit, of_a_queue = circumstances.pop("memory_limits")
         retries = circumstances.pop("retries")
@@ -704,7 +704,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "acknowledge_and_read_on": not self._answerable(),
             "nack": not self._answerable(),
             "nack_acknowledged": not self._acknowledged_inside(),
-            "say_begun": not self._beginnable(),
+            "say_started": not self._beginnable(),
             "release": not self._can_release(),
             "wake": not self._wakeable(),
             "ask": not self._pulling(),
@@ -1069,8 +1069,8 @@ class BrokerMachine(RuleBasedStateMachine):
         others = [each for each in self._beginnable() if each.holder is not None and each.holder.peer is reader.peer]
         others = [each for each in others if each not in self.oracle.covered(letter)]
         if begins_next and transaction is None and others:
-            ack.begins = self._begun(others[0])
-            self.oracle.say_begun(others[0])
+            ack.started = self._started(others[0])
+            self.oracle.say_started(others[0])
         note(f"engine.acknowledge({reader.peer.name}, {ack})")
         self.engine.acknowledge(session, ack)
         self.oracle.acknowledge(reader.peer, letter, transaction)
@@ -1120,7 +1120,7 @@ class BrokerMachine(RuleBasedStateMachine):
         nack = Nack(subscription, sequence, transaction, delay, is_rejected, dispatch, cause)
         note(f"engine.nack({reader.peer.name}, {nack})")
         self.engine.nack(session, nack)
-        self.oracle.nack(reader.peer, letter, transaction, Wish(delay, is_rejected, cause))
+        self.oracle.nack(reader.peer, letter, transaction, NackOptions(delay, is_rejected, cause))
 
     def nack_acknowledged(self, which: int, delay: int | None, is_rejected: bool, cause: str = "") -> None:
         """In the transaction that has acknowledged it."""
@@ -1131,7 +1131,7 @@ class BrokerMachine(RuleBasedStateMachine):
         nack = Nack(reader.subscription, sequence, work.name, delay, is_rejected, self._dispatch_of(letter), cause)
         note(f"engine.nack({reader.peer.name}, {nack})")
         self.engine.nack(self.sessions[reader.peer], nack)
-        self.oracle.nack_acknowledged(letter, Wish(delay, is_rejected, cause))
+        self.oracle.nack_acknowledged(letter, NackOptions(delay, is_rejected, cause))
 
     @staticmethod
     def _dispatch_of(letter: Letter) -> int:
@@ -1151,20 +1151,20 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Giving back and pulling ------------------------------------------------------------------------------------------
 
-    def say_begun(self, which: int) -> None:
+    def say_started(self, which: int) -> None:
         letter = _one_of(self._beginnable(), which)
         assert letter.holder is not None
-        peer, begun = letter.holder.peer, self._begun(letter)
-        note(f"engine.begun({peer.name}, {begun})")
-        self.engine.begun(self.sessions[peer], begun)
-        self.oracle.say_begun(letter)
+        peer, started = letter.holder.peer, self._started(letter)
+        note(f"engine.mark_started({peer.name}, {started})")
+        self.engine.mark_started(self.sessions[peer], started)
+        self.oracle.say_started(letter)
 
-    def _begun(self, letter: Letter) -> Begun:
+    def _started(self, letter: Letter) -> Started:
         assert letter.holder is not None
-        return Begun(letter.holder.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
+        return Started(letter.holder.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
 
     def release(
-        self, who: int, of: int, kept: int, names_others: bool, rests: bool, aborts: bool, counts_all: bool
+        self, who: int, of: int, kept: int, names_others: bool, suspends: bool, aborts: bool, counts_all: bool
     ) -> None:
         """Of somebody who has something, if anybody has. `of` 0 is of no subscription; `names_others`: also of what is
         not held any more, or not by these subscriptions."""
@@ -1179,11 +1179,11 @@ class BrokerMachine(RuleBasedStateMachine):
             names += self._names_of_what_is_not_held(peer)
         transactions = list(peer.transactions)
         transaction = _one_of(transactions, self.serial) if aborts and transactions else None
-        asked = Release([each.subscription for each in readers], names, rests, transaction, counts_all)
+        asked = Release([each.subscription for each in readers], names, suspends, transaction, counts_all)
         windows = self._windows()
         note(f"engine.release({peer.name}, {asked})")
         self.engine.release(self.sessions[peer], asked)
-        self.oracle.release(peer, readers, names, rests=rests, transaction=transaction, counts_all=counts_all)
+        self.oracle.release(peer, readers, names, suspends=suspends, transaction=transaction, counts_all=counts_all)
         if self._windows() != windows:
             raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
 
@@ -1236,19 +1236,19 @@ class BrokerMachine(RuleBasedStateMachine):
         for patience in reversed(range(ROUNDS_MAX)):
             self.take_all()
             self._turn()
-            if not reader.wished:
+            if not reader.requested:
                 return
             self.all_pages_are_there()
             if patience < ROUNDS_MAX - 20:
                 # A page that was read ahead of the engine is looked at once it knows of the batch.
                 self.all_becomes_durable()
-        raise Disagreement(f"{reader} is neither given {reader.wished} more nor told that they do not come")
+        raise Disagreement(f"{reader} is neither given {reader.requested} more nor told that they do not come")
 
     def withdraw(self, which: int, says_correlation: bool, asks_again: bool) -> None:
         """Rarely it is done with a subscription that has asked for nothing; one may ask anew before it has the
         answer."""
-        wishing = [reader for reader in self._pulling() if reader.wished]
-        reader = _one_of(wishing or self._pulling(), which)
+        pulling = [reader for reader in self._pulling() if reader.requested]
+        reader = _one_of(pulling or self._pulling(), which)
         self._ask(reader, 0, True, self._fresh("a") if says_correlation else None)
         if asks_again:
             self._ask(reader, 1, False, self._fresh("a"))
@@ -1318,12 +1318,16 @@ class BrokerMachine(RuleBasedStateMachine):
             case "begins an earlier dispatch" if again:
                 letter = _one_of(again, which)
                 assert letter.holder is not None
-                return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries - 1), None
+                return (
+                    engine.mark_started,
+                    Started(letter.holder.subscription, sequences[letter], letter.deliveries - 1),
+                    None,
+                )
             case "acknowledges, and begins what it does not hold" if held:
                 letter = _one_of(held, which)
                 assert letter.holder is not None
-                next_one = Begun(letter.holder.subscription, sequences[letter] + 1000, 1)
-                ack = Ack(letter.holder.subscription, sequences[letter], begins=next_one)
+                next_one = Started(letter.holder.subscription, sequences[letter] + 1000, 1)
+                ack = Ack(letter.holder.subscription, sequences[letter], started=next_one)
                 return engine.acknowledge, ack, None
             case "begins what it does not hold" if readers:
                 others = [
@@ -1332,13 +1336,17 @@ class BrokerMachine(RuleBasedStateMachine):
                 if others:
                     letter, reader = _one_of(others, which), _one_of(readers, which)
                     reader = letter.holder if letter.holder in readers else reader
-                    return engine.begun, Begun(reader.subscription, sequences[letter], letter.deliveries), None
+                    return engine.mark_started, Started(reader.subscription, sequences[letter], letter.deliveries), None
             case "begins what it took without a word":
                 taken = [each for reader in auto for each in self.oracle.unacknowledged(reader)]
                 if taken:
                     letter = _one_of(taken, which)
                     assert letter.holder is not None
-                    return engine.begun, Begun(letter.holder.subscription, sequences[letter], letter.deliveries), None
+                    return (
+                        engine.mark_started,
+                        Started(letter.holder.subscription, sequences[letter], letter.deliveries),
+                        None,
+                    )
             case "answers once more what a transaction has":
                 has = [each for one in peer.transactions.values() for each in [*one.acknowledged, *one.nacked]]
                 has = [each for each in has if each.holder in readers]
@@ -1353,7 +1361,7 @@ class BrokerMachine(RuleBasedStateMachine):
                     return engine.nack, Nack(*arguments), transaction
             case "asks for too much" if pulling:
                 reader = _one_of(pulling, which)
-                too_many = MESSAGES_ASKED_MAX + 1 - reader.wished
+                too_many = MESSAGES_ASKED_MAX + 1 - reader.requested
                 return engine.ask_credit, Credit(reader.subscription, too_many), None
             case "asks though it does not pull":
                 not_pulling = [each for each in readers if not each.is_pulling]
@@ -1541,8 +1549,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def turn(self) -> None:
         """A turn whose messages the sockets do not take yet."""
         self._turn()
-        if self.relieves:
-            self.relieve()
+        if self.evicts:
+            self.evict()
 
     def turn_and_take(self) -> None:
         self.turn()
@@ -1634,9 +1642,9 @@ class BrokerMachine(RuleBasedStateMachine):
         note("engine.timers_read(...)")
         self.engine.timers_read(*self.disk.next_timers())
 
-    def relieve(self) -> None:
-        note("engine.relieve()")
-        for session, why in self.engine.relieve().items():
+    def evict(self) -> None:
+        note("engine.evict()")
+        for session, why in self.engine.evict().items():
             # Memory and disk: what waits in a subscription leaves memory; there are no reply queues here.
             peer = next(peer for peer, one in self.sessions.items() if one is session)
             if max(self._kept_by(peer, is_least=False), default=0) <= self.policy.memory_limit:
@@ -1875,7 +1883,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
         self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.places) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
-        self.relieve()
+        self.evict()
         note(f"engine.memory.limit = {self.memory_limit}")
         self.engine.memory.limit = self.memory_limit
         if is_written:
@@ -1927,7 +1935,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.batch_becomes_durable()
                 has_done = True
             if not has_done:
-                self.relieve()
+                self.evict()
                 is_wanted = self.disk.wanted or self.disk.wanted_timers
                 if not (self.engine.has_work or self.engine.has_batch or is_wanted):
                     break
@@ -2050,7 +2058,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.scanning_for = {
             queue.name: {
                 names[consumer.session.id, consumer.subscription]: rank
-                for consumer in self.engine.clients.takers_of(queue).all()
+                for consumer in self.engine.clients.receivers_of(queue).all()
                 if (rank := waited.get(consumer)) is not None
             }
             for queue in self.engine.queues()
@@ -2063,7 +2071,7 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         ended = [
             (self.names[each.consumer.session.id, each.consumer.subscription], Ended(each.unused, each.correlation))
-            for each in effects.ended_wishes
+            for each in effects.ended_pull_requests
         ]
         note(f"# wishes that have ended: {ended}")
         self.oracle.check_turn(dispatched, answered, reading, ended)
@@ -2141,7 +2149,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 # What was wanted before goes on.
                 self.all_pages_are_there()
                 self.engine.turn()
-                self.engine.relieve()
+                self.engine.evict()
         here = [letter for letter in self.oracle.letters if not letter.is_gone or self.oracle.is_moving(letter)]
         alive = [letter for letter in here if not self.oracle.is_expired(letter)]
         found = {}
@@ -2215,7 +2223,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _wakeable(self) -> list[Reader]:
         """Those that rest, and one that does not."""
         can_be = [each for each in self.oracle.readers if each.peer.has_rounds and each.mode is not AckMode.AUTO]
-        return [each for each in can_be if each.rests] or can_be[:1]
+        return [each for each in can_be if each.is_suspended] or can_be[:1]
 
     def _pulling(self) -> list[Reader]:
         return [each for each in self.oracle.readers if each.is_pulling]
@@ -2293,7 +2301,7 @@ class PagingMachine(BrokerMachine):
             "page_shows_what_the_engine_does_not_know": 8,
             "hand_page_over": 4,
             "all_pages_are_there": 2,
-            "relieve": 1,
+            "evict": 1,
             "squeeze": 8,
             "change_policies": 1,
             "crash": 1,
@@ -2414,7 +2422,7 @@ class FailingMachine(BrokerMachine):
             "read_page": 2,
             "hand_page_over": 2,
             "all_pages_are_there": 5,
-            "relieve": 1,
+            "evict": 1,
             "squeeze": 5,
             "read_for_redrive": 6,
             "redrive": 4,
@@ -2552,7 +2560,7 @@ class BulkMachine(BrokerMachine):
         "redrive_at_once": 1,
         "advance": 2,
         "crash": 2,
-        "relieve": 3,
+        "evict": 3,
     }
     WINDOW_MAX = 2
     ARE_NARROW: ClassVar[list[bool]] = [True, True, False]
@@ -2780,7 +2788,7 @@ class ReleasingMachine(BrokerMachine):
         "acknowledge": 14,
         "nack": 4,
         "nack_acknowledged": 8,
-        "say_begun": 10,
+        "say_started": 10,
         "release": 14,
         "wake": 3,
         "ask": 12,
@@ -2982,7 +2990,7 @@ def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[Consumer]:
             isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in places
         )
 
-    return list(filter(is_asked, engine.clients.takers_of(queue).all()))
+    return list(filter(is_asked, engine.clients.receivers_of(queue).all()))
 
 
 def _waits_at(scan: Scan) -> int | None:
@@ -2996,7 +3004,7 @@ def _waits_at(scan: Scan) -> int | None:
 
 
 def _ask_who_waits(engine: Engine, queue: Queue) -> None:
-    for consumer in engine.clients.takers_of(queue).all():
+    for consumer in engine.clients.receivers_of(queue).all():
         scan = engine.selections.scan_of(consumer, queue)
         assert scan is not None
         for place in scan.places.values():

@@ -90,7 +90,7 @@ def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
 
 def _bytes_of(engine: Engine, queue: Queue) -> int:
     asides = sum(lane.out_of_turn is not None for lane in queue.lanes)
-    joins = JOIN_BYTES * max(0, len(engine.clients.takers_of(queue).wildcards) - 1)
+    joins = JOIN_BYTES * max(0, len(engine.clients.receivers_of(queue).wildcards) - 1)
     size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + OUT_OF_TURN_BYTES * asides + joins
     selecting = engine.selections.of_queue.get(queue)
     if selecting is not None:
@@ -126,7 +126,7 @@ def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:
 
 
 def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
-    """What should have left memory; to be asked after `relieve`, with nothing under way."""
+    """What should have left memory; to be asked after `evict`, with nothing under way."""
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
         for queue in engine.queues()

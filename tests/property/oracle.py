@@ -83,7 +83,7 @@ class Retries:
 
 
 @dataclass(frozen=True)
-class Wish:
+class NackOptions:
     """What a NACK says of the next try."""
 
     delay: int | None = None
@@ -189,10 +189,10 @@ class Reader:
     """The step of its last acknowledgement."""
     joined: set[str] | None = None
     """Wildcards: the queues that it has joined so far, told by the broker; None once these are all."""
-    rests: bool = False
+    is_suspended: bool = False
     """Giving back: it gets nothing until it is woken."""
     is_pulling: bool = False
-    wished: int = 0
+    requested: int = 0
     """Pulling: so many messages it has asked for and not got."""
     waits: bool = False
     """What it has asked for stays until all of it has come."""
@@ -282,7 +282,7 @@ class Letter:
     attempts: int = 0
     freed_ms: int | None = None
     """When it was held last."""
-    is_begun: bool = False
+    is_started: bool = False
     """Its consumer has said so, of this dispatch."""
     was_lost: bool = False
     """Its last attempt was a lost connection."""
@@ -292,7 +292,7 @@ class Letter:
     due: int = 0
     """When it is tried again, by the clock that does not jump."""
     is_rejected: bool = False
-    wish: Wish = field(default_factory=Wish)
+    nack_options: NackOptions = field(default_factory=NackOptions)
     """Of the NACK inside the transaction that refused it."""
     may_move_as: tuple[int, int] | None = None
     """It had expired when by a new policy it had failed too often as well: order and event, if it was still there."""
@@ -339,9 +339,9 @@ class Work:
     is_doomed: bool = False
     """A frame of it was refused: it can only be aborted (Refusals)."""
 
-    def say(self, wish: Wish | None) -> None:
-        if wish is not None and wish.cause:
-            self.causes.append(wish.cause)
+    def say(self, options: NackOptions | None) -> None:
+        if options is not None and options.cause:
+            self.causes.append(options.cause)
 
 
 @dataclass(frozen=True)
@@ -559,44 +559,46 @@ class Oracle:
             return
         for each in covered:
             self._acknowledged(peer, each)
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
-    def nack(self, peer: Peer, letter: Letter, transaction: str | None = None, wish: Wish | None = None) -> None:
+    def nack(
+        self, peer: Peer, letter: Letter, transaction: str | None = None, options: NackOptions | None = None
+    ) -> None:
         covered = self.covered(letter)
         for each in covered:
-            each.wish = wish or Wish()
+            each.nack_options = options or NackOptions()
         if transaction is not None:
             # Return: a NACK inside a transaction takes effect at COMMIT.
             work = peer.transactions[transaction]
             for each in covered:
                 each.nacked_by = work
             work.nacked.extend(covered)
-            work.say(wish)
+            work.say(options)
             return
         self._event += 1
         self._wait_for_return(peer, failed=covered)
         self._requeue(covered, failed=covered, is_tried_later=True)
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
-    def nack_acknowledged(self, letter: Letter, wish: Wish) -> None:
+    def nack_acknowledged(self, letter: Letter, options: NackOptions) -> None:
         """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
         assert work is not None
-        work.say(wish)
+        work.say(options)
         nacked = [letter]
         if LATE_NACK_IS_CUMULATIVE and letter.holder is not None and letter.holder.mode is AckMode.CLIENT:
             nacked = [each for each in work.acknowledged if each.holder is letter.holder]
             nacked = [each for each in nacked if each.dispatched_at <= letter.dispatched_at]
         for each in nacked:
-            each.wish = wish
+            each.nack_options = options
             each.acknowledged_by, each.nacked_by = None, work
             work.acknowledged.remove(each)
             work.nacked.append(each)
 
-    def say_begun(self, letter: Letter) -> None:
+    def say_started(self, letter: Letter) -> None:
         """Deliveries and attempts: it is said of one dispatch, costs no sync, and nothing else follows from it."""
         assert letter.holder is not None and letter in self.unacknowledged(letter.holder)
-        letter.is_begun = True
+        letter.is_started = True
 
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
@@ -633,7 +635,7 @@ class Oracle:
         if is_lasting or work.nacked or numbered is not None:
             self._wait_for_return(peer, failed=work.nacked)
         self._requeue(work.nacked, failed=work.nacked, is_tried_later=True)
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
         if numbered is not None:
             self._use(numbered, is_stored=is_lasting, has_made=len(self.made_in) > made)
         return verdict
@@ -657,7 +659,7 @@ class Oracle:
         if returned:
             self._wait_for_return(peer, failed=failed)
         self._requeue(returned, failed, is_tried_later=True)
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
     def _roll_back(self, peer: Peer, transaction: str, *, counts_all: bool) -> tuple[list[Letter], list[Letter]]:
         """What comes back of a transaction, and what of that is charged."""
@@ -665,7 +667,7 @@ class Oracle:
         work = peer.transactions.pop(transaction)
         returned = work.acknowledged + work.nacked
         for letter in returned:
-            letter.wish = Wish()
+            letter.nack_options = NackOptions()
         return returned, returned if counts_all else list(work.nacked)
 
     def release(
@@ -674,7 +676,7 @@ class Oracle:
         readers: list[Reader],
         kept: list[tuple[str, int, int]],
         *,
-        rests: bool = False,
+        suspends: bool = False,
         transaction: str | None = None,
         counts_all: bool = True,
     ) -> None:
@@ -695,10 +697,10 @@ class Oracle:
             self._wait_for_return(peer, failed=failed)
         self._requeue(returned, failed, is_tried_later=True)
         for reader in readers:
-            reader.wished = 0
-            reader.rests = rests
+            reader.requested = 0
+            reader.is_suspended = suspends
         peer.round += 1
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
     def _name_of(self, letter: Letter) -> tuple[str, int, int]:
         """By which a client keeps what it holds."""
@@ -706,29 +708,29 @@ class Oracle:
         return (letter.holder.subscription, self.sequences[letter], letter.deliveries)
 
     def wake(self, reader: Reader) -> None:
-        reader.rests = False
+        reader.is_suspended = False
 
     def ask(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
         """Pulling: a wish that is asked for while another is open adds to it; whether it waits is what the last one
         says. Asking wakes a subscription that rests."""
-        assert reader.wished + messages <= MESSAGES_ASKED_MAX
-        reader.wished += messages
+        assert reader.requested + messages <= MESSAGES_ASKED_MAX
+        reader.requested += messages
         reader.waits = waits
         reader.correlation = correlation
-        reader.rests = False
+        reader.is_suspended = False
 
     def withdraw(self, reader: Reader, correlation: str | None, told: Ended | None) -> None:
         """Pulling: answered at once, with how many have not come, and nothing comes behind the answer."""
-        right = Ended(reader.wished, correlation)
+        right = Ended(reader.requested, correlation)
         if told != right:
             raise Disagreement(f"{reader} has withdrawn {right}, and is told {told}")
-        reader.wished = 0
-        reader.rests &= not WITHDRAWING_WAKES
+        reader.requested = 0
+        reader.is_suspended &= not WITHDRAWING_WAKES
 
-    def _free_groups_of_resting(self) -> None:
+    def _free_groups_of_suspended(self) -> None:
         """Groups: free of which a consumer that rests has no message, nor an open transaction of its connection."""
         for (queue, group), owner in list(self.owners.items()):
-            if owner.rests and not any(
+            if owner.is_suspended and not any(
                 letter.queue == queue
                 and letter.parcel.group == group
                 and not letter.is_gone
@@ -748,7 +750,7 @@ class Oracle:
         self._wait(reader.peer, may=self.gathering)
         self._requeue(self.unacknowledged(reader), failed=[])
         self._end_subscription(reader)
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
     def durable_of(self, name: str) -> Durable | None:
         """The durable subscription of this name that is there."""
@@ -802,7 +804,7 @@ class Oracle:
                 if move.origin.queue == durable.queue:
                     self._remove(move.origin)
             self.moves = [move for move in self.moves if move.origin.queue != durable.queue]
-        self._free_groups_of_resting()
+        self._free_groups_of_suspended()
 
     def _forget_commits(self, queue: str) -> None:
         """A queue has ended, and one of its name is another: what was being committed in it holds nobody back."""
@@ -836,7 +838,7 @@ class Oracle:
             returned += held
             if peer.names_begun:
                 # Deliveries and attempts: where the client names what it begins, what it has begun.
-                failed += [each for each in held if each.is_begun]
+                failed += [each for each in held if each.is_started]
             elif held and reader.mode is not AckMode.AUTO:
                 failed.append(held[0])
             self._end(reader)
@@ -852,9 +854,9 @@ class Oracle:
         """Taking over: of a connection that was cut stays what would be charged, and the rest is as if it had ended."""
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
-            begun = [each for each in held if each.is_begun] if peer.names_begun else held[:1]
-            if begun and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
-                self.release(peer, [reader], [self._name_of(each) for each in begun], rests=True)
+            started = [each for each in held if each.is_started] if peer.names_begun else held[:1]
+            if started and reader.mode is not AckMode.AUTO and not _is_temporary(reader.queue):
+                self.release(peer, [reader], [self._name_of(each) for each in started], suspends=True)
                 peer.round -= 1
             else:
                 self.unsubscribe(reader)
@@ -1318,11 +1320,11 @@ class Oracle:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         # Wildcards: none before it has joined all its queues.
         # Giving back: one that rests has none.
-        if reader.joined is not None or reader.rests or not self._has_room(reader.peer):
+        if reader.joined is not None or reader.is_suspended or not self._has_room(reader.peer):
             return False
         if reader.is_pulling:
             # Pulling: for as many as it has asked for and not got, whatever it holds.
-            return reader.wished > 0
+            return reader.requested > 0
         return reader.window is None or len(self.unacknowledged(reader)) < reader.window
 
     def is_expired(self, letter: Letter) -> bool:
@@ -1388,7 +1390,7 @@ class Oracle:
 
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
         """Ready, as a whole section."""
-        if reader not in self.takers(letter.queue) or letter.is_gone or letter.holder is not None:
+        if reader not in self.receivers(letter.queue) or letter.is_gone or letter.holder is not None:
             return False
         if letter.queue in self.paused:
             return False
@@ -1409,7 +1411,7 @@ class Oracle:
 
     def _is_open(self, queue: str, reader: Reader) -> bool:
         """Wildcards: one that is paused, or another's alone, is none of its queues."""
-        return reader.is_for(queue) and queue not in self.paused and reader in self.takers(queue)
+        return reader.is_for(queue) and queue not in self.paused and reader in self.receivers(queue)
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c, in any of its queues."""
@@ -1441,9 +1443,9 @@ class Oracle:
 
     def _offers(self, queue: str) -> list[tuple[Letter, Reader]]:
         """Who could get what next, the right one first."""
-        takers = self.takers(queue)
+        receivers = self.receivers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
-        for reader in takers:
+        for reader in receivers:
             letter = self.true_next(reader) if self.has_credit(reader) else None
             if letter is not None and letter.queue == queue:
                 # True next: consumer priority, no doubling, the fewest unacknowledged messages, the longest waiting.
@@ -1451,15 +1453,15 @@ class Oracle:
                 offers.append(
                     ((letter.key, -reader.priority, reader.is_stretched, held, reader.waiting_since), letter, reader)
                 )
-        if not any(map(self.has_credit, takers)):
+        if not any(map(self.has_credit, receivers)):
             # True next: the express lane.
-            for reader in takers:
+            for reader in receivers:
                 letter = self.true_next(reader)
                 if letter is not None and self.has_express_credit(reader, letter):
                     offers.append(((letter.key, -reader.acknowledged_at), letter, reader))
         return [(letter, reader) for _, letter, reader in sorted(offers, key=lambda offer: offer[0])]
 
-    def takers(self, queue: str) -> list[Reader]:
+    def receivers(self, queue: str) -> list[Reader]:
         """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
         readers = [reader for reader in self.readers if reader.is_for(queue)]
         exclusive = [reader for reader in readers if reader.is_exclusive]
@@ -1469,7 +1471,7 @@ class Oracle:
         held = self.unacknowledged(reader)
         return (
             reader.has_express
-            and not reader.rests
+            and not reader.is_suspended
             and reader.window is not None
             and reader.window > 1
             and len(held) < reader.window + 10
@@ -1494,7 +1496,7 @@ class Oracle:
         self._reading = reading
         self._check_receipts(answered)
         self._check_dispatches(dispatched)
-        self._check_wishes(ended)
+        self._check_pull_requests(ended)
 
     def check_idle(self) -> None:
         """Nothing gathers, is in flight or is being read, and the sockets have taken all.
@@ -1509,12 +1511,12 @@ class Oracle:
             late = [
                 letter
                 for letter in self.letters
-                if reader in self.takers(letter.queue) and self._is_late(letter, reader)
+                if reader in self.receivers(letter.queue) and self._is_late(letter, reader)
             ]
             if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
-            if reader.wished and not reader.waits:
-                raise Disagreement(f"{reader} is never told that {reader.wished} messages do not come")
+            if reader.requested and not reader.waits:
+                raise Disagreement(f"{reader} is never told that {reader.requested} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
         if letter.is_gone or letter.holder is not None or self.is_expired(letter):
@@ -1807,7 +1809,7 @@ class Oracle:
                 # From now on it waits, if only for a moment.
                 look.hidden.discard(letter)
         letter.holder = letter.acknowledged_by = letter.nacked_by = None
-        letter.is_begun = False
+        letter.is_started = False
 
     def _count_attempt(self, letter: Letter, is_tried_later: bool) -> None:
         letter.attempts += 1
@@ -1818,10 +1820,12 @@ class Oracle:
         delay = 0
         if is_tried_later:
             # An attempt of which nobody says why leaves the causes as they are.
-            if letter.wish.cause:
-                letter.causes = (letter.causes[0] or letter.wish.cause, letter.wish.cause)
-            letter.is_rejected = letter.wish.is_rejected and not _keeps_failures(letter.queue)
-            delay = self.retries.after(letter.attempts) if letter.wish.delay is None else letter.wish.delay
+            if letter.nack_options.cause:
+                letter.causes = (letter.causes[0] or letter.nack_options.cause, letter.nack_options.cause)
+            letter.is_rejected = letter.nack_options.is_rejected and not _keeps_failures(letter.queue)
+            delay = (
+                self.retries.after(letter.attempts) if letter.nack_options.delay is None else letter.nack_options.delay
+            )
             if not self.is_doomed(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
@@ -1921,7 +1925,7 @@ class Oracle:
                 if seen != right:
                     raise Disagreement(f"{reader} got {seen}; by the contract {right}")
 
-    def _check_wishes(self, ended: list[tuple[Reader, Ended]]) -> None:
+    def _check_pull_requests(self, ended: list[tuple[Reader, Ended]]) -> None:
         told: dict[Reader, list[Ended]] = {}
         for reader, one in ended:
             told.setdefault(reader, []).append(one)
@@ -1931,15 +1935,15 @@ class Oracle:
                 if rest:
                     raise Disagreement(f"{reader}, which has ended, is told {rest}")
                 continue
-            right = Ended(reader.wished, reader.correlation)
-            can_end = reader.wished > 0 and not reader.waits and not self._is_any_ready(reader)
+            right = Ended(reader.requested, reader.correlation)
+            can_end = reader.requested > 0 and not reader.waits and not self._is_any_ready(reader)
             if rest and (not can_end or rest != [right]):
                 raise Disagreement(
                     f"{reader} is told {rest}; by the contract it has asked for {right}, it "
                     f"{'waits' if reader.waits else 'does not wait'}, and ready for it is {self.true_next(reader)}"
                 )
             if rest:
-                reader.wished = 0
+                reader.requested = 0
             elif can_end and self._must_end(reader):
                 raise Disagreement(f"nothing is ready for {reader}, and it is not told that {right} is over")
 
@@ -2059,7 +2063,7 @@ class Oracle:
                 progress[letter.queue] -= 1
                 done[reader] -= 1
                 letter.holder = None
-                reader.wished += reader.is_pulling
+                reader.requested += reader.is_pulling
                 self.owners = owners
                 letter.deliveries -= 1
                 letter.dispatched_at, reader.waiting_since = undo
@@ -2069,8 +2073,8 @@ class Oracle:
 
     def _dispatch(self, letter: Letter, reader: Reader) -> None:
         letter.holder = reader
-        letter.is_begun = False
-        reader.wished -= reader.is_pulling
+        letter.is_started = False
+        reader.requested -= reader.is_pulling
         letter.deliveries += 1
         letter.dispatched_at = reader.waiting_since = self._next_step()
         reader.peer.unsent += letter.parcel.unsent

@@ -45,12 +45,12 @@ from truenext.commands import (
     Abort,
     Ack,
     AckMode,
-    Begun,
     Commit,
     Credit,
     Nack,
     Release,
     Send,
+    Started,
     Subscribe,
     Unsubscribe,
 )
@@ -69,17 +69,17 @@ from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.nothing_ready import NothingReady
-from truenext.engine.dispatch.plain import Deliveries, Dispatcher, Taker
+from truenext.engine.dispatch.plain import Deliveries, Dispatcher, RankedConsumer
 from truenext.engine.dispatch.selective import HOLDS, Bidders, Choosing, GroupChoosing
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
-from truenext.engine.lifecycle.wishes import EndedWish, Wishes
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import LanePage, Reading
-from truenext.engine.memory.relief import Relief
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
@@ -90,7 +90,7 @@ from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.scan import Scan, ScanCursor
 from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.state.causes import KnownCauses
-from truenext.engine.state.clients import Takers
+from truenext.engine.state.clients import Receivers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead, Read
@@ -168,7 +168,7 @@ def _engine_at_work(patch: Patch) -> Callable[[], Engine]:
 
 
 def _arrived_of(lane: Lane) -> deque[Entry]:
-    return lane.begin_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
+    return lane.allocate_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
 
 
 def _message_of(entry: Entry) -> Message:
@@ -203,8 +203,8 @@ class Choice:
     def has_credit(self, consumer: Consumer) -> bool:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
-    def who_takes(self, takers: Takers) -> Sequence[Consumer]:
-        return takers.consumers if takers.exclusive is None else [takers.exclusive]
+    def who_takes(self, receivers: Receivers) -> Sequence[Consumer]:
+        return receivers.consumers if receivers.exclusive is None else [receivers.exclusive]
 
     def preference(self, consumer: Consumer) -> tuple[int, ...]:
         return (consumer.service_rank, len(consumer.held), consumer.served_at)
@@ -222,10 +222,10 @@ class Choice:
                 rooms.clients_of(dispatcher),
                 rooms.events_of(dispatcher),
             )
-            consumers = self.who_takes(clients.takers_of(queue))
+            consumers = self.who_takes(clients.receivers_of(queue))
             for consumer in consumers:
                 consumer.adjust_window(now_ms)
-            while takers := [consumer for consumer in consumers if self.has_credit(consumer)]:
+            while receivers := [consumer for consumer in consumers if self.has_credit(consumer)]:
                 waiting, unread = _in_memory(dispatcher, queue, committed)
                 candidates = self.candidates(waiting, clients.dispatches)
                 if not candidates:
@@ -235,7 +235,7 @@ class Choice:
                 if self.is_expired(entry, now_ms):
                     rooms.expire(dispatcher, entry)
                     continue
-                consumer = min(takers, key=self.preference)
+                consumer = min(receivers, key=self.preference)
                 entry.deliveries += 1
                 if consumer.auto is not None and not consumer.held:
                     consumer.auto.got(entry.sequence, now_ms)
@@ -469,16 +469,18 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
-        def who_takes(self, takers: Takers) -> Sequence[Consumer]:
-            return takers.consumers
+        def who_takes(self, receivers: Receivers) -> Sequence[Consumer]:
+            return receivers.consumers
 
     Fault().install(patch)
 
 
 @shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
-    def faulty(takers: Takers) -> None:
-        takers.exclusive = max((each for each in takers.consumers if each.is_exclusive), key=_number, default=None)
+    def faulty(receivers: Receivers) -> None:
+        receivers.exclusive = max(
+            (each for each in receivers.consumers if each.is_exclusive), key=_number, default=None
+        )
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
 
@@ -487,11 +489,11 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
     choose_exclusive = rooms.CHOOSE_OWNER.original
 
-    def faulty(takers: Takers) -> None:
-        owner = takers.exclusive
-        choose_exclusive(takers)
-        if owner is not None and takers.exclusive is None:
-            takers.exclusive = owner
+    def faulty(receivers: Receivers) -> None:
+        owner = receivers.exclusive
+        choose_exclusive(receivers)
+        if owner is not None and receivers.exclusive is None:
+            receivers.exclusive = owner
             owner.window = 0
 
     rooms.CHOOSE_OWNER.replace(patch, faulty)
@@ -1319,19 +1321,19 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
 
 @shows_in(PagingMachine)
 def a_lane_that_must_be_read_is_overtaken_by_lower_ones(patch: Patch) -> None:
-    _change_give_out(patch, lambda lane, takers, goes_on: goes_on or bool(takers))
+    _change_give_out(patch, lambda lane, receivers, goes_on: goes_on or bool(receivers))
 
 
 @shows_in(PagingMachine, first=13)
 def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch) -> None:
-    _change_give_out(patch, lambda lane, takers, goes_on: goes_on and not lane.unread)
+    _change_give_out(patch, lambda lane, receivers, goes_on: goes_on and not lane.unread)
 
 
-def _change_give_out(patch: Patch, change: Callable[[Lane, list[Taker], bool], bool]) -> None:
+def _change_give_out(patch: Patch, change: Callable[[Lane, list[RankedConsumer], bool], bool]) -> None:
     give_out = rooms.GIVE_OUT.original
 
-    def faulty(dispatcher: Dispatcher, lane: Lane, takers: list[Taker], *rest: Any) -> bool:
-        return change(lane, takers, give_out(dispatcher, lane, takers, *rest))
+    def faulty(dispatcher: Dispatcher, lane: Lane, receivers: list[RankedConsumer], *rest: Any) -> bool:
+        return change(lane, receivers, give_out(dispatcher, lane, receivers, *rest))
 
     rooms.GIVE_OUT.replace(patch, faulty)
 
@@ -1367,11 +1369,11 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     lower_horizon = rooms.LOWER_HORIZON_OF_ONE.original
 
-    def faulty(relief: Relief, lane: Lane) -> None:
+    def faulty(eviction: Eviction, lane: Lane) -> None:
         # What is told of it asks its message.
-        rooms.events_of(relief).end_block()
-        with rooms.pretending(relief, committed=maxsize):
-            lower_horizon(relief, lane)
+        rooms.events_of(eviction).end_block()
+        with rooms.pretending(eviction, committed=maxsize):
+            lower_horizon(eviction, lane)
 
     rooms.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
 
@@ -1402,15 +1404,15 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = rooms.DISEMBODY.original
 
-    def faulty(relief: Relief, entries: list[Entry], needed: int) -> int:
-        used = rooms.memory(relief).used
+    def faulty(eviction: Eviction, entries: list[Entry], needed: int) -> int:
+        used = rooms.memory(eviction).used
         # What is told of these asks their messages.
-        rooms.events_of(relief).end_block()
+        rooms.events_of(eviction).end_block()
         for entry in [entry for entry in entries if entry.stored is None]:
             entries.remove(entry)
-            rooms.WENT.of(relief)(entry)
-        left = used - rooms.memory(relief).used
-        return left + disembody(relief, entries, needed - left)
+            rooms.WENT.of(eviction)(entry)
+        left = used - rooms.memory(eviction).used
+        return left + disembody(eviction, entries, needed - left)
 
     rooms.DISEMBODY.replace(patch, faulty)
 
@@ -1589,7 +1591,7 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
-        consumers = rooms.takers_of(at_work(), read.lane.queue).consumers
+        consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
         held = {entry.sequence: entry for consumer in consumers for entry in consumer.held.values()}
         taken = {each.sequence: held[each.sequence] for each in page.found if each.sequence in held}
         if taken:
@@ -1618,7 +1620,7 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
         here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
-        consumers = rooms.takers_of(at_work(), read.lane.queue).consumers
+        consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
         for consumer in consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
                 if entry.lane is read.lane and entry.sequence not in taken:
@@ -2011,7 +2013,7 @@ def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
     in_memory = rooms.IN_MEMORY_OF_BROWSER.original
 
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
-        consumers = rooms.takers_of(at_work(), lane.queue).consumers
+        consumers = rooms.receivers_of(at_work(), lane.queue).consumers
         held = [entry for consumer in consumers for entry in consumer.held.values()]
         here = [entry for entry in held if entry.lane is lane and entry.sequence > after_sequence]
         return sorted([*here, *in_memory(lane, after_sequence)], key=lambda entry: entry.sequence)
@@ -2459,7 +2461,7 @@ def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> Non
 
     def faulty(queues: Queues, queue: Queue) -> bool:
         entries = [entry for lane in queue.lanes for entry in lane]
-        consumers = rooms.takers_of(queues, queue).consumers
+        consumers = rooms.receivers_of(queues, queue).consumers
         if entries and not consumers and all(entry.batch > rooms.committed(queues) for entry in entries):
             return True
         return may_go(queues, queue)
@@ -2472,10 +2474,10 @@ def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
     may_go = rooms.MAY_QUEUE_GO.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
-        takers = rooms.clients_of(queues).of_queue.pop(queue, None)
+        receivers = rooms.clients_of(queues).of_queue.pop(queue, None)
         may_it = may_go(queues, queue)
-        if takers is not None:
-            rooms.clients_of(queues).of_queue[queue] = takers
+        if receivers is not None:
+            rooms.clients_of(queues).of_queue[queue] = receivers
         return may_it
 
     rooms.MAY_QUEUE_GO.replace(patch, faulty)
@@ -2963,7 +2965,7 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         if true_next(dispatch, wildcard) is None:
             return None
         for queue in wildcard.queues:
-            if not queue.is_paused and rooms.takers_of(dispatch, queue).exclusive in (None, wildcard):
+            if not queue.is_paused and rooms.receivers_of(dispatch, queue).exclusive in (None, wildcard):
                 for rank in range(10):
                     head = rooms.WAY_OF.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):
@@ -3091,14 +3093,16 @@ def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
-    keep = rooms.KEEP_BEGUN.original
-    rooms.KEEP_BEGUN.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, consumer.held.values()))
+    keep = rooms.KEEP_STARTED.original
+    rooms.KEEP_STARTED.replace(
+        patch, lambda releasing, consumer, kept: keep(releasing, consumer, consumer.held.values())
+    )
 
 
 @shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
-    keep = rooms.KEEP_BEGUN.original
-    rooms.KEEP_BEGUN.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
+    keep = rooms.KEEP_STARTED.original
+    rooms.KEEP_STARTED.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
 
 
 def _while_releasing(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
@@ -3158,7 +3162,7 @@ def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> 
 def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
     def faulty(consumer: Consumer, now_ms: int) -> None:
         restart_auto_window(consumer, now_ms)
-        if consumer.auto is not None and not consumer.rests:
+        if consumer.auto is not None and not consumer.is_suspended:
             consumer.window = consumer.auto.size = max(2, consumer.window // 2)
 
     restart_auto_window = rooms.RESTART_AUTO_WINDOW.original
@@ -3189,13 +3193,13 @@ def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
 
 @shows_in(ReleasingGroupsMachine)
 def a_group_stays_with_one_that_rests(patch: Patch) -> None:
-    rooms.FREE_WHAT_RESTS.replace(patch, lambda groups, queue: None)
+    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, lambda groups, queue: None)
 
 
 @shows_in(ReleasingGroupsMachine, first=2)
 def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
-        sessions = {consumer.session: consumer.session.transactions for consumer in groups.resting}
+        sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended}
         for session, transactions in sessions.items():
             session.transactions = OpenTransactions()
             session.transactions.ended = transactions.ended
@@ -3203,22 +3207,22 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
         for session, transactions in sessions.items():
             session.transactions = transactions
 
-    free = rooms.FREE_WHAT_RESTS.original
-    rooms.FREE_WHAT_RESTS.replace(patch, faulty)
+    free = rooms.FREE_GROUPS_OF_SUSPENDED.original
+    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
 
 
 @shows_in(ReleasingGroupsMachine)
 def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> None:
     def faulty(groups: Groups, queue: Queue) -> None:
-        held = {consumer: consumer.held for consumer in groups.resting}
+        held = {consumer: consumer.held for consumer in groups.suspended}
         for consumer in held:
             consumer.held = {}
         free(groups, queue)
         for consumer, its in held.items():
             consumer.held = its
 
-    free = rooms.FREE_WHAT_RESTS.original
-    rooms.FREE_WHAT_RESTS.replace(patch, faulty)
+    free = rooms.FREE_GROUPS_OF_SUSPENDED.original
+    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=5)
@@ -3268,9 +3272,9 @@ def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None
 @shows_in(ReleasingMachine, first=3)
 def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        is_begun = entry.is_begun
+        is_started = entry.is_started
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        entry.is_begun = is_begun
+        entry.is_started = is_started
 
     requeue = rooms.REQUEUE.original
     rooms.REQUEUE.replace(patch, faulty)
@@ -3278,20 +3282,20 @@ def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, begun: Begun) -> None:
-        say_begun(acknowledging, session, begun)
-        session.consumer(begun.subscription).held[begun.sequence].is_begun = False
+    def faulty(acknowledging: Acknowledging, session: Session, started: Started) -> None:
+        say_started(acknowledging, session, started)
+        session.consumer(started.subscription).held[started.sequence].is_started = False
 
-    say_begun = rooms.SAY_BEGUN.original
-    rooms.SAY_BEGUN.replace(patch, faulty)
+    say_started = rooms.MARK_STARTED.original
+    rooms.MARK_STARTED.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=2)
 def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
-        if ack.begins is not None:
-            session.consumer_of(ack.begins.subscription, ack.begins.sequence, ack.begins.dispatch)
-            ack.begins = None
+        if ack.started is not None:
+            session.consumer_of(ack.started.subscription, ack.started.sequence, ack.started.dispatch)
+            ack.started = None
         acknowledge(acknowledging, session, ack)
 
     acknowledge = rooms.ACKNOWLEDGE.original
@@ -3486,8 +3490,8 @@ def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
-        if consumer.wish is not None:
-            consumer.wish.left += 1
+        if consumer.pull_request is not None:
+            consumer.pull_request.remaining += 1
 
     acknowledge = rooms.ACKNOWLEDGE.original
     rooms.ACKNOWLEDGE.replace(patch, faulty)
@@ -3495,36 +3499,36 @@ def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
-    _while_releasing(patch, rooms.FORGET_WISH, lambda wishes, consumer: None)
+    _while_releasing(patch, rooms.FORGET_PULL_REQUEST, lambda pull_requests, consumer: None)
 
 
 @shows_in(ReleasingMachine)
 def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> None:
-    def faulty(wishes: Wishes, consumer: Consumer) -> None:
-        if consumer.wish is not None:
+    def faulty(pull_requests: PullRequests, consumer: Consumer) -> None:
+        if consumer.pull_request is not None:
             with pytest.MonkeyPatch.context() as inner:
-                rooms.FORGET_WISH.replace(inner, rooms.FORGET_WISH.original)
-                wishes.end(consumer)
+                rooms.FORGET_PULL_REQUEST.replace(inner, rooms.FORGET_PULL_REQUEST.original)
+                pull_requests.end(consumer)
 
-    _while_releasing(patch, rooms.FORGET_WISH, faulty)
+    _while_releasing(patch, rooms.FORGET_PULL_REQUEST, faulty)
 
 
 @shows_in(ReleasingMachine)
 def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
-    def faulty(wishes: Wishes, consumer: Consumer) -> None:
-        began(wishes, consumer)
-        wishes.impatient.setdefault(consumer.queue or consumer, {})[consumer] = None
+    def faulty(pull_requests: PullRequests, consumer: Consumer) -> None:
+        add(pull_requests, consumer)
+        pull_requests.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
 
-    began = rooms.WISH_BEGAN.original
-    rooms.WISH_BEGAN.replace(patch, faulty)
+    add = rooms.ADD_PULL_REQUEST.original
+    rooms.ADD_PULL_REQUEST.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
 def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
-    def faulty(pulling: Pulling, session: Session, credit: Credit) -> EndedWish | None:
+    def faulty(pulling: Pulling, session: Session, credit: Credit) -> EndedPullRequest | None:
         consumer = session.consumers.get(credit.subscription)
-        if consumer is not None and consumer.wish is not None and 0 < credit.messages < 200:
-            consumer.wish.left = 0
+        if consumer is not None and consumer.pull_request is not None and 0 < credit.messages < 200:
+            consumer.pull_request.remaining = 0
         return ask(pulling, session, credit)
 
     ask = rooms.ASK_CREDIT.original
@@ -3533,15 +3537,15 @@ def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> 
 
 @shows_in(ReleasingMachine)
 def something_comes_behind_the_end_of_a_wish(patch: Patch) -> None:
-    def faulty(wishes: Wishes) -> list[EndedWish]:
-        ended = take_ended(wishes)
+    def faulty(pull_requests: PullRequests) -> list[EndedPullRequest]:
+        ended = take_ended(pull_requests)
         for one in ended:
-            if one.consumer.wish is not None:
-                one.consumer.wish.left = one.unused
+            if one.consumer.pull_request is not None:
+                one.consumer.pull_request.remaining = one.unused
         return ended
 
-    take_ended = rooms.TAKE_ENDED_WISHES.original
-    rooms.TAKE_ENDED_WISHES.replace(patch, faulty)
+    take_ended = rooms.TAKE_ENDED_PULL_REQUESTS.original
+    rooms.TAKE_ENDED_PULL_REQUESTS.replace(patch, faulty)
 
 
 def targets_of(fault: Fault) -> dict[str, rooms.AnyTarget]:

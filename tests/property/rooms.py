@@ -55,17 +55,17 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle import outcomes as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
+from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.redelivery import dead_letter
-from truenext.engine.lifecycle.wishes import Wishes
+from truenext.engine.memory import eviction as eviction_module
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
-from truenext.engine.memory import relief as relief_module
 from truenext.engine.memory import resident_set as resident_set_module
 from truenext.engine.memory import spilling as spilling_module
 from truenext.engine.memory import timers as timers_module
 from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import Reading
-from truenext.engine.memory.relief import Relief
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
@@ -91,7 +91,7 @@ from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
 from truenext.engine.state.causes import with_cause
-from truenext.engine.state.clients import Clients, Takers
+from truenext.engine.state.clients import Clients, Receivers
 from truenext.engine.state.consumer import Browser, Consumer, Session
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
@@ -286,14 +286,14 @@ IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
 # Giving back and pulling ----------------------------------------------------------------------------------------------
 RELEASE = Target(Releasing.release, Releasing)
-KEEP_BEGUN = Target(Releasing.keep, Releasing)
+KEEP_STARTED = Target(Releasing.keep, Releasing)
 RELEASE_HELD = Target(Releasing._release_held, Releasing)
 WAKE_CONSUMER = Target(Releasing.wake_consumer, Releasing)
-SAY_BEGUN = Target(Acknowledging.begun, Acknowledging)
+MARK_STARTED = Target(Acknowledging.mark_started, Acknowledging)
 ASK_CREDIT = Target(Pulling.ask, Pulling)
-WISH_BEGAN = Target(Wishes.began, Wishes)
-FORGET_WISH = Target(Wishes.forget, Wishes)
-TAKE_ENDED_WISHES = Target(Wishes.take_ended, Wishes)
+ADD_PULL_REQUEST = Target(PullRequests.add, PullRequests)
+FORGET_PULL_REQUEST = Target(PullRequests.forget, PullRequests)
+TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
 IS_NOTHING_READY = Target(NothingReady._has_nothing_for, NothingReady)
 IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_for, WildcardDispatch)
 RESTART_AUTO_WINDOW = Target(Consumer.restart_auto_window, Consumer)
@@ -334,7 +334,7 @@ EXPRESS = Target(Dispatcher._express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(Consumer.has_express_credit, Consumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
 COVERED_BY = Target(Consumer.covered_by, Consumer)
-CHOOSE_OWNER = Target(Takers.choose_exclusive, Takers)
+CHOOSE_OWNER = Target(Receivers.choose_exclusive, Receivers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
 RETURN_TO_LANE = Target(Lane.requeue, Lane)
@@ -351,11 +351,11 @@ ASK_FOR_PAGE = Target(Reading.ask, Reading)
 ENTRY_OF_FOUND = Target(Reading.entry, Reading)
 NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
 MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
-LOWER_HORIZON_OF_ONE = Target(Relief._lower_horizon, Relief)
-LOWER_HORIZONS = Target(Relief._lower_horizons, Relief)
-DISEMBODY = Target(Relief._drop_bodies, Relief)
+LOWER_HORIZON_OF_ONE = Target(Eviction._lower_horizon, Eviction)
+LOWER_HORIZONS = Target(Eviction._lower_horizons, Eviction)
+DISEMBODY = Target(Eviction._drop_bodies, Eviction)
 EMBODY = Target(Reading._restore_body, Reading)
-WRITE_WHAT_LEAVES = Target(put_all, relief_module)
+WRITE_WHAT_LEAVES = Target(put_all, eviction_module)
 CAME = Target(ResidentSet.entered_memory, ResidentSet)
 WENT = Target(ResidentSet.left_memory, ResidentSet)
 LEFT_FOR_DISK = Target(ResidentSet.left_for_disk, ResidentSet)
@@ -453,7 +453,7 @@ HEAD_FOR = Target(Choosing.head_for, Choosing)
 DOES_GROUP_WAIT = Target(Groups.does_wait, Groups)
 GROUP_FREED = Target(Groups._freed, Groups)
 ENDED_DELAY_IN_GROUP = Target(Groups.ended_delay, Groups)
-FREE_WHAT_RESTS = Target(Groups.free_what_rests, Groups)
+FREE_GROUPS_OF_SUSPENDED = Target(Groups.free_groups_of_suspended, Groups)
 TOOK_OF_GROUP = Target(Groups.took, Groups)
 LEFT_GROUPS = Target(Groups.left, Groups)
 CLOSES_GROUP = Target(closes_group, groups_module)
@@ -514,9 +514,9 @@ def choosing_of(nothing_ready: NothingReady, queue: Queue) -> Choosing:
     return nothing_ready._dispatcher.choosing(queue)
 
 
-def takers_of(part: object, queue: Queue) -> Takers:
+def receivers_of(part: object, queue: Queue) -> Receivers:
     """Who takes from a queue."""
-    return clients_of(part).takers_of(queue)
+    return clients_of(part).receivers_of(queue)
 
 
 def clients_of(part: object) -> Clients:

@@ -68,7 +68,7 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
             "expired": Expired.DROP,
             "retries": Retries(),
         },
-        relieves=False,
+        evicts=False,
         is_narrow=True,
         attempts_max=3,
         never=set(),

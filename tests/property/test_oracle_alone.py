@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.property.oracle import Disagreement, Ended, Letter, Oracle, Parcel, Peer, Reader, Seen, Wish
+from tests.property.oracle import Disagreement, Ended, Letter, NackOptions, Oracle, Parcel, Peer, Reader, Seen
 from truenext.commands import AckMode
 
 
@@ -27,14 +27,14 @@ class World:
 
     def turn(self, *got: tuple[Reader, str], ended: tuple[tuple[Reader, Ended], ...] = ()) -> None:
         dispatched: dict[Reader, list[Seen]] = {}
-        begun: set[str] = set()
+        started: set[str] = set()
         for reader, label in got:
             letter = self.letter(label)
             if letter not in self.oracle.sequences:
                 self.sequence += 1
             sequence = self.oracle.sequences.get(letter, self.sequence)
-            is_first = letter.parcel.group not in ("", *(group for _, group in self.oracle.owners), *begun)
-            begun.add(letter.parcel.group)
+            is_first = letter.parcel.group not in ("", *(group for _, group in self.oracle.owners), *started)
+            started.add(letter.parcel.group)
             deliveries = letter.deliveries + 1
             dispatched.setdefault(reader, []).append(
                 Seen(label, "q", sequence, 4, False, 0, deliveries, letter.attempts, is_first, letter.was_lost)
@@ -81,7 +81,7 @@ def test_one_that_rests_gets_nothing_until_it_is_woken() -> None:
     reader = world.subscribe(peer)
     world.send(peer, "m1")
     world.turn((reader, "m1"))
-    world.oracle.release(peer, [reader], [], rests=True)
+    world.oracle.release(peer, [reader], [], suspends=True)
     world.turn()
     world.oracle.check_idle()
     world.oracle.wake(reader)
@@ -96,7 +96,7 @@ def test_a_group_leaves_one_that_rests_once_it_has_nothing_of_it() -> None:
     world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
     world.oracle.begin(peer, "t")
     world.oracle.acknowledge(peer, world.letter("m2"), "t")
-    world.oracle.release(peer, [reader], [world.name("m1")], rests=True)
+    world.oracle.release(peer, [reader], [world.name("m1")], suspends=True)
     world.turn()
     world.oracle.acknowledge(peer, world.letter("m1"))
     world.turn()
@@ -113,7 +113,7 @@ def test_an_aborted_transaction_is_charged_for_what_it_refused() -> None:
     world.oracle.begin(peer, "t")
     for label in ("m1", "m2"):
         world.oracle.acknowledge(peer, world.letter(label), "t")
-    world.oracle.nack_acknowledged(world.letter("m2"), Wish())
+    world.oracle.nack_acknowledged(world.letter("m2"), NackOptions())
     world.oracle.release(peer, [reader], [], transaction="t", counts_all=False)
     assert [world.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
 
@@ -124,8 +124,8 @@ def test_a_lost_connection_is_charged_for_what_it_has_begun_in_this_dispatch() -
     reader = world.subscribe(peer)
     world.send(peer, "m1", "m2", "m3")
     world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.say_begun(world.letter("m2"))
-    world.oracle.say_begun(world.letter("m3"))
+    world.oracle.say_started(world.letter("m2"))
+    world.oracle.say_started(world.letter("m3"))
     world.oracle.release(peer, [reader], [world.name("m2")])
     world.turn((reader, "m1"), (reader, "m3"))
     world.oracle.disconnect(peer, is_clean=False)

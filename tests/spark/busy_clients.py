@@ -11,11 +11,11 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
-    Begun,
     Commit,
     Credit,
     Nack,
     Release,
+    Started,
     Subscribe,
     Unsubscribe,
     Wake,
@@ -98,7 +98,7 @@ class BusyClients:
         sequence = self.some_of(consumer)
         if consumer is not None and sequence is not None and consumer.session.names_begun:
             dispatch = consumer.held[sequence].deliveries
-            self.engine.begun(consumer.session, Begun("s", sequence, dispatch))
+            self.engine.mark_started(consumer.session, Started("s", sequence, dispatch))
 
     def answer(self, place: int) -> None:
         sequence = self.some_of(self.consumer(place))
@@ -138,7 +138,7 @@ class BusyClients:
             return
         kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
         transaction = "t" if "t" in session.transactions and self.chance(0.5) else None
-        request = Release(["s"], kept, rests=self.chance(0.5), transaction=transaction, counts_all=self.chance(0.5))
+        request = Release(["s"], kept, suspends=self.chance(0.5), transaction=transaction, counts_all=self.chance(0.5))
         self.engine.release(session, request)
 
     def wake(self, place: int) -> None:
@@ -148,7 +148,7 @@ class BusyClients:
 
     def ask(self, place: int) -> None:
         consumer = self.consumer(place)
-        if consumer is not None and consumer.wish is not None:
+        if consumer is not None and consumer.pull_request is not None:
             count = self.random.choice([0, 1, 2, 5])
             self.engine.ask_credit(self.sessions[place], Credit("s", count, waits=self.chance(0.5)))
 

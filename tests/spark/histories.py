@@ -35,7 +35,7 @@ class RandomHistory:
         self.present: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
         self.visible: set[int] = set()
         self.holders: dict[int, int] = {}
-        self.begun: set[int] = set()
+        self.started: set[int] = set()
         """Those of them that are."""
         self.attempts: dict[int, int] = {}
         self.with_cause: set[int] = set()
@@ -189,7 +189,7 @@ class RandomHistory:
         if self.chance(self.faults / 2):
             consumer = self.random.randint(0, self.next_consumer)
         if sequence in self.holders:
-            self.begun.add(sequence)
+            self.started.add(sequence)
         self.add("begun", queue=queue, sequence=sequence, consumer=consumer)
 
     def unsubscribe(self, queue: str) -> None:
@@ -206,7 +206,7 @@ class RandomHistory:
         for sequence in held:
             if sequence not in kept:
                 del self.holders[sequence]
-                is_lost = (sequence in self.begun or self.chance(self.faults)) and self.chance(0.5)
+                is_lost = (sequence in self.started or self.chance(self.faults)) and self.chance(0.5)
                 self.requeue(queue, sequence, "lost" if is_lost else "released")
         if not is_told_first:
             self.add("unsubscribed", queue=queue, consumer=consumer)
@@ -222,7 +222,7 @@ class RandomHistory:
             self.with_cause.add(sequence)
         self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason, cause=cause)
 
-    def takers(self, queue: str) -> list[int]:
+    def receivers(self, queue: str) -> list[int]:
         """Who has credit, and is kept from nothing by an exclusive one."""
         held = Counter(holder for holder in self.holders.values())
         exclusive = [each for each in self.consumers[queue] if each in self.exclusive]
@@ -260,18 +260,18 @@ class RandomHistory:
         if not candidates:
             return
         sequence = self.random.choice(candidates)
-        takers = self.takers(queue)
+        receivers = self.receivers(queue)
         if not self.consumers[queue] or self.chance(self.faults / 2):
-            takers = [self.random.randint(0, self.next_consumer)]
+            receivers = [self.random.randint(0, self.next_consumer)]
         elif self.chance(self.faults):
-            takers = list(self.consumers[queue])
-        if not takers:
+            receivers = list(self.consumers[queue])
+        if not receivers:
             return
-        consumer = self.random.choice(takers)
+        consumer = self.random.choice(receivers)
         if "pulling" in self.modes.get(consumer, "") and consumer in self.consumers[queue]:
             self.consumers[queue][consumer] -= 1
         self.holders[sequence] = consumer
-        self.begun.discard(sequence)
+        self.started.discard(sequence)
         self.waits.pop(sequence, None)
         self.add("dispatched", queue=queue, sequence=sequence, consumer=consumer, deliveries=1)
 

@@ -45,7 +45,7 @@ class Letter:
     """Its durable subscription has ended; `where` then says what a start finds of it."""
     dispatched: int = 0
     """The last dispatch,"""
-    begun: bool = False
+    started: bool = False
     """and whether that was begun."""
     attempts: int | None = None
     attempts_least: int = 0
@@ -59,14 +59,14 @@ class Letter:
 
 
 @dataclass
-class Taker:
+class Receiver:
     """A consumer as far as the history up to some event tells."""
 
     since: int
     mode: str
     window: int
-    wish: int | None = None
-    rests: bool = False
+    requested: int | None = None
+    is_suspended: bool = False
     priority: int = 0
     """Of one that is exclusive."""
     has_got: bool = False
@@ -77,12 +77,12 @@ class Taker:
         return word in self.mode.split()
 
     @property
-    def tells_begun(self) -> bool:
+    def tells_started(self) -> bool:
         return self.has("begun") and not self.has("auto")
 
     @property
     def is_exact(self) -> bool:
-        return self.tells_begun and not (self.has("express") or self.has("pulling") or self.has("selector"))
+        return self.tells_started and not (self.has("express") or self.has("pulling") or self.has("selector"))
 
 
 class Judge:
@@ -185,10 +185,10 @@ class Judge:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "held")
             if letter.where != "gone" and not letter.is_ended:
                 letter.where, letter.holder = "held", each["consumer"]
-                letter.dispatched, letter.begun = each["event"], False
+                letter.dispatched, letter.started = each["event"], False
         elif kind == "begun":
             if letter is not None and letter.where == "held" and letter.holder == each["consumer"]:
-                letter.begun = True
+                letter.started = True
         elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
             if letter is None:
                 letter = letters[each["sequence"]] = Letter(each["sequence"], None, None, True, "gone")
@@ -288,14 +288,14 @@ class Judge:
             self._find("premature", queue, each)
         letters = self._letters(queue, each["event"])
         letter = letters.get(each["sequence"])
-        takers, are_all = self._takers(queue, each["event"])
-        taker = takers.get(each["consumer"])
-        if taker is None or taker.ended:
-            taker = None
+        receivers, are_all = self._receivers(queue, each["event"])
+        receiver = receivers.get(each["consumer"])
+        if receiver is None or receiver.ended:
+            receiver = None
             if are_all:
                 self._find("stale", queue, each)
-        elif self._exclusive(takers) not in (None, each["consumer"]) or not self._has_credit(
-            taker, each["consumer"], self._present(letters)
+        elif self._exclusive(receivers) not in (None, each["consumer"]) or not self._has_credit(
+            receiver, each["consumer"], self._present(letters)
         ):
             self._find("uncredited", queue, each)
         if letter is None:
@@ -304,7 +304,7 @@ class Judge:
             self._find("doubled", queue, each)
             return
         letters = self._present(letters)
-        if letter.priority is not None and not (taker is not None and taker.has("selector")):
+        if letter.priority is not None and not (receiver is not None and receiver.has("selector")):
             for group in dict.fromkeys([None, letter.group]):
                 if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
                     break
@@ -313,9 +313,9 @@ class Judge:
         if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
 
-    def _takers(self, queue: str, before: int) -> tuple[dict[int, Taker], bool]:
+    def _receivers(self, queue: str, before: int) -> tuple[dict[int, Receiver], bool]:
         """All that were subscribed before an event, and whether these are all there are."""
-        takers: dict[int, Taker] = {}
+        receivers: dict[int, Receiver] = {}
         are_all = False
         previous: int | None = None
         for each in [*self.events, {"event": before, "kind": "now"}]:
@@ -323,81 +323,83 @@ class Judge:
             if number > before:
                 break
             if previous is not None and number - previous > 1:
-                takers, are_all = {}, False
+                receivers, are_all = {}, False
             previous = number
             if number == before:
                 break
             if each["kind"] == "started":
-                takers, are_all = {}, True
+                receivers, are_all = {}, True
             if each.get("queue") != queue:
                 continue
-            taker = takers.get(each.get("consumer") or 0)
+            receiver = receivers.get(each.get("consumer") or 0)
             if each["kind"] == "subscribed":
                 # `auto`: with something unsent its connection may have no room.
                 window = 1 if each["window"] is None else each["window"]
-                taker = takers[each["consumer"]] = Taker(number, each["mode"], window)
-                if taker.has("pulling") and not taker.has("selector"):
-                    taker.wish = 0
-                taker.priority = each["priority"] or 0
-            elif taker is None or taker.ended:
+                receiver = receivers[each["consumer"]] = Receiver(number, each["mode"], window)
+                if receiver.has("pulling") and not receiver.has("selector"):
+                    receiver.requested = 0
+                receiver.priority = each["priority"] or 0
+            elif receiver is None or receiver.ended:
                 continue
             elif each["kind"] == "unsubscribed":
-                taker.ended = number
+                receiver.ended = number
             elif each["kind"] == "window":
-                taker.window = 1 if each["window"] is None else each["window"]
-                taker.rests = each["window"] == 0
+                receiver.window = 1 if each["window"] is None else each["window"]
+                receiver.is_suspended = each["window"] == 0
             elif each["kind"] == "asked":
-                taker.wish = each["count"]
+                receiver.requested = each["count"]
             elif each["kind"] == "dispatched":
-                taker.has_got = True
-                if taker.wish is not None:
-                    taker.wish -= 1
-        return takers, are_all
+                receiver.has_got = True
+                if receiver.requested is not None:
+                    receiver.requested -= 1
+        return receivers, are_all
 
     @staticmethod
-    def _exclusive(takers: dict[int, Taker]) -> int | None:
+    def _exclusive(receivers: dict[int, Receiver]) -> int | None:
         """The one that has the queue, of those that are known."""
         exclusive = {
-            number: taker for number, taker in takers.items() if taker.has("exclusive") and taker.ended is None
+            number: receiver
+            for number, receiver in receivers.items()
+            if receiver.has("exclusive") and receiver.ended is None
         }
         return min(exclusive, key=lambda number: (-exclusive[number].priority, number), default=None)
 
     @staticmethod
-    def _has_credit(taker: Taker, consumer: int, letters: dict[int, Letter]) -> bool:
+    def _has_credit(receiver: Receiver, consumer: int, letters: dict[int, Letter]) -> bool:
         """Or that is not known."""
-        unbegun = [
+        unstarted = [
             letter
             for letter in letters.values()
             if letter.where == "held"
             and letter.holder == consumer
-            and letter.dispatched > taker.since
-            and not letter.begun
+            and letter.dispatched > receiver.since
+            and not letter.started
         ]
-        is_full = taker.is_exact and len(unbegun) >= taker.window
-        return not (is_full or taker.rests or (taker.wish is not None and taker.wish <= 0))
+        is_full = receiver.is_exact and len(unstarted) >= receiver.window
+        return not (is_full or receiver.is_suspended or (receiver.requested is not None and receiver.requested <= 0))
 
-    def _holder(self, queue: str, each: Event, letter: Letter) -> Taker | None:
+    def _holder(self, queue: str, each: Event, letter: Letter) -> Receiver | None:
         """Who holds a message, if that is known, and it was there when it got it."""
-        taker = self._takers(queue, each["event"])[0].get(letter.holder or 0)
-        if letter.where != "held" or taker is None:
+        receiver = self._receivers(queue, each["event"])[0].get(letter.holder or 0)
+        if letter.where != "held" or receiver is None:
             return None
-        return taker if taker.since < letter.dispatched < (taker.ended or letter.dispatched + 1) else None
+        return receiver if receiver.since < letter.dispatched < (receiver.ended or letter.dispatched + 1) else None
 
     def _acknowledgement(self, queue: str, each: Event, letter: Letter) -> None:
         if letter.where in ("waiting", "delayed", "holding"):
             self._find("stale", queue, each)
-        taker = self._holder(queue, each, letter)
-        if taker is not None and taker.ended and taker.tells_begun and not letter.begun:
+        receiver = self._holder(queue, each, letter)
+        if receiver is not None and receiver.ended and receiver.tells_started and not letter.started:
             self._find("stale", queue, each)
 
     def _beginning(self, queue: str, each: Event) -> None:
         letter = self._letters(queue, each["event"]).get(each["sequence"])
-        takers, are_all = self._takers(queue, each["event"])
-        taker = takers.get(each["consumer"])
-        is_there = taker is not None and not taker.ended
+        receivers, are_all = self._receivers(queue, each["event"])
+        receiver = receivers.get(each["consumer"])
+        is_there = receiver is not None and not receiver.ended
         if letter is not None and letter.where == "held" and not letter.is_ended and letter.holder == each["consumer"]:
             was_there = self._holder(queue, each, letter) is not None
-            if not letter.begun and was_there and not is_there:
+            if not letter.started and was_there and not is_there:
                 self._find("stale", queue, each)
         elif (are_all and not is_there) or (
             letter is not None
@@ -414,8 +416,8 @@ class Judge:
         reason = each["reason"].partition(" ")[0]
         if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
             self._find("miscount", queue, each)
-        taker = self._holder(queue, each, letter)
-        if reason in ("lost", "aborted") and taker is not None and taker.tells_begun and not letter.begun:
+        receiver = self._holder(queue, each, letter)
+        if reason in ("lost", "aborted") and receiver is not None and receiver.tells_started and not letter.started:
             self._find("miscount", queue, each)
 
     @staticmethod
@@ -552,16 +554,18 @@ class Judge:
         # Directly behind it: a number that is missing there says nothing yet.
         number = self.events[index]["event"] + 1
         kept, self.events = self.events, self.events[: index + 1]
-        takers, are_all = self._takers(queue, number)
+        receivers, are_all = self._receivers(queue, number)
         self.events = kept
-        if not are_all and not any(taker.has_got and not taker.has("exclusive") for taker in takers.values()):
+        if not are_all and not any(
+            receiver.has_got and not receiver.has("exclusive") for receiver in receivers.values()
+        ):
             return False
-        owner = self._exclusive(takers)
+        owner = self._exclusive(receivers)
         held = Counter(letter.holder for letter in letters.values() if letter.where == "held")
         return any(
-            (taker.wish or 0) > 0 if taker.has("pulling") else held[consumer] < taker.window
-            for consumer, taker in takers.items()
-            if not (taker.ended or taker.has("selector")) and owner in (None, consumer)
+            (receiver.requested or 0) > 0 if receiver.has("pulling") else held[consumer] < receiver.window
+            for consumer, receiver in receivers.items()
+            if not (receiver.ended or receiver.has("selector")) and owner in (None, consumer)
         )
 
     def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:

@@ -51,7 +51,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             for queue in queues:
                 row(
                     each["event"],
-                    Code.STARTED,
+                    Code.RUN_STARTED,
                     queue,
                     at=micros(each),
                     number=flags,
@@ -108,7 +108,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
         if each["kind"] == "returned":
             waits = {"delayed": Code.DELAYED, "holding": Code.HOLDING}
             code = waits.get(each["reason"].rpartition(" ")[2], code)
-            backs = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
+            backs = {"released": Back.RELEASED, "lost": Back.STARTED, "aborted": Back.STARTED}
             columns["more"] = int(backs.get(each["reason"].partition(" ")[0], Back.OTHER))
         if each["kind"] in ("returned", "dead-lettered") and each.get("cause") is not None:
             columns["more"] = columns.get("more", 0) + SAYS_WHY

@@ -80,10 +80,10 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts, back: None),
     "pauses ignored": (Account, "paused", lambda self, event, at, is_paused: None),
     "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
-    "credit ignored": (Account, "judge_credit", lambda self, event, at, sequence, consumer, taker: None),
+    "credit ignored": (Account, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
     "windows that change ignored": (Account, "window_changed", lambda self, event, at, consumer, window: None),
     "wishes ignored": (Account, "asked", lambda self, event, at, consumer, count: None),
-    "what is begun ignored": (Account, "begun", lambda self, event, at, sequence, consumer: None),
+    "what is begun ignored": (Account, "started", lambda self, event, at, sequence, consumer: None),
     "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
     "miscounts ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
@@ -101,9 +101,9 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("guard", [Start.CLEAN, Start.CONTINUED, Start.WHOLE])
 def test_each_flag_of_a_start_counts(guard: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Account.started
+    started = Account.run_started
     always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
-    monkeypatch.setattr(Account, "started", always)
+    monkeypatch.setattr(Account, "run_started", always)
     assert any(_differs_or_fails(seed) for seed in range(1500))
 
 
@@ -227,7 +227,7 @@ def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() 
 @pytest.mark.parametrize(("count", "kinds"), [(2, ["lost"]), (3, []), (4, ["resurrected"])])
 def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int, kinds: list[str]) -> None:
     account = ended()
-    account.started(10, 10, Start.CONTINUED | Start.GOES_ON | Start.WHOLE, 9)
+    account.run_started(10, 10, Start.CONTINUED | Start.GOES_ON | Start.WHOLE, 9)
     account.recovered(11, 11, count)
     assert [finding.kind for finding in account.findings] == kinds
 
@@ -235,9 +235,9 @@ def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int,
 def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
     account = ended(began_anew=False)
     account.end(8, 8, 2, Code.EXPIRED)
-    account.started(10, 10, Start.CONTINUED | Start.GOES_ON, 9)
+    account.run_started(10, 10, Start.CONTINUED | Start.GOES_ON, 9)
     account.settle_recovered(11)
     assert [(each.kind, each.sequence, each.count) for each in account.findings] == [("lost", 1, 1)]
-    account.started(12, 12, Start.CONTINUED | Start.GOES_ON, 11)
+    account.run_started(12, 12, Start.CONTINUED | Start.GOES_ON, 11)
     account.settle_recovered(13)
     assert len(account.findings) == 1

@@ -19,7 +19,7 @@ from pyspark.testing import assertDataFrameEqual
 from tests.spark.histories import EPOCH, Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.policies import serve, true_next, two_buckets
-from tests.spark.test_consumers import BEGUN, Story
+from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import Results, audit
@@ -106,10 +106,10 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
 
 def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
     story = Story(window=3).give(1, 2).requeue(1, reason="lost", attempts=1).window(0).give(1).begin(3).requeue(2)
-    pulling = BEGUN + " with selector pulling"
+    pulling = STARTED + " with selector pulling"
     story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).requeue(4, attempts=1)
     for number, priority in ((3, -1), (4, 2), (5, 1)):
-        story.subscribe(number, BEGUN + " exclusive", priority=priority)
+        story.subscribe(number, STARTED + " exclusive", priority=priority)
     story.give(2, to=4).give(3, to=5)
     assert len(story.found) == 6
     results = audit(frame(story.events))

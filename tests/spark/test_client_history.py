@@ -17,8 +17,8 @@ from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.lifecycle.outcomes import Outcomes
-from truenext.engine.lifecycle.wishes import Wishes
-from truenext.engine.state.clients import Clients, Takers
+from truenext.engine.lifecycle.pull_requests import PullRequests
+from truenext.engine.state.clients import Clients, Receivers
 from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.state.reason import Reason
@@ -71,38 +71,38 @@ def after(told: Told, seconds: int) -> Counter[str]:
 
 
 def who_rests_goes_on(patch: Patch) -> None:
-    patch.setattr(Consumer, "rest", lambda consumer: setattr(consumer, "awake_window", consumer.window))
+    patch.setattr(Consumer, "suspend", lambda consumer: setattr(consumer, "awake_window", consumer.window))
 
 
 def windows_are_one_too_large(patch: Patch) -> None:
     def has_credit(consumer: Consumer) -> bool:
-        return len(consumer.held) < consumer.window + (consumer.wish is None and not consumer.rests)
+        return len(consumer.held) < consumer.window + (consumer.pull_request is None and not consumer.is_suspended)
 
     patch.setattr(Consumer, "has_credit", has_credit)
 
 
 def one_more_comes_than_was_asked_for(patch: Patch) -> None:
     def has_credit(consumer: Consumer) -> bool:
-        more = consumer.wish is not None and not consumer.rests
+        more = consumer.pull_request is not None and not consumer.is_suspended
         return len(consumer.held) < consumer.window + more
 
     patch.setattr(Consumer, "has_credit", has_credit)
 
 
 def what_came_still_counts_as_asked_for(patch: Patch) -> None:
-    patch.setattr(Wishes, "spend", lambda wishes, deliveries: None)
+    patch.setattr(PullRequests, "spend", lambda pull_requests, deliveries: None)
 
 
 def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
-    forget = Wishes.forget
+    forget = PullRequests.forget
 
-    def forgets_for_others(wishes: Wishes, consumer: Consumer) -> None:
-        left = consumer.wish.left if consumer.wish is not None else 0
-        forget(wishes, consumer)
-        if consumer.wish is not None:
-            consumer.wish.left = left
+    def forgets_for_others(pull_requests: PullRequests, consumer: Consumer) -> None:
+        left = consumer.pull_request.remaining if consumer.pull_request is not None else 0
+        forget(pull_requests, consumer)
+        if consumer.pull_request is not None:
+            consumer.pull_request.remaining = left
 
-    patch.setattr(Wishes, "forget", forgets_for_others)
+    patch.setattr(PullRequests, "forget", forgets_for_others)
 
 
 def who_asks_gets_nothing(patch: Patch) -> None:
@@ -113,15 +113,15 @@ def who_asks_gets_nothing(patch: Patch) -> None:
 
 
 def exclusive_consumers_share_their_queue(patch: Patch) -> None:
-    patch.setattr(Takers, "choose_exclusive", lambda takers: None)
+    patch.setattr(Receivers, "choose_exclusive", lambda receivers: None)
 
 
 def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patch) -> None:
-    def choose(takers: Takers) -> None:
-        exclusive = [consumer for consumer in takers.all() if consumer.is_exclusive]
-        takers.exclusive = min(exclusive, key=lambda consumer: consumer.number, default=None)
+    def choose(receivers: Receivers) -> None:
+        exclusive = [consumer for consumer in receivers.all() if consumer.is_exclusive]
+        receivers.exclusive = min(exclusive, key=lambda consumer: consumer.number, default=None)
 
-    patch.setattr(Takers, "choose_exclusive", choose)
+    patch.setattr(Receivers, "choose_exclusive", choose)
 
 
 def the_first_is_charged_begun_or_not(patch: Patch) -> None:
@@ -138,9 +138,9 @@ def begun_outlives_its_dispatch(patch: Patch) -> None:
     requeue = Outcomes.requeue
 
     def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        is_begun = entry.is_begun
+        is_started = entry.is_started
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        entry.is_begun = is_begun
+        entry.is_started = is_started
 
     patch.setattr(Outcomes, "requeue", remembers)
 
@@ -172,7 +172,7 @@ def who_has_ended_still_gets_messages(patch: Patch) -> None:
     leave = Clients.leave
 
     def stays(clients: Clients, consumer: Consumer, queue: Queue) -> None:
-        if not isinstance(consumer, QueueConsumer) or consumer.wish is not None:
+        if not isinstance(consumer, QueueConsumer) or consumer.pull_request is not None:
             leave(clients, consumer, queue)
 
     patch.setattr(Clients, "leave", stays)
@@ -200,7 +200,7 @@ the_last_ack_is_carried_out = behind_the_end(
     lambda connecting, _, entry: connecting._subscribing._events.acknowledged(entry)
 )
 the_last_begun_is_carried_out = behind_the_end(
-    lambda connecting, consumer, entry: connecting._subscribing._events.begun(entry, consumer)
+    lambda connecting, consumer, entry: connecting._subscribing._events.started(entry, consumer)
 )
 
 

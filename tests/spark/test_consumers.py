@@ -16,15 +16,15 @@ from tests.spark.plain import counted, outcomes_of, witnessed
 from truenext.spark.schema import EVENTS
 
 STUCK_SECONDS = 10.0
-BEGUN = "client-individual with begun"
-RESTED, BEYOND, UNASKED = "while it rested", "beyond its window of 2", "more than it had asked for"
+STARTED = "client-individual with begun"
+SUSPENDED, BEYOND, UNASKED = "while it rested", "beyond its window of 2", "more than it had asked for"
 MISCOUNTS = ("released", "not begun")
 
 
 class Story:
     """What happened in one queue since the broker started, and consumer 1 came."""
 
-    def __init__(self, mode: str = BEGUN, window: int | None = 2, messages: int = 9) -> None:
+    def __init__(self, mode: str = STARTED, window: int | None = 2, messages: int = 9) -> None:
         self.events: list[Event] = []
         self.seconds = 0.0
         self.add("started", queue=None, reason="clean")
@@ -48,7 +48,9 @@ class Story:
         self.events[-1]["event"] += 1
         return self
 
-    def subscribe(self, consumer: int, mode: str = BEGUN, window: int | None = 2, priority: int | None = None) -> Story:
+    def subscribe(
+        self, consumer: int, mode: str = STARTED, window: int | None = 2, priority: int | None = None
+    ) -> Story:
         return self.add("subscribed", consumer=consumer, mode=mode, window=window, priority=priority)
 
     def unsubscribe(self, consumer: int = 1) -> Story:
@@ -99,12 +101,12 @@ class Story:
 
 def test_what_comes_to_a_consumer_that_rests_is_found() -> None:
     story = Story().give(1).requeue(1).window(0).give(1)
-    assert story.found == [("uncredited", 1, RESTED)]
+    assert story.found == [("uncredited", 1, SUSPENDED)]
 
 
 @pytest.mark.parametrize("mode", ["client", "client-individual with selector", "client with selector with express"])
 def test_also_if_it_names_nothing_that_it_begins_or_has_a_selector(mode: str) -> None:
-    assert Story(mode, 5).window(0).give(1).found == [("uncredited", 1, RESTED)]
+    assert Story(mode, 5).window(0).give(1).found == [("uncredited", 1, SUSPENDED)]
     assert Story(mode, 5).window(0).window(5).give(1).found == []
 
 
@@ -118,7 +120,7 @@ def test_what_a_consumer_has_acknowledged_in_a_transaction_is_not_in_its_window(
     assert Story().give(1, 2).begin(1, 1).give(3, 4).found == [("uncredited", 4, BEYOND)]
 
 
-@pytest.mark.parametrize("mode", ["client-individual", "auto with begun", BEGUN + " with express"])
+@pytest.mark.parametrize("mode", ["client-individual", "auto with begun", STARTED + " with express"])
 def test_nothing_is_found_where_it_is_not_known_how_full_the_window_is_or_more_may_come(mode: str) -> None:
     assert Story(mode, None if mode.startswith("auto") else 2).give(1, 2, 3).found == []
     assert Story("client with selector with begun", 2).give(1, 2, 3).found == []
@@ -139,7 +141,7 @@ def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None
 
 
 def test_what_a_consumer_has_not_asked_for_is_found() -> None:
-    pulling = BEGUN + " pulling"
+    pulling = STARTED + " pulling"
     assert Story(pulling, None).give(1).found == [("uncredited", 1, UNASKED)]
     assert Story(pulling, None).ask(2).give(1, 2).found == []
     assert Story(pulling, None).ask(2).give(1, 2, 3).found == [("uncredited", 3, UNASKED)]
@@ -161,7 +163,7 @@ def test_what_a_consumer_with_a_selector_asks_for_counts_once_it_is_told() -> No
 
 # Exclusive consumers
 
-EXCLUSIVE = BEGUN + " exclusive"
+EXCLUSIVE = STARTED + " exclusive"
 
 
 def kept_from(number: int) -> str:
@@ -221,7 +223,7 @@ def test_while_a_consumer_is_exclusive_nobody_else_could_have_taken_a_message(st
 
 
 def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_idle() -> None:
-    def story(mode: str = BEGUN) -> Story:
+    def story(mode: str = STARTED) -> Story:
         return Story().lose_an_event().subscribe(2, mode, 5, 0 if mode == EXCLUSIVE else None).accept(20, 21, 22)
 
     def idle(story: Story) -> list[str]:
@@ -341,12 +343,12 @@ def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused
         (Story(messages=2).give(1).window(1), False),
         (Story(messages=3).give(1, 2).window(3), True),
         (Story(messages=2).window(1).give(1).acknowledge(1), True),
-        (Story(BEGUN + " pulling", None, 1), False),
-        (Story(BEGUN + " pulling", None, 1).ask(1), True),
-        (Story(BEGUN + " pulling", None, 1).ask(1).ask(0), False),
-        (Story(BEGUN + " pulling", None, 2).ask(1).give(1), False),
-        (Story(BEGUN + " pulling", None, 2).ask(1).give(1).acknowledge(1), False),
-        (Story(BEGUN + " pulling", None, 2).ask(2).give(1), True),
+        (Story(STARTED + " pulling", None, 1), False),
+        (Story(STARTED + " pulling", None, 1).ask(1), True),
+        (Story(STARTED + " pulling", None, 1).ask(1).ask(0), False),
+        (Story(STARTED + " pulling", None, 2).ask(1).give(1), False),
+        (Story(STARTED + " pulling", None, 2).ask(1).give(1).acknowledge(1), False),
+        (Story(STARTED + " pulling", None, 2).ask(2).give(1), True),
         (Story("client with selector pulling", None, 1).ask(1), False),
     ],
 )
@@ -357,7 +359,7 @@ def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(s
 
 def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
     for end in ("window", "asked"):
-        story = Story(messages=1) if end == "window" else Story(BEGUN + " pulling", None, 1).ask(1)
+        story = Story(messages=1) if end == "window" else Story(STARTED + " pulling", None, 1).ask(1)
         story.wait(STUCK_SECONDS - 1)
         story = story.window(0) if end == "window" else story.ask(0)
         assert story.wait(STUCK_SECONDS).add("paused").found == []
@@ -371,7 +373,7 @@ def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
     [
         Story().window(0).lose_an_event().give(1),
         Story().give(1, 2).lose_an_event().give(3),
-        Story(BEGUN + " pulling", None).lose_an_event().give(1),
+        Story(STARTED + " pulling", None).lose_an_event().give(1),
         Story().give(1).lose_an_event().requeue(1, attempts=1),
         Story().give(1).lose_an_event().requeue(1, reason="lost", attempts=1),
         taken_over().lose_an_event().give(1),

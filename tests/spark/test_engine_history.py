@@ -158,7 +158,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
         engine.acknowledge(session, Ack("s", held[2], "t"))
         engine.nack(session, Nack("s", held[3], "t"))
         engine.memory.limit = 1000
-        engine.relieve()
+        engine.evict()
         engine.memory.limit = 1 << 40
     engine.unsubscribe(session, Unsubscribe("s", "me,s"))
     if begins_anew:

@@ -189,8 +189,8 @@ def publish(everything: Everything, client: RawClient, dice: random.Random) -> N
 
 def _settle(everything: Everything, client: RawClient, message: Frame, dice: random.Random) -> None:
     if message.body == b"poison" or dice.random() < 0.01:
-        wish = dice.choice(({}, {}, {"truenext-delay": "30"}, {"truenext-reject": "true"}))
-        client.nack(message, headers=wish)
+        options = dice.choice(({}, {}, {"truenext-delay": "30"}, {"truenext-reject": "true"}))
+        client.nack(message, headers=options)
         everything.done["refused"] += 1
     else:
         client.ack(message)

@@ -106,17 +106,17 @@ class Judged:
         ]
         return found[at]
 
-    def end(self, begun: Told) -> Told:
+    def end(self, started: Told) -> Told:
         return next(
-            each for each in self.stages if each["process"] == begun["process"] and each.get("of") == begun["n"]
+            each for each in self.stages if each["process"] == started["process"] and each.get("of") == started["n"]
         )
 
-    def forget(self, begun: Told, kind: str) -> Told:
+    def forget(self, started: Told, kind: str) -> Told:
         """The history does not tell this of its message."""
         event = next(
             each
             for each in self.history
-            if each["kind"] == kind and (each["queue"], each["sequence"]) == (begun["queue"], begun["sequence"])
+            if each["kind"] == kind and (each["queue"], each["sequence"]) == (started["queue"], started["sequence"])
         )
         self.history.remove(event)
         return event
@@ -136,7 +136,7 @@ def judged(story: Story, spark: SparkSession) -> Judged:
 
 
 def test_what_is_read_is_what_is_written() -> None:
-    kinds = (written.Opened, written.Begun, written.Committed, written.Over, written.Closed)
+    kinds = (written.Opened, written.Started, written.Committed, written.Over, written.Closed)
     fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
     assert fields == set(STAGE_EVENTS.names)
 
@@ -281,10 +281,10 @@ def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(ju
 def test_what_the_history_acknowledges_is_not_under_way(judged: Judged) -> None:
     """A process that is killed may have committed what it had not told yet."""
     for kind, order in (("ended", "order 1"), ("acknowledged", "order 2")):
-        begun = judged.run(order, "order.place.stage.reserve")
-        judged.stages.remove(judged.end(begun))
+        started = judged.run(order, "order.place.stage.reserve")
+        judged.stages.remove(judged.end(started))
         if kind == "acknowledged":
-            judged.forget(begun, kind)
+            judged.forget(started, kind)
     flows = judged.judge().tables["flows"].where("under_way > 0").collect()
     assert [(row["trace"], row["under_way"]) for row in flows] == [("order 2", 1)]
 

@@ -224,7 +224,7 @@ def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> Non
 
 def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: int = 0, **other: Any) -> list[Any]:
     """Of one flow: messages one after the other, each from the one before."""
-    begun = pandas.Timestamp("2026-01-01", tz="UTC")
+    started = pandas.Timestamp("2026-01-01", tz="UTC")
     return [
         {
             "flow": flow,
@@ -232,15 +232,15 @@ def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: i
             "message": f"{flow} {number}",
             "parent": f"{flow} {number - 1}" if number else "",
             "stage": "order.place",
-            "accepted_at": begun + pandas.Timedelta(number, "s"),
-            "dispatched_at": begun + pandas.Timedelta(number + 0.25, "s"),
-            "begun_at": begun + pandas.Timedelta(number + 0.5, "s"),
-            "ended_at": begun + pandas.Timedelta(number + 1, "s"),
+            "accepted_at": started + pandas.Timedelta(number, "s"),
+            "dispatched_at": started + pandas.Timedelta(number + 0.25, "s"),
+            "begun_at": started + pandas.Timedelta(number + 0.5, "s"),
+            "ended_at": started + pandas.Timedelta(number + 1, "s"),
             "outcome": "ended",
             "error": None,
             "total_us": 500_000,
             "gone": "acknowledged",
-            "flow_begun_at": begun,
+            "flow_begun_at": started,
             "seconds": float(messages),
             "messages": messages,
             "runs": messages,

@@ -325,11 +325,11 @@ def test_an_ask_keeps_its_time_though_the_broker_says_nothing() -> None:
 
     async def work(t: Stages) -> None:
         async with gone(t.broker):
-            begun = asyncio.get_running_loop().time()
+            started = asyncio.get_running_loop().time()
             with pytest.raises((TimeoutError, RolledBack)):
                 await t.ask(answer, Number(1), timeout=0.1)
             # Amply: it was a minute.
-            assert asyncio.get_running_loop().time() - begun < 20
+            assert asyncio.get_running_loop().time() - started < 20
         assert await t.ask(answer, Number(2)) == Number(2)
 
     run(app, work)

@@ -203,7 +203,7 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
     app = Service("shop", concurrency=4)
     nobody = app.remote("nobody", Number)
     lost, hold, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    begun: list[int] = []
+    started: list[int] = []
     inside: list[int] = []
     beside: list[tuple[int, int, int]] = []
 
@@ -215,13 +215,13 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
             lost.set()
             await end.wait()
             return
-        before = len(begun)
+        before = len(started)
         await asyncio.sleep(0.05)
-        beside.append((flow.attempt, len(inside), len(begun) - before))
+        beside.append((flow.attempt, len(inside), len(started) - before))
 
     @app.terminator("other", Number)
     async def other(number: Number) -> None:
-        begun.append(number.n)
+        started.append(number.n)
         inside.append(number.n)
         await hold.wait()
         inside.remove(number.n)
@@ -241,7 +241,7 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
         await asyncio.sleep(0.05)
         assert beside == []
         hold.set()
-        await until(lambda: bool(beside) and len(begun) == 10)
+        await until(lambda: bool(beside) and len(started) == 10)
         assert beside == [(2, 0, 0)]
 
     run(app, work)

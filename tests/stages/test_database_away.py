@@ -106,13 +106,13 @@ def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_time
 
 def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold_up_its_stage(tmp_path: Path) -> None:
     app = Service("shop", concurrency=2)
-    is_begun, may_end = asyncio.Event(), asyncio.Event()
+    is_started, may_end = asyncio.Event(), asyncio.Event()
     done: list[int] = []
 
     @app.terminator("work", Job)
     async def work(job: Job, sql: AsyncSession) -> None:
         if job.number == 0:
-            is_begun.set()
+            is_started.set()
             await may_end.wait()
         done.append(job.number)
 
@@ -121,7 +121,7 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
     async def main() -> None:
         async with stages(app, database=f"sqlite:///{tmp_path / 'shop.db'}") as t:
             await t.send(work, Job(0))
-            await is_begun.wait()
+            await is_started.wait()
             gate = t._running.world.gate
             assert gate is not None
             gate.close(DatabaseAway("for a moment"))

@@ -125,7 +125,7 @@ def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -
 
 def test_a_stop_during_a_hook_tells_one_ending() -> None:
     told: list[str] = []
-    is_begun = asyncio.Event()
+    is_started = asyncio.Event()
 
     class Ended(Interceptor):
         def ended(self, execution: Execution, ending: Ending) -> None:
@@ -134,7 +134,7 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
     app = Service("shop", interceptors=[Ended()])
 
     async def hangs() -> None:
-        is_begun.set()
+        is_started.set()
         await asyncio.sleep(3600)
 
     @app.terminator("take", Number)
@@ -144,7 +144,7 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
     async def main() -> None:
         async with stages(app) as t:
             await t.send(take, Number(1))
-            await is_begun.wait()
+            await is_started.wait()
             await t._running.stop(0.0)
 
     asyncio.run(main())

@@ -178,9 +178,9 @@ def test_on_sigterm_a_service_finishes_what_it_has_and_others_do_the_rest(broker
     third.signal(signal.SIGTERM)
     assert third.wait() == 0
     # Each once, and each by its first attempt: nobody was charged.
-    begun = numbers(first, "begun ") + numbers(second, "begun ") + numbers(third, "begun ")
+    started = numbers(first, "begun ") + numbers(second, "begun ") + numbers(third, "begun ")
     done = numbers(first, "done ") + numbers(second, "done ") + numbers(third, "done ")
-    assert begun == done == Counter(f"{number} 1" for number in range(8))
+    assert started == done == Counter(f"{number} 1" for number in range(8))
 
 
 def test_on_a_second_signal_a_service_gives_back_what_it_has_at_once(broker: BrokerProcess, start: Start) -> None:

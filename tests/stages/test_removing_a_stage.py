@@ -64,8 +64,8 @@ def test_flows_of_before_go_the_old_way_and_new_ones_the_new_way() -> None:
                 ended[flow.trace] = step.path
 
             async def begin(trace: str) -> None:
-                async with other.initiate() as begun:
-                    begun.send(place, Step(), trace=trace, reply_to=end)
+                async with other.initiate() as started:
+                    started.send(place, Step(), trace=trace, reply_to=end)
 
             async with other.running(), truenext.connect(broker.url) as operator:
                 await operator.ask("pause", {"queue": "order.place.stage.middle"})

@@ -342,8 +342,8 @@ def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(begin: str) -> None:
                 with suppress(TimeoutError):
                     came.append(await t.ask(down, Number(count), timeout=10 if count == 34 else 0.1))
             else:
-                async with app.initiate() as begun:
-                    begun.send(down, Number(count), trace="t", reply_to=take)
+                async with app.initiate() as started:
+                    started.send(down, Number(count), trace="t", reply_to=take)
 
         await begins(34)
         await t.ended()

@@ -20,14 +20,14 @@ def test_thirty_two_workers_with_a_megabyte_each_wait_for_room_and_none_is_refus
     work = app.endpoint("large.work", Large)
     together = asyncio.Event()
     attempts: list[int] = []
-    begun = 0
+    started = 0
 
     @work.stage
     async def first(message: Large, flow: Flow) -> None:
-        nonlocal begun
-        begun += 1
+        nonlocal started
+        started += 1
         attempts.append(flow.attempt)
-        if begun == WORKERS:
+        if started == WORKERS:
             together.set()
         # So all of them send at once: twice of what the connection may have open.
         await together.wait()

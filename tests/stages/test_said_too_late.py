@@ -56,12 +56,12 @@ def test_what_is_said_when_the_stage_or_the_block_has_ended_is_refused() -> None
         kept.append(flow)
 
     async def work(t: Stages) -> None:
-        begun: list[Initiation] = []
+        started: list[Initiation] = []
         async with app.initiate() as begin:
-            begun.append(begin)
+            started.append(begin)
             begin.send(take, Number(1), trace="t")
         with pytest.raises(FlowError, match="too late"):
-            begun[0].send(take, Number(2), trace="t")
+            started[0].send(take, Number(2), trace="t")
         await until(lambda: bool(kept))
         await t.ended()
         with pytest.raises(FlowError, match="too late"):

@@ -13,20 +13,20 @@ from truenext.testing.stages import Stages
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back_the_rest(is_async: bool) -> None:
     app = Service("shop", concurrency=2)
-    begun: list[int] = []
+    started: list[int] = []
     ended: list[int] = []
     go_on, go_on_in_thread = asyncio.Event(), threading.Event()
     take = app.endpoint("take", Number)
     done = app.remote("done", Number)
 
     async def asynchronous(number: Number, flow: Flow) -> None:
-        begun.append(number.n)
+        started.append(number.n)
         await go_on.wait()
         flow.send(done, number)
         ended.append(number.n)
 
     def plain(number: Number, flow: Flow) -> None:
-        begun.append(number.n)
+        started.append(number.n)
         assert go_on_in_thread.wait(20)
         flow.send(done, number)
         ended.append(number.n)
@@ -45,14 +45,14 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
 
         stop = asyncio.Event()
         running = asyncio.create_task(run_until(stop))
-        await until(lambda: len(begun) == 2)
+        await until(lambda: len(started) == 2)
         stop.set()
         await asyncio.sleep(0.05)
         assert not running.done()
         go_on.set()
         go_on_in_thread.set()
         await running
-        assert sorted(begun) == sorted(ended) == [0, 1]
+        assert sorted(started) == sorted(ended) == [0, 1]
         left = await t.broker.queue("take")
         assert (left.waiting, left.unacknowledged) == (3, 0)
         assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}
@@ -63,18 +63,18 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
 
 def test_what_does_not_end_in_time_is_given_back_without_an_attempt() -> None:
     app = Service("shop")
-    begun: list[int] = []
+    started: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        begun.append(number.n)
+        started.append(number.n)
         await asyncio.Event().wait()
 
     async def work(t: Stages) -> None:
         app.broker = (t.broker.url,)
         async with app.running():
             await app.send(take, Number(1), trace="t")
-            await until(lambda: begun == [1])
+            await until(lambda: started == [1])
             running = app._running
             assert running is not None
             await running.stop(timeout=0.05)
@@ -107,12 +107,12 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
 ) -> None:
     monkeypatch.setattr(precedence, "MOMENT_S", 1000.0)
     app = Service("shop")
-    begun: list[str] = []
+    started: list[str] = []
     go_on = asyncio.Event()
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
-        begun.append(flow.trace)
+        started.append(flow.trace)
         await go_on.wait()
 
     async def work(t: Stages) -> None:
@@ -121,11 +121,11 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
             running = app._running
             assert running is not None
             await app.send(take, Number(1), trace="first", interactive=True)
-            await until(lambda: begun == ["first"])
+            await until(lambda: started == ["first"])
             await app.send(take, Number(2), trace="second")
             await until(lambda: sum(each.worker.busy for each in running.consumptions) == 2)
             await running.stop(timeout=0.05)
-        assert begun == ["first"]
+        assert started == ["first"]
         left = await t.broker.queue("take")
         assert (left.waiting, left.unacknowledged) == (2, 0)
         assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}

@@ -24,19 +24,19 @@ async def attempts_of(t: Stages, queue: str) -> list[int]:
 
 def test_a_plain_function_that_does_not_end_is_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
     """Nor is it one that the threads, which take nothing any more by then, refuse to roll back."""
-    is_begun, may_end = threading.Event(), threading.Event()
+    is_started, may_end = threading.Event(), threading.Event()
     app = Service("stopping", database="sqlite://")
 
     @app.terminator("stopping.never", Job)
     def never(job: Job, sql: Session) -> None:
         sql.execute(text("SELECT 1"))
-        is_begun.set()
+        is_started.set()
         may_end.wait()
 
     async def run() -> None:
         async with stages(app, database="sqlite://") as t:
             await t.send(never, Job(1))
-            await asyncio.to_thread(is_begun.wait)
+            await asyncio.to_thread(is_started.wait)
             await t._running.stop(0.0)
             assert await attempts_of(t, "stopping.never") == [0]
 
@@ -49,18 +49,18 @@ def test_a_plain_function_that_does_not_end_is_no_attempt(caplog: pytest.LogCapt
 
 
 def test_a_stop_that_was_cancelled_goes_on_with_less_time() -> None:
-    is_begun = asyncio.Event()
+    is_started = asyncio.Event()
     app = Service("stopping")
 
     @app.terminator("stopping.slow", Job)
     async def slow(job: Job) -> None:
-        is_begun.set()
+        is_started.set()
         await asyncio.sleep(3600)
 
     async def run() -> None:
         async with stages(app) as t:
             await t.send(slow, Job(1))
-            await is_begun.wait()
+            await is_started.wait()
             stopping = asyncio.create_task(t._running.stop(3600))
             await asyncio.sleep(0.01)
             stopping.cancel()
@@ -73,7 +73,7 @@ def test_a_stop_that_was_cancelled_goes_on_with_less_time() -> None:
 
 
 def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
-    is_begun = asyncio.Event()
+    is_started = asyncio.Event()
     closed: list[str] = []
 
     async def opened() -> AsyncIterator[Job]:
@@ -86,7 +86,7 @@ def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
 
             @app.terminator("stopping.slow", Job)
             async def slow(job: Job) -> None:
-                is_begun.set()
+                is_started.set()
                 await asyncio.sleep(3600)
 
             async def run() -> None:
@@ -95,7 +95,7 @@ def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
                     await asyncio.sleep(3600)
 
             running = asyncio.create_task(run())
-            await is_begun.wait()
+            await is_started.wait()
             for _ in range(2):
                 running.cancel()
                 await asyncio.sleep(0.05)
@@ -142,7 +142,7 @@ def test_an_error_on_the_way_of_a_stop_keeps_nothing_from_being_closed(monkeypat
 
 
 def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_path: Path) -> None:
-    is_begun, may_end = threading.Event(), threading.Event()
+    is_started, may_end = threading.Event(), threading.Event()
     file = tmp_path / "shop.db"
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("CREATE TABLE jobs (number INTEGER)")
@@ -155,13 +155,13 @@ def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_
         sql.execute(text("INSERT INTO jobs VALUES (1)"))
         # Otherwise the garbage collector would do it.
         sessions.append(sql)
-        is_begun.set()
+        is_started.set()
         may_end.wait()
 
     async def run() -> None:
         async with stages(app, database=url) as t:
             await t.send(long, Job(1))
-            await asyncio.to_thread(is_begun.wait)
+            await asyncio.to_thread(is_started.wait)
             await t._running.stop(0.0)
 
     try:

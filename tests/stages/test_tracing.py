@@ -62,10 +62,10 @@ def parent(span: ReadableSpan) -> tuple[int, int]:
 def test_a_flow_through_three_processes_is_one_trace() -> None:
     web, shop, prices = Process(), Process(), Process()
     prices.handle(shop.handle(web.begin()))
-    [begun] = web.spans
+    [started] = web.spans
     select, sent, processed = shop.spans
-    assert begun.parent is None
-    assert parent(processed) == identity(begun)
+    assert started.parent is None
+    assert parent(processed) == identity(started)
     assert parent(select) == identity(processed)
     assert parent(sent) == identity(processed)
     assert parent(prices.spans[-1]) == identity(sent)

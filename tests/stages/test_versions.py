@@ -99,8 +99,8 @@ def test_a_stage_in_the_middle_and_a_field_of_the_state_are_added_while_flows_ar
 
             async def begin(number: int) -> None:
                 place = other.remote("order.place", Order, Placed)
-                async with other.initiate() as begun:
-                    begun.send(place, Order(f"o{number}"), trace=f"o{number}", reply_to=end)
+                async with other.initiate() as started:
+                    started.send(place, Order(f"o{number}"), trace=f"o{number}", reply_to=end)
 
             async with other.running():
                 async with old_shop(broker.url).running():

@@ -80,7 +80,7 @@ def repeated_commit(held: Held) -> None:
 
 def release_with_a_transaction(held: Held) -> None:
     take(held)
-    held.engine.release(held.session, Release(["0"], [], rests=False, transaction="t", counts_all=True))
+    held.engine.release(held.session, Release(["0"], [], suspends=False, transaction="t", counts_all=True))
 
 
 def lost_connection(held: Held) -> None:

@@ -120,7 +120,7 @@ def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
     world.browse()
     (queue,) = world.engine.queues()
     clients = world.engine.clients
-    assert not clients.takers_of(queue).consumers and not list(clients.held_of(queue))
+    assert not clients.receivers_of(queue).consumers and not list(clients.held_of(queue))
     (showing,) = world.turns()
     assert [entry.deliveries for entry in showing.entries] == [0, 0]
     assert queue.waiting() == 2

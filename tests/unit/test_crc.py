@@ -5,7 +5,7 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.store.crc import begin_of, wrong_bit
+from truenext.store.crc import start_of, wrong_bit
 
 CONTENTS = st.binary(min_size=1, max_size=500)
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -13,7 +13,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 
 @given(CONTENTS, NUMBERS)
 def test_what_a_checksum_was_begun_with_is_found(content: bytes, begin: int) -> None:
-    assert begin_of(content, crc32(content, begin)) == begin
+    assert start_of(content, crc32(content, begin)) == begin
 
 
 @given(CONTENTS, NUMBERS, st.data())

@@ -109,8 +109,8 @@ class World:
         found = [Found(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
         return PageRead(found, 0, len(found) == len(behind))
 
-    def nack(self, sequence: int, **wish: int) -> None:
-        self.engine.nack(self.session, Nack("0", sequence, **wish))  # type: ignore[arg-type]
+    def nack(self, sequence: int, **options: int) -> None:
+        self.engine.nack(self.session, Nack("0", sequence, **options))  # type: ignore[arg-type]
 
     def acknowledge(self, sequence: int) -> None:
         self.engine.acknowledge(self.session, Ack("0", sequence))
@@ -188,7 +188,7 @@ def with_one_that_waits_behind_others() -> list[int]:
     order = world.turn()
     assert order == [1]
     world.engine.memory.limit = 0
-    world.engine.relieve()
+    world.engine.evict()
     world.engine.memory.limit = LARGE
     world.pass_time(100)
     while world.session.consumers["0"].held:
@@ -225,9 +225,9 @@ def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_
     (sequence,) = world.turn()
     world.nack(sequence)
     world.engine.memory.limit = 0
-    world.engine.relieve()
+    world.engine.evict()
     assert len(world.commit().transient_puts) == 1
-    world.engine.relieve()
+    world.engine.evict()
     assert world.engine.memory.used == 0
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
     assert [mark.attempts for mark in world.commit().marks.values()] == [1]

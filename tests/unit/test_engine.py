@@ -149,10 +149,10 @@ def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_i
         send(engine, session, persistent=True, body=b"." * 500)
     assert len(dispatched(engine)) == 5
     (queue,) = engine.queues()
-    engine.relieve()
+    engine.evict()
     assert queue.resident > limit
     commit(engine)
-    engine.relieve()
+    engine.evict()
     assert queue.resident <= limit
 
 
@@ -171,13 +171,13 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
     engine.begin(session, Begin("t"))
     for sequence in held:
         engine.nack(session, Nack("0", sequence, "t"))
-    engine.relieve()
+    engine.evict()
     assert engine.memory.used > limit
     session.consumers["0"].window = 0
     action = engine.abort if end is Abort else engine.commit
     action(session, end("t"))  # type: ignore[arg-type]
     engine.turn()
-    engine.relieve()
+    engine.evict()
     assert engine.memory.used <= limit
 
 
@@ -187,7 +187,7 @@ def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_
     engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     send(engine, session)
     (first,) = dispatched(engine)
-    engine.relieve()
+    engine.evict()
     assert session.consumers["0"].held[first].stored is not None
     engine.begin(session, Begin("t"))
     engine.acknowledge(session, Ack("0", first, "t"))

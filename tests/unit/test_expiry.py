@@ -223,7 +223,7 @@ def page(*sequences: int, as_of: int) -> PageRead:
 
 def leave_memory(engine: Engine) -> None:
     engine.memory.limit = 0
-    engine.relieve()
+    engine.evict()
     engine.memory.limit = 1 << 30
 
 

@@ -38,7 +38,7 @@ def commit(engine: Engine) -> int:
 
 def squeeze(engine: Engine, limit: int) -> None:
     engine.memory.limit = limit
-    engine.relieve()
+    engine.evict()
     engine.memory.limit = LARGE
 
 

@@ -59,7 +59,7 @@ class Running:
     def squeeze(self) -> None:
         """What can leave memory does."""
         self.engine.memory.limit = 0
-        self.engine.relieve()
+        self.engine.evict()
         self.engine.memory.limit = ENOUGH
 
     def waiting(self) -> dict[str, int]:
@@ -164,7 +164,7 @@ def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens
     before = running.queue.resident
     running.change(memory_limit=before // 2)
     running.turn()
-    running.engine.relieve()
+    running.engine.evict()
     assert 0 < running.queue.resident <= before // 2
     assert running.waiting() == {"a": 5}
 
@@ -178,10 +178,10 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
     look = running.engine.read_for_bulk(Purge("a", selector="colour = 'red'"))
     assert look is not None
     running.change(memory_limit=before // 2)
-    running.engine.relieve()
+    running.engine.evict()
     assert running.queue.resident == before
     running.engine.do_bulk(Purge("a", selector="colour = 'red'"), look, PageRead([], 0, True))
-    running.engine.relieve()
+    running.engine.evict()
     assert running.queue.resident <= before // 2
 
 

@@ -40,7 +40,7 @@ def poll_of(loop: Loop, microseconds: int) -> Poll:
 
 def test_it_looks_again_for_as_long_as_it_is_told() -> None:
     loop = Loop()
-    poll_of(loop, 100).begin()
+    poll_of(loop, 100).start()
     assert loop.passes_until_it_sleeps() == 10
 
 
@@ -48,17 +48,17 @@ def test_it_looks_once_a_pass_however_much_has_happened() -> None:
     loop = Loop()
     poll = poll_of(loop, 100)
     for _ in range(5):
-        poll.begin()
+        poll.start()
     assert len(loop._due) == 1
 
 
 def test_it_begins_anew_whenever_something_happens() -> None:
     loop = Loop()
     poll = poll_of(loop, 100)
-    poll.begin()
-    loop.call_soon(poll.begin)
+    poll.start()
+    loop.call_soon(poll.start)
     assert loop.passes_until_it_sleeps() == 11
-    poll.begin()
+    poll.start()
     assert loop.passes_until_it_sleeps() == 10
 
 
@@ -72,7 +72,7 @@ def test_an_idle_broker_sleeps_though_it_looks_after_its_queues() -> None:
         await broker.start()
         session = broker.connect(mock.Mock())
         await asyncio.sleep(0.02)
-        with mock.patch.object(Poll, "begin") as begin:
+        with mock.patch.object(Poll, "start") as begin:
             broker._look_soon()
             await asyncio.sleep(0.02)
             idle = begin.call_count

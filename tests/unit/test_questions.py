@@ -269,16 +269,16 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
             yield
 
     slices = Slices(clock)
-    slices.begin(work("a"))
-    slices.begin(work("b"))
+    slices.add(work("a"))
+    slices.add(work("b"))
     expected = [["a0", "a1"], ["a2", "b0"], ["b1", "b2"]]
     for some in expected:
         slices.go_on()
         assert done == some
         done.clear()
-        assert slices.begun
+        assert slices.pending
     slices.go_on()
-    assert not slices.begun
+    assert not slices.pending
 
 
 class Asking:
@@ -313,8 +313,8 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
     asking.ask(one, "1")
     asking.ask(other, "2")
     asking.ask(one, "3", "status")
-    begun = asking.slices.begun
-    next(begun[0])
+    started = asking.slices.pending
+    next(started[0])
     asking.ask(one, "4")
     assert asking.questions.owed(one) == 3
     asking.slices.go_on()
@@ -332,7 +332,7 @@ def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
     one, other = Session("one"), Session("other")
     for session in (one, other, one):
         asking.ask(session, "1", "connection", of=session)
-    while asking.slices.begun:
+    while asking.slices.pending:
         asking.slices.go_on()
     assert asking.replies == [
         ("one", "1", b"connection of one 1"),
@@ -358,7 +358,7 @@ def asked_by(asking: Asking, count: int) -> list[Session]:
     sessions = [Session(str(number)) for number in range(count)]
     for session in sessions:
         asking.ask(session, "1")
-    while asking.slices.begun:
+    while asking.slices.pending:
         asking.slices.go_on()
     return sessions
 
@@ -400,7 +400,7 @@ def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> 
     asking.ask(session, "2", "status")
     asking.questions.ended(session)
     asking.gone.add(session)
-    while asking.slices.begun:
+    while asking.slices.pending:
         asking.slices.go_on()
     assert not asking.questions._owed and not asking.questions.out
 
@@ -409,7 +409,7 @@ def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
     asking = Asking()
     for number in range(5):
         asking.ask(Session(str(number)), "1")
-    (work,) = asking.slices.begun
+    (work,) = asking.slices.pending
     answered = []
     for _ in work:
         answered.append(len(asking.replies))
@@ -434,7 +434,7 @@ def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> No
     asking.size = 10
     asking.ask(second, "2", "status")
     asking.ask(Session("other"), "3", "status")
-    while asking.slices.begun:
+    while asking.slices.pending:
         asking.slices.go_on()
     assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
 
@@ -444,7 +444,7 @@ def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> 
     first, second = Session("first"), Session("second")
     for session, correlation in ((first, "1"), (first, "2"), (second, "3")):
         asking.ask(session, correlation)
-    while asking.slices.begun:
+    while asking.slices.pending:
         asking.slices.go_on()
     asking.questions.ended(first)
     assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]

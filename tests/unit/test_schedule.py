@@ -22,7 +22,7 @@ from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import Message
 from truenext.record import split_lane_key
 from truenext.room import Room
-from truenext.schedule import FOR_EVER, Schedule, begun, checked, due
+from truenext.schedule import FOR_EVER, Schedule, checked, due, started
 from truenext.store.memory import MemoryStore
 
 NOON_MS = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() * 1000)
@@ -207,7 +207,7 @@ def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> N
 
 
 def test_each_hit_of_a_cron_expression_has_its_own_time_to_live_before_and_behind_its_delay() -> None:
-    schedule = begun(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
+    schedule = started(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
     assert schedule is not None
     is_sent, (own, hit) = due(schedule, NOON_MS + HOUR_MS)
     assert (is_sent, own.ttl_ms, hit.ttl_ms) == (False, 7, 7)
@@ -312,7 +312,7 @@ def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> N
 
 def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
     schedule = Schedule(cron="30 12 * * *")
-    first = begun(schedule, NOON_MS)
+    first = started(schedule, NOON_MS)
     assert first is not None
     assert first.due_ms == NOON_MS + 30 * MINUTE_MS
     is_sent, rest = due(first, first.due_ms + 50 * HOUR_MS)

@@ -123,7 +123,7 @@ class World:
         """All that can."""
         self.commit()
         limit, self.engine.memory.limit = self.engine.memory.limit, 0
-        self.engine.relieve()
+        self.engine.evict()
         self.engine.memory.limit = limit
         self.commit()
 
@@ -246,7 +246,7 @@ def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() 
     world.send("last", persistent=True)
     batch = world.engine.take_batch()
     world.engine.memory.limit = 0
-    world.engine.relieve()
+    world.engine.evict()
     world.subscribe("any")
     assert world.turn() == {"any": ["waits"]}
     assert batch is not None
@@ -265,7 +265,7 @@ def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_whe
     world.send("less urgent", priority=3)
     batch = world.engine.take_batch()
     world.engine.memory.limit = 0
-    world.engine.relieve()
+    world.engine.evict()
     world.engine.memory.limit = Policy().memory_limit
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
     world.subscribe("any", window=2)

@@ -49,7 +49,7 @@ def spill(run: Run) -> None:
     run.settle()
     run.engine.memory.limit = 0
     for _ in range(3):
-        run.engine.relieve()
+        run.engine.evict()
         run.settle()
     run.engine.memory.limit = 1 << 40
 
@@ -321,9 +321,9 @@ def test_of_a_subscription_that_has_a_limit_counts_what_is_on_disk_and_what_is_h
     assert consumer.queue.spilled == 0
     publish(world.run, *"012345")
     spill(world.run)
-    assert world.run.engine.relieve() == {}
+    assert world.run.engine.evict() == {}
     publish(world.run, "6")
-    (why,) = world.run.engine.relieve().values()
+    (why,) = world.run.engine.evict().values()
     assert "its subscription to t holds" in why and "memory_limit of that topic's policy is 9000" in why
 
 
@@ -334,5 +334,5 @@ def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothin
     publish(run, *"0123456789", to="/remote-temp-queue/s/r")
     run.settle()
     run.engine.memory.limit = 1000
-    assert list(run.engine.relieve().values()) == ["does not read what waits in its temporary queues"]
+    assert list(run.engine.evict().values()) == ["does not read what waits in its temporary queues"]
     assert all(not each.spilled for each in run.engine.queues() if each.is_reply_queue)

@@ -22,7 +22,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp import codec, direct, shapes
 from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.direct import AckShape, BegunShape, Request, SendShape
+from truenext.wire.stomp.direct import AckShape, Request, SendShape, StartedShape
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.server import StompServer
 from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes
@@ -67,7 +67,7 @@ VALUES = {
         *("1@s", "22@s", "1.2@s", "1.@s", ".1@s", "1.2.3@s", "1." + "9" * 10 + "@s", "1." + "9" * 11 + "@s"),
         *("22@", "x@s", "1@s@s", "1@\u00e4", "9" * 19 + "@s", "9" * 20 + "@s", "1@" + "s" * 300),
     ],
-    "truenext-begun": ["2@s", "2.3@s", "x", "2.@s", "9" * 20 + "@s", "2@" + "s" * 300],
+    "truenext-started": ["2@s", "2.3@s", "x", "2.@s", "9" * 20 + "@s", "2@" + "s" * 300],
     "reply-to": ["/queue/r", "/temp-queue/r"],
     "AMQ_SCHEDULED_DELAY": ["0", "100"],
 }
@@ -86,9 +86,9 @@ OFTEN = [
     ("ACK", ("id",)),
     ("ACK", ("id", "receipt")),
     ("ACK", ("transaction", "id", "x")),
-    ("ACK", ("id", "truenext-begun")),
-    ("ACK", ("truenext-begun", "id", "receipt")),
-    ("ACK", ("truenext-begun", "id", "transaction")),
+    ("ACK", ("id", "truenext-started")),
+    ("ACK", ("truenext-started", "id", "receipt")),
+    ("ACK", ("truenext-started", "id", "transaction")),
     ("ACK", ("message-id", "subscription")),
     ("MESSAGE", ("subscription", "message-id", "destination", "content-length")),
     ("MESSAGE", ("message-id", "x")),
@@ -115,7 +115,7 @@ def frame(dice: random.Random, command: str, names: tuple[str, ...], oddity: flo
     if "priority" in values:
         values["priority"] = dice.choice("0123456789")
     if set(names) == {"destination", "id"}:
-        values |= {"destination": "/control/begun", "id": dice.choice(["1@s", "1.2@s"])}
+        values |= {"destination": "/control/started", "id": dice.choice(["1@s", "1.2@s"])}
     body = b"" if command == "ACK" or "id" in names else dice.choice([b"body", b"body", b"bo\0y", b"\n\0\n\0"])
     again = b""
     behind = b""
@@ -469,8 +469,8 @@ MUTATIONS: dict[str, Fault] = {
         SendShape, "__init__", "if is_kept is (name in _OF_THE_HOP):", "if not is_kept:"
     ),
     "a message says no priority": _mutated(SendShape, "read", "header = DEFAULT_PRIORITY_LINE + header", ""),
-    "begun forgets which dispatch": _mutated(BegunShape, "read", "int(dispatch[1:] or 0)", "0"),
-    "begun is also what is sent elsewhere": _mutated(BegunShape, "__init__", 'b"/control/begun"', 'rb"[^\\n]*"'),
+    "started forgets which dispatch": _mutated(StartedShape, "read", "int(dispatch[1:] or 0)", "0"),
+    "started is also what is sent elsewhere": _mutated(StartedShape, "__init__", 'b"/control/started"', 'rb"[^\\n]*"'),
     "an ACK forgets which dispatch": _mutated(AckShape, "read", "ack.dispatch = int(dispatch[1:])", "pass"),
     "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:]) if which else 0", "0"),
     "a number may be too large": _mutated(SendShape, "_add_rest", "> PRODUCER_NUMBER_MAX", "> 10**99"),

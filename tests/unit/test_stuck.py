@@ -256,7 +256,7 @@ def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
     world.subscribe()
     queue = world.session.consumers["0"].queue
     assert queue is not None
-    world.engine.clients.takers_of(queue).consumers.clear()
+    world.engine.clients.receivers_of(queue).consumers.clear()
     world.send()
     assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
@@ -272,7 +272,7 @@ def left_memory(count: int) -> World:
         world.send(persistent=True)
     world.turn()
     world.commit()
-    assert not world.engine.relieve()
+    assert not world.engine.evict()
     lane = next(iter(world.engine.queues())).lane(5)
     assert (lane.unread, len(lane.recent), len(lane.arrived)) == (count, 0, 0)
     return world
@@ -320,7 +320,7 @@ def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
     reader = world.connect()
     world.subscribe(session=reader)
     assert world.turn() == [1]
-    world.engine.relieve()
+    world.engine.evict()
     world.engine.disconnect(reader, is_clean=True)
     world.subscribe()
     with mock.patch.object(Reading, "ask"):

@@ -32,7 +32,7 @@ class Shell:
 
     def write(self) -> None:
         if self.in_flight is not None:
-            self.ledger.begin_committed(self.in_flight)
+            self.ledger.start_committed(self.in_flight)
             self.timers.committed()
         self.in_flight = self.ledger.hand_over()
         self.store.apply(self.in_flight)

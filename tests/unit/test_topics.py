@@ -72,10 +72,10 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
     for _ in range(10):
         send(engine, sender, "/topic/other")
         send(engine, sender, "/topic/news.eu")
-    assert engine.relieve() == {}
+    assert engine.evict() == {}
     for _ in range(10):
         send(engine, sender, "/topic/news.eu")
-    assert list(engine.relieve()) == [slow]
+    assert list(engine.evict()) == [slow]
 
 
 def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:

@@ -163,7 +163,7 @@ def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
     (sequence,) = consumer.held
     memory = run.engine.memory
     memory.limit = 0
-    run.engine.relieve()
+    run.engine.evict()
     memory.limit = maxsize
     assert memory.used == 0
     run.engine.begin(run.session, Begin("t"))
@@ -298,7 +298,7 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     run.publish("q")
     run.settle()
     run.engine.memory.limit = 0
-    run.engine.relieve()
+    run.engine.evict()
     run.settle()
     run.engine.memory.limit = maxsize
     run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
@@ -721,7 +721,7 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
     event_log.forgot(queue)
     event_log._file_size = HISTORY_FILE_BYTES
     assert b"orders" in event_log.take()
-    event_log.started(after_clean_stop=True)
+    event_log.run_started(after_clean_stop=True)
     event_log._file_size = HISTORY_FILE_BYTES
     assert b"orders" not in event_log.take()
     assert event_log.take_reusable() == [7]
@@ -809,9 +809,9 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.publish("q", "third")
     run.settle()
-    taker = run.follow("q", "2")
+    receiver = run.follow("q", "2")
     run.settle()
-    assert next(iter(taker.held)) == first
+    assert next(iter(receiver.held)) == first
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.take("q")
     run.pass_time(3)
@@ -829,10 +829,10 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     assert queue_of(run, "q").lanes[0].out_of_turn is not None and run.engine.memory.queues > before
-    taker = run.follow("q", "2")
+    receiver = run.follow("q", "2")
     run.settle()
-    assert list(taker.held)[1] == sequence and len(taker.held) == 3
-    for each in list(taker.held):
+    assert list(receiver.held)[1] == sequence and len(receiver.held) == 3
+    for each in list(receiver.held):
         run.engine.acknowledge(run.session, Ack("2", each))
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.pass_time(3)
@@ -865,7 +865,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: .* --memory-limit .*fewer"):
         choose(run, pattern, "x = 1")
     assert run.engine.memory.queues == before and not run.session.consumers
-    assert all(not run.engine.clients.takers_of(queue).wildcards for queue in run.engine.queues())
+    assert all(not run.engine.clients.receivers_of(queue).wildcards for queue in run.engine.queues())
     assert not run.engine.selections.of_queue
     run.publish("q.new")
     # Who takes all of it, or looks into few of them, can: that makes room.

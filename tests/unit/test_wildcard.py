@@ -157,7 +157,7 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     world.send("next", colour="red", persistent=True)
     assert world.settle() == {"first": ["not wanted", "next"]}
     world.engine.memory.limit = 0
-    world.engine.relieve()
+    world.engine.evict()
     world.commit()
     world.engine.nack(world.session, Nack("first", world.entries["first"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("first"))
@@ -179,7 +179,7 @@ def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_m
     world.engine.send(world.session, Send(parse("/queue/a", "s"), grouped))
     world.send("a", persistent=True)
     world.engine.memory.limit = 400
-    world.engine.relieve()
+    world.engine.evict()
     world.engine.memory.limit = maxsize
     world.subscribe(">", is_exclusive=True)
     world.send("b")
@@ -310,7 +310,7 @@ def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.Monke
     world.engine.unsubscribe(world.session, Unsubscribe("w"))
     world.turn()
     assert world.engine.memory.queues == before and not world.engine.has_work
-    assert all(len(world.engine.clients.takers_of(queue).wildcards) == 1 for queue in world.engine.queues())
+    assert all(len(world.engine.clients.receivers_of(queue).wildcards) == 1 for queue in world.engine.queues())
 
 
 def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch: pytest.MonkeyPatch) -> None:

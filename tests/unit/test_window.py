@@ -258,7 +258,7 @@ def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_r
     assert before > 10 and len(kept) == 3
     world.engine.log_in(session, Login(has_rounds=True))
     names = [("c", entry.sequence, entry.deliveries) for entry in kept]
-    world.engine.release(session, Release(["c"], names, rests=True))
+    world.engine.release(session, Release(["c"], names, suspends=True))
     for entry in kept:
         world.engine.acknowledge(session, Ack("c", entry.sequence))
     world.engine.ledger.now_ms += rests_ms

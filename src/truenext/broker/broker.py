@@ -38,7 +38,6 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
-    Begun,
     Browse,
     Command,
     Commit,
@@ -51,6 +50,7 @@ from truenext.commands import (
     Nack,
     Release,
     Send,
+    Started,
     Subscribe,
     Unsubscribe,
     Wake,
@@ -58,7 +58,7 @@ from truenext.commands import (
 from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.wishes import EndedWish
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.memory.timers import TimerRead, TimersRead
 from truenext.engine.state.consumer import Consumer, Session, Subscriber
 from truenext.engine.state.pages import Look, PageRead, Read
@@ -113,7 +113,7 @@ class Peer(Protocol):
     def give_place(self, *, is_exempt: bool) -> None:
         """End at once, as another connection of the client takes over."""
 
-    def end_wish(self, ended: EndedWish) -> None:
+    def end_pull_request(self, ended: EndedPullRequest) -> None:
         """Add to the next flush that nothing more comes of what was asked for."""
 
     def recall(self, consumers: Collection[Consumer] | None) -> tuple[dict[Consumer, int], Subscriber | None]:
@@ -186,7 +186,7 @@ class Broker:
         self._half_sent: dict[Session, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
         self._slices = Slices(steady_ns)
-        self._questions = Questions(self._slices, self._begin_answer, self._answer_question)
+        self._questions = Questions(self._slices, self._start_answer, self._answer_question)
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
@@ -223,7 +223,7 @@ class Broker:
             Begin: engine.begin,
             Commit: engine.commit,
             Abort: engine.abort,
-            Begun: engine.begun,
+            Started: engine.mark_started,
             Credit: self._ask_credit,
             Wake: engine.wake,
             Release: self._release,
@@ -480,10 +480,10 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        if self._engine.has_work or self._slices.begun or self._look.begun:
+        if self._engine.has_work or self._slices.pending or self._look.pending:
             self._schedule_turn()
         if has_news and self._poll is not None:
-            self._poll.begin()
+            self._poll.start()
 
     def _take_turn(self) -> None:
         engine, ledger = self._engine, self._ledger
@@ -502,13 +502,13 @@ class Broker:
                         written[peer] = None
                     else:
                         peer.flush()
-        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_wishes = engine.turn()
+        answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn()
         for read in reads:
             self._pager.read(read)
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
         # Right behind what was dispatched: else any queue may have a message and a consumer for it.
-        if self._look.begun:
+        if self._look.pending:
             self._look.go_on()
         peers = self._peers
         if answers:
@@ -521,19 +521,19 @@ class Broker:
             peer = peers[showing.browser.session]
             peer.show(showing)
             written[peer] = None
-        for ended in ended_wishes:
+        for ended in ended_pull_requests:
             peer = peers[ended.consumer.session]
-            peer.end_wish(ended)
+            peer.end_pull_request(ended)
             written[peer] = None
         for peer in written:
             peer.flush()
         for piece, done in finished:
             self._answer_question(piece.session, piece.question, msgspec.json.encode(done))
-        for session, reason in engine.relieve().items():
+        for session, reason in engine.evict().items():
             peers[session].cut(reason)
         self._alarm.set(engine.next_due_ms, ledger.now_ms)
         self._commit()
-        if self._slices.begun:
+        if self._slices.pending:
             self._slices.go_on()
 
     def _tick(self) -> None:
@@ -568,9 +568,9 @@ class Broker:
     def _look_soon(self) -> None:
         self._tick()
         self._note_room()
-        if not self._look.begun:
-            self._look.begin(self._look_for_stuck_queues())
-            self._slices.begin(self._stretch_windows())
+        if not self._look.pending:
+            self._look.add(self._look_for_stuck_queues())
+            self._slices.add(self._stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
@@ -710,7 +710,7 @@ class Broker:
         control.check(question.verb)
         self._questions.ask(session, question)
 
-    def _begin_answer(self, verb: str, of: Session | None) -> AnswerInTheMaking:
+    def _start_answer(self, verb: str, of: Session | None) -> AnswerInTheMaking:
         if of is not None:
             return connection_question.answer(self._engine, of)
         asked = control.Asked(
@@ -788,7 +788,7 @@ class Broker:
         withdrawn = self._engine.ask_credit(session, credit)
         if withdrawn is not None:
             # At once: what is asked for next is dispatched behind it.
-            self._peers[session].end_wish(withdrawn)
+            self._peers[session].end_pull_request(withdrawn)
             self._peers[session].flush()
 
     def _release(self, session: Session, request: Release) -> None:
@@ -801,8 +801,8 @@ class Broker:
         if peer is None:
             return
         taken, half_sent = peer.recall(consumers)
-        for taker, count in taken.items():
-            self._engine.taken_before_loss(taker, count)
+        for consumer, count in taken.items():
+            self._engine.taken_before_loss(consumer, count)
         if isinstance(half_sent, Consumer) and half_sent.mode is AckMode.AUTO:
             self._half_sent[session] = self._engine.hold_half_sent(half_sent)
 

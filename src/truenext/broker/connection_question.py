@@ -34,10 +34,10 @@ class Subscription(msgspec.Struct):
     id: str
     destination: str
     held: int
-    begun: int
+    started: int
     window: int | None
     """Messages that it may hold, were it awake; None in auto mode, of a browser, and if it pulls."""
-    wished: int | None
+    requested: int | None
     """Messages; None if it does not pull."""
     idle: Idle
 
@@ -84,14 +84,14 @@ def answer(engine: Engine, session: Session) -> AnswerInTheMaking:
 
 def _of_consumer(consumer: Consumer, idle: Idle) -> Subscription:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
-    has_window = consumer.mode is not AckMode.AUTO and consumer.wish is None
+    has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     return Subscription(
         id=consumer.subscription,
         destination=_as_said(consumer.destination),
         held=len(consumer.held),
-        begun=sum(entry.is_begun for entry in consumer.held.values()),
+        started=sum(entry.is_started for entry in consumer.held.values()),
         window=window if has_window else None,
-        wished=None if consumer.wish is None else consumer.wish.left,
+        requested=None if consumer.pull_request is None else consumer.pull_request.remaining,
         idle=idle,
     )
 
@@ -101,9 +101,9 @@ def _of_browser(browser: Browser) -> Subscription:
         id=browser.subscription,
         destination=_as_said(browser.destination),
         held=0,
-        begun=0,
+        started=0,
         window=None,
-        wished=None,
+        requested=None,
         idle=Idle.BROWSES,
     )
 

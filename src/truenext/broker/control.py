@@ -24,7 +24,7 @@ from truenext.commands import Control, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.state.clients import Takers
+from truenext.engine.state.clients import Receivers
 from truenext.engine.state.consumer import Session
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
@@ -131,13 +131,13 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
     answer.write(b"[")
     for number, name in enumerate(merge(*in_order)):
         queue = lasting.pop(name)
-        takers = engine.clients.takers_of(queue)
-        held = yield from _held_of_one(takers)
+        receivers = engine.clients.receivers_of(queue)
+        held = yield from _held_of_one(receivers)
         row: dict[str, Any] = {
             "name": name,
             "waiting": queue.waiting(),
             "unacknowledged": of_many[queue] + held,
-            "consumers": len(takers.consumers) + len(takers.wildcards),
+            "consumers": len(receivers.consumers) + len(receivers.wildcards),
             "scheduled": engine.scheduled(name),
             "paused": queue.is_paused,
         }
@@ -161,7 +161,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
                 others += is_subscription
-                yield from temporary.add(queue, engine.clients.takers_of(queue))
+                yield from temporary.add(queue, engine.clients.receivers_of(queue))
             else:
                 lasting += 1
                 durable += is_subscription
@@ -217,8 +217,8 @@ class _Temporary:
         """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
         self._numbers = count()
 
-    def add(self, queue: Queue, takers: Takers) -> Steps:
-        held = yield from _held_of_one(takers)
+    def add(self, queue: Queue, receivers: Receivers) -> Steps:
+        held = yield from _held_of_one(receivers)
         waiting, size = queue.waiting(), queue.resident + queue.spilled
         self._waiting += waiting
         self._unacknowledged += held
@@ -255,10 +255,10 @@ def _as_said(destination: Destination) -> str:
     return f"/topic/{destination.topic}"
 
 
-def _held_of_one(takers: Takers) -> Generator[None, None, int]:
+def _held_of_one(receivers: Receivers) -> Generator[None, None, int]:
     """How many messages of a queue those have who take from it alone."""
     held = 0
-    for consumers in _pieces(takers.consumers[:]):
+    for consumers in _pieces(receivers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
         if len(consumers) == LOOKED_AT_AT_ONCE:
             yield

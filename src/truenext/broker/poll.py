@@ -16,7 +16,7 @@ class Poll:
         self._until_ns = 0
         self._goes_on = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Something has happened: from now on for as long as it was told."""
         self._until_ns = self._steady_ns() + self._nanoseconds
         if not self._goes_on:

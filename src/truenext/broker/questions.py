@@ -29,13 +29,13 @@ class Questions:
     def __init__(
         self,
         slices: Slices,
-        begin: Callable[[str, Session | None], AnswerInTheMaking],
+        start: Callable[[str, Session | None], AnswerInTheMaking],
         reply: Callable[[Session, Control, bytes], bool],
     ) -> None:
-        """`begin` begins the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
+        """`start` starts the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
         and says whether whoever asked is still there."""
         self._slices = slices
-        self._begin = begin
+        self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, Session | None], list[tuple[Session, Control]]] = {}
         """By verb, and by what it is asked of, of answers that are not begun yet."""
@@ -68,11 +68,11 @@ class Questions:
             self._waiting[key].append((session, question))
         else:
             self._waiting[key] = [(session, question)]
-            self._slices.begin(self._answer(*key))
+            self._slices.add(self._answer(*key))
 
     def _answer(self, verb: str, of: Session | None) -> Steps:
         asked = self._waiting.pop((verb, of))
-        body = yield from self._begin(verb, of)
+        body = yield from self._start(verb, of)
         for session, question in asked:
             if len(body) > SMALL or any(one[0] is session for one in self._made):
                 self._made.append((session, question, body))

@@ -34,7 +34,7 @@ def recover(
     event_log = None
     if history is not None:
         history.restore(recovered.history)
-        run, first_event = history.begin_run(after_clean_stop=recovered.clean_stop)
+        run, first_event = history.start_run(after_clean_stop=recovered.clean_stop)
         event_log = EventLog(run=run, first_event=first_event)
     engine = Engine(
         sequence_limit=recovered.sequence_limit,

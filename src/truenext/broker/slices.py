@@ -16,24 +16,24 @@ Steps = Generator[None, None, None]
 class Slices:
     def __init__(self, steady_ns: Callable[[], int]) -> None:
         self._steady_ns = steady_ns
-        self.begun: deque[Steps] = deque()
+        self.pending: deque[Steps] = deque()
         """What is not done yet, in the order in which it will be."""
 
-    def begin(self, work: Steps) -> None:
+    def add(self, work: Steps) -> None:
         """To be done behind all that was begun before."""
-        self.begun.append(work)
+        self.pending.append(work)
 
     def go_on(self) -> None:
-        begun = self.begun
+        pending = self.pending
         until_ns = self._steady_ns() + SLICE_NS
-        while begun:
+        while pending:
             try:
-                next(begun[0])
+                next(pending[0])
             except StopIteration:
-                begun.popleft()
+                pending.popleft()
             if self._steady_ns() >= until_ns:
                 return
 
     def drop(self) -> None:
         """What is not done yet will not be."""
-        self.begun.clear()
+        self.pending.clear()

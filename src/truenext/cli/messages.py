@@ -183,7 +183,7 @@ def _followed(connection: Connection, url: str, queue: str, selector: str | None
     highest = -1
     with ExitStack() as connections:
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             seen = highest
             try:
                 for message in connection.browse(queue, selector=selector):
@@ -198,7 +198,7 @@ def _followed(connection: Connection, url: str, queue: str, selector: str | None
                 terminal.say("truenext: connected again", err=True)
                 continue
             # A long queue is not looked at all the time.
-            time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - began)))
+            time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - started)))
 
 
 def _connected_again(url: str) -> Connection:

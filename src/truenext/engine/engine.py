@@ -11,7 +11,7 @@ returns. Everything is single-threaded and nothing blocks.
     committed(batch)     what waited for it becomes visible, its answers leave
     page_read(...)       what a turn wanted to be read from the store is there
     timers_read(...)     the same for timers
-    relieve()            messages leave memory where it is short
+    evict()              messages leave memory where it is short
 
 What happens is decided in the rooms; where a feature goes: docs/architecture.md
 """
@@ -38,10 +38,10 @@ from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
-from truenext.engine.lifecycle.wishes import Wishes
+from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.eviction import Eviction, why_to_end
 from truenext.engine.memory.reading import Reading
-from truenext.engine.memory.relief import Relief, why_to_end
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
@@ -104,7 +104,7 @@ class Engine:
         self._resident = resident = ResidentSet(ledger, memory)
         self._reading = reading = Reading(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = Spilling(ledger, numbers)
-        self._relief = Relief(ledger, memory, resident, clients, spilling)
+        self._eviction = Eviction(ledger, memory, resident, clients, spilling)
         # What somebody wants of a queue, and which queues there are.
         self.selections = selections = Selections(ledger, memory, clients, delays, resident, reading)
         self._wildcards = wildcards = Wildcards(ledger, events, clients, by_name, selections)
@@ -134,17 +134,17 @@ class Engine:
         bulk = Bulk(ledger, events, clients, resident, queues, arrivals, outcomes, scheduler)
         self._scheduler = scheduler
         self.pieces = pieces = Pieces(ledger, clients, bulk)
-        wishes = Wishes(events)
+        pull_requests = PullRequests(events)
         # What each command does.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full, limits)
         answering = Acknowledging(ledger, events, memory, clients, outcomes, limits)
         transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending, limits)
         subscribing = Subscribing(
-            ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, wishes, browsing
+            ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, pull_requests, browsing
         )
-        releasing = Releasing(ledger, events, selections, outcomes, transactions, wishes)
-        pulling = Pulling(ledger, wishes, releasing)
+        releasing = Releasing(ledger, events, selections, outcomes, transactions, pull_requests)
+        pulling = Pulling(ledger, pull_requests, releasing)
         connecting = Connecting(
             ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing, releasing
         )
@@ -162,8 +162,8 @@ class Engine:
             wildcards,
             outcomes,
             dispatcher,
-            wishes,
-            NothingReady(clients, dispatcher, wishes),
+            pull_requests,
+            NothingReady(clients, dispatcher, pull_requests),
             browsing,
             pieces,
             timers=(expiry_timers, scheduler.timers),
@@ -223,7 +223,7 @@ class Engine:
         self.must_wait = sending.must_wait
         self.acknowledge = answering.acknowledge
         self.nack = answering.nack
-        self.begun = answering.begun
+        self.mark_started = answering.mark_started
         self.begin = transactions.begin
         self.commit = transactions.commit
         self.abort = transactions.abort
@@ -321,12 +321,12 @@ class Engine:
 
     # ---- Now and then ----
 
-    def relieve(self) -> dict[Session, str]:
+    def evict(self) -> dict[Session, str]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
 
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
-        queues = self._relief.relieve(self._queues.by_name.values())
+        queues = self._eviction.run(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: why_to_end(queue) for queue in queues}
 
     def stalled(self, bytes_taken: Callable[[Session], int]) -> tuple[Session, str] | None:

@@ -31,7 +31,7 @@ class Idle(Enum):
     """Why nothing comes. Of several that are true the first is said, of several queues the one that is next."""
 
     BROWSES = "browses"
-    RESTS = "rests"
+    SUSPENDED = "suspended"
     NO_CREDIT = "no credit"
     UNREAD = "unread"
     JOINING = "joining"
@@ -77,10 +77,10 @@ def why_idle(engine: Engine, consumer: Consumer) -> Generator[None, None, Idle]:
 
 def _of_itself(consumer: Consumer) -> Idle | None:
     """Whatever is in its queues."""
-    if consumer.rests:
-        return Idle.RESTS
-    wish = consumer.wish
-    if not wish.left if wish is not None else len(consumer.held) >= consumer.window:
+    if consumer.is_suspended:
+        return Idle.SUSPENDED
+    pull_request = consumer.pull_request
+    if not pull_request.remaining if pull_request is not None else len(consumer.held) >= consumer.window:
         return Idle.NO_CREDIT
     if consumer.session.unsent_bytes >= consumer.memory.unsent_max:
         return Idle.UNREAD
@@ -117,7 +117,7 @@ class _Look:
         if queue.is_paused:
             self.others.add(Idle.PAUSED)
             return
-        if self._engine.clients.takers_of(queue).exclusive not in (None, self._consumer):
+        if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
             self.others.add(Idle.EXCLUSIVE)
             return
         scan = self._engine.selections.scan_of(self._consumer, queue)

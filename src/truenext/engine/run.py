@@ -76,7 +76,7 @@ class Run:
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
         ledger = self._ledger
-        self._events.started(after_clean_stop=after_clean_stop)
+        self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
         for name in list(queues.hidden):
             if name and queues.scheduled(name) and name not in queues.by_name:

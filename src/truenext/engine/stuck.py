@@ -66,7 +66,7 @@ class StuckAudit:
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
         if not self._left:
-            yield from self._begin_round(engine)
+            yield from self._start_round(engine)
         enough = max(0, len(self._left) - QUEUES_MAX)
         while len(self._left) > enough:
             some = self._left[max(enough, len(self._left) - QUEUES_AT_ONCE) :]
@@ -79,7 +79,7 @@ class StuckAudit:
         self._said = too_long
         return news
 
-    def _begin_round(self, engine: Engine) -> Generator[None, None, None]:
+    def _start_round(self, engine: Engine) -> Generator[None, None, None]:
         consumers_of: dict[Queue, list[Consumer]] = {}
         self._round = consumers_of
         number = 0
@@ -181,7 +181,7 @@ class _ThoseWhoWait:
         return bool(selecting.behind) or any(lane.looks for lane in queue.lanes)
 
 
-class _Taker:
+class _Receiver:
     """Consumers that could take the same of what waits in a queue: those with the same selector, or, where there are
     groups, one of them.
     """
@@ -228,25 +228,25 @@ class _Selective:
         self, selecting: Selecting, consumers: list[Consumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
         """True if one of them could take a message that is ready for it."""
-        takers: dict[str | int, _Taker] = {}
+        receivers: dict[str | int, _Receiver] = {}
         for one in consumers:
             scan = selecting.scans_of.of(one, selecting.queue)
             assert scan is not None, "these have one"
             selector = scan.selector
             key = one.number if selecting.groups is not None or selector is None else selector.text
-            takers.setdefault(key, _Taker(one, scan, selecting, now_us))
+            receivers.setdefault(key, _Receiver(one, scan, selecting, now_us))
         some = self._some(selecting.queue)
         ready: dict[str | int, Entry] = {}
-        for key, taker in takers.items():
+        for key, receiver in receivers.items():
             suspect = self._suspects.get(key)
             known = [] if suspect is None or suspect.has_left_lane else [suspect]
             for entry in (*known, *some):
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
                     continue
-                if 0 < message.expires_ms <= now_ms or not taker.could_take(entry):
+                if 0 < message.expires_ms <= now_ms or not receiver.could_take(entry):
                     continue
-                if not _is_held_back(entry, taker, committed, now_us):
+                if not _is_held_back(entry, receiver, committed, now_us):
                     ready[key] = entry
                     break
         self._suspects = ready
@@ -268,7 +268,7 @@ class _Selective:
         return some if some or self._after == (0, 0) else self._some(queue)
 
 
-def _is_held_back(entry: Entry, taker: _Taker, committed: int, now_us: int) -> bool:
+def _is_held_back(entry: Entry, receiver: _Receiver, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
@@ -277,7 +277,7 @@ def _is_held_back(entry: Entry, taker: _Taker, committed: int, now_us: int) -> b
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
         waiting = (one for each in lanes for one in each.again() if one.due_us > now_us)
         before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
-    return any(taker.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
+    return any(receiver.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
 
 
 def _holds(queue: Queue) -> bool:

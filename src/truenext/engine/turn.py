@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from truenext.engine.dispatch.nothing_ready import NothingReady
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.lifecycle.wishes import EndedWish, Wishes
+    from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
@@ -52,7 +52,7 @@ class Effects(NamedTuple):
     """Pages of timers that are to be read; `timers_read` takes them."""
     finished: list[Finished]
     """Pieces of bulk work that are done, and are to be answered."""
-    ended_wishes: list[EndedWish]
+    ended_pull_requests: list[EndedPullRequest]
     """What pulling clients are told behind what was dispatched."""
 
 
@@ -69,7 +69,7 @@ class Turn:
         wildcards: Wildcards,
         outcomes: Outcomes,
         dispatcher: Dispatcher,
-        wishes: Wishes,
+        pull_requests: PullRequests,
         nothing_ready: NothingReady,
         browsing: Browsing,
         pieces: Pieces,
@@ -90,7 +90,7 @@ class Turn:
         self._wildcards = wildcards
         self._outcomes = outcomes
         self._dispatcher = dispatcher
-        self._wishes = wishes
+        self._pull_requests = pull_requests
         self._nothing_ready = nothing_ready
         self._browsing = browsing
         self._pieces = pieces
@@ -141,7 +141,7 @@ class Turn:
         if ledger.busy:
             reads += self._go_on(self._after)
         for read in reads:
-            read.begin()
+            read.start()
         timer_reads = [wanted for timers in self._timers if (wanted := timers.wanted()) is not None]
         for consumer in deliveries:
             consumer.session.served[consumer] = None
@@ -152,7 +152,7 @@ class Turn:
             self._browsing.take_slices(),
             timer_reads,
             self._pieces.take_finished(),
-            self._wishes.take_ended() if self._wishes.ended else [],
+            self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
 
     def _go_on(self, works: list[tuple[object, Work]]) -> list[Read]:
@@ -187,9 +187,9 @@ class Turn:
             if queue.watcher is not None:
                 self._selections.go_on_in(queue)
         together = self._dispatch_together(joint, wildcards, deliveries) if joint or wildcards else None
-        if self._wishes.open:
-            self._wishes.spend(deliveries)
-        if self._wishes.impatient:
+        if self._pull_requests.open:
+            self._pull_requests.spend(deliveries)
+        if self._pull_requests.no_wait:
             self._nothing_ready.look(touched, together)
 
     def _dispatch_together(
@@ -228,7 +228,7 @@ class Turn:
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.is_there(queue)
         if is_for_consumers and not queue.has_groups and any(map(_is_of_group, page.found)):
-            self._selections.begin_groups(queue)
+            self._selections.start_groups(queue)
         read.on_page(page)
         read.end()
         self._resident.page_was_taken_in(read.lane)
@@ -247,7 +247,7 @@ class Turn:
     def committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it."""
         ledger = self._ledger
-        ledger.begin_committed(batch)
+        ledger.start_committed(batch)
         for tell in self._tell_committed:
             tell()
         ledger.touch_waiting()

@@ -42,11 +42,11 @@ def damages(folder: Path) -> Iterator[tuple[str, str]]:
         next_event = 0
         try:
             for chunk in chunks_of_file(path):
-                begin = chunk.end - CHUNK.size - len(chunk.blocks)
-                if begin > end:
-                    yield path.name, f"bytes {end} to {begin - 1} cannot be read"
+                start = chunk.end - CHUNK.size - len(chunk.blocks)
+                if start > end:
+                    yield path.name, f"bytes {end} to {start - 1} cannot be read"
                 if chunk.first_event < next_event:
-                    yield path.name, f"at byte {begin}, event {chunk.first_event} follows event {next_event - 1}"
+                    yield path.name, f"at byte {start}, event {chunk.first_event} follows event {next_event - 1}"
                 next_event = chunk.first_event + events_in(chunk)
                 end = chunk.end
         except HistoryError as error:

@@ -97,11 +97,11 @@ def next_chunk(content: bytes, at: int) -> int | None:
     left = SEARCH_BYTES_MAX
     found = content.find(needle, at + 1 + _RUN_AT)
     while found >= 0 and left > 0:
-        begin = found - _RUN_AT
-        if begin + CHUNK.size <= len(content):
-            if chunk_at(whole, begin) is not None:
-                return begin
-            left -= min(CHUNK.unpack_from(content, begin)[1], len(content) - begin)
+        start = found - _RUN_AT
+        if start + CHUNK.size <= len(content):
+            if chunk_at(whole, start) is not None:
+                return start
+            left -= min(CHUNK.unpack_from(content, start)[1], len(content) - start)
         found = content.find(needle, found + 1)
     return None
 

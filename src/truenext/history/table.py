@@ -66,7 +66,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
     runs: list[int] = []
     causes = _Causes()
     for chunk in chunks:
-        causes.begin_chunk()
+        causes.start_chunk()
         event = chunk.first_event
         for block in blocks_of(chunk):
             if block.kind == Kind.NAME:
@@ -170,7 +170,7 @@ class _Causes:
         self.of_blocks: list[int] = []
         """Of each block, where its cause stands."""
 
-    def begin_chunk(self) -> None:
+    def start_chunk(self) -> None:
         self._of_chunk = {0: 0}
 
     def add(self, number: int, text: str) -> None:

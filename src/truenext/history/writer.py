@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import BEGINS_FILE, FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH
+from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, STARTS_FILE
 from truenext.history.files import chunk_at, chunks_of_file, events_in, file_path, history_files
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class History:
                 self.append(one)
                 self._note(chunk)
 
-    def begin_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
+    def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
         """Numbers of the run that begins and of its first event. After an unclean stop numbers are left out, so that
         none that got lost is used again, and a reader sees the gap.
         """
@@ -93,10 +93,10 @@ class History:
             return
         try:
             with self._appending:
-                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _begins_file(chunk) else None
+                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _starts_file(chunk) else None
                 if whole is not None:
                     self._write()
-                    self._begin_file(whole)
+                    self._start_file(whole)
                 self._unwritten.append(chunk)
                 self._unwritten_bytes += len(chunk)
                 if self._unwritten_bytes >= UNWRITTEN_BYTES_MAX:
@@ -182,7 +182,7 @@ class History:
         if chunk.flags & OF_BATCH:
             self.last_batch = chunk.run, chunk.first_event
 
-    def _begin_file(self, chunk: Chunk) -> None:
+    def _start_file(self, chunk: Chunk) -> None:
         path = file_path(self._folder, chunk.first_event)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = self._with_room(partial(os.open, path, flags, 0o600))
@@ -201,8 +201,8 @@ class History:
             self._file_ended()
 
 
-def _begins_file(chunk: bytes) -> bool:
-    return bool(chunk[_FLAGS_AT] & BEGINS_FILE)
+def _starts_file(chunk: bytes) -> bool:
+    return bool(chunk[_FLAGS_AT] & STARTS_FILE)
 
 
 _FLAGS_AT = 12

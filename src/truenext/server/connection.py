@@ -20,7 +20,7 @@ from truenext.broker.broker import Broker
 from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command, Login
 from truenext.engine.background.browsing import BrowseSlice
-from truenext.engine.lifecycle.wishes import EndedWish
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import Consumer, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import Code, NoRoomError, OtherProtocolError, RemoteProtocolError
@@ -290,10 +290,10 @@ class Connection:
         if showing.is_end:
             self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
-    def end_wish(self, ended: EndedWish) -> None:
+    def end_pull_request(self, ended: EndedPullRequest) -> None:
         consumer = ended.consumer
         self._add(
-            self._replies.encode_end_of_wish(
+            self._replies.encode_end_of_pull_request(
                 consumer.subscription, consumer.destination, ended.unused, ended.correlation
             )
         )
@@ -384,10 +384,10 @@ class Connection:
 
     def _on_writable(self) -> None:
         offered = bytearray()
-        begin = self._first_taken
+        start = self._first_taken
         for frame, _ in self._unsent:
-            offered += memoryview(frame)[begin : begin + WRITE_BYTES - len(offered)]
-            begin = 0
+            offered += memoryview(frame)[start : start + WRITE_BYTES - len(offered)]
+            start = 0
             if len(offered) >= WRITE_BYTES:
                 break
         self._count_taken(self._send(offered))
@@ -409,7 +409,7 @@ class Connection:
             if not owners:
                 # There may be very many answers, and very many subscriptions that come and go.
                 return taken, None
-        begun: list[tuple[bytes, Subscriber | None]] = []
+        partly_sent: list[tuple[bytes, Subscriber | None]] = []
         half_sent = None
         if self._first_taken:
             frame, owner = self._unsent.popleft()
@@ -418,13 +418,13 @@ class Connection:
                 self._is_finishing = True
                 self._unsent_answer_bytes += len(frame)
                 half_sent, owner = owner, None
-            begun.append((frame, owner))
+            partly_sent.append((frame, owner))
         kept = [
             (frame, owner)
             for frame, owner in self._unsent
             if owner is None or (owners is not None and owner not in owners)
         ]
-        self._unsent = deque(begun + kept)
+        self._unsent = deque(partly_sent + kept)
         if consumers is None:
             self._unsent_messages.clear()
         return taken, half_sent

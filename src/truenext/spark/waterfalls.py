@@ -84,7 +84,7 @@ def _flow(runs: list[Run], *, is_open: bool) -> str:
     )
 
 
-def _lines(runs: list[Run], begun: pandas.Timestamp, seconds: float) -> Iterator[str]:
+def _lines(runs: list[Run], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
     """One per message, in the order in which they were begun."""
     messages: dict[str, list[Run]] = {}
     for run in runs:
@@ -92,7 +92,7 @@ def _lines(runs: list[Run], begun: pandas.Timestamp, seconds: float) -> Iterator
     depths: dict[str, int] = {}
 
     def place(at: pandas.Timestamp) -> float:
-        return min(max(float((at - begun).total_seconds()) / seconds, 0.0), 1.0)
+        return min(max(float((at - started).total_seconds()) / seconds, 0.0), 1.0)
 
     for message, own in messages.items():
         first = own[0]
@@ -136,8 +136,8 @@ def _outcome(run: Run) -> str:
     return run["outcome"] or "cut off"
 
 
-def _bar(kind: str, begin: float, end: float) -> str:
-    return f'<i class="{kind}" style="left:{begin:.2%};width:{max(end - begin, 0.0):.2%}"></i>'
+def _bar(kind: str, start: float, end: float) -> str:
+    return f'<i class="{kind}" style="left:{start:.2%};width:{max(end - start, 0.0):.2%}"></i>'
 
 
 def _count(number: int, what: str) -> str:

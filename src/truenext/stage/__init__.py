@@ -1,21 +1,21 @@
 """Stages: services of many steps, each in one transaction. Source: docs/stages.md"""
 
-from truenext.stage.core.beginning import BeginOptions
 from truenext.stage.core.definitions import Endpoint, Topic
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
 from truenext.stage.core.flow import Flow
+from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.dependencies.depends import Depends
 from truenext.stage.interceptors.interceptor import Interceptor
 from truenext.stage.service import Service
 
 __all__ = [
-    "BeginOptions",
     "DefinitionError",
     "Depends",
     "Endpoint",
     "Flow",
     "FlowError",
+    "FlowOptions",
     "Initiation",
     "Interceptor",
     "NotDecoded",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from truenext.errors import ClosedError, TruenextError
-from truenext.stage.core.beginning import check_endpoint
 from truenext.stage.core.definitions import Topic
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import FlowError, NotDecoded
+from truenext.stage.core.flow_start import check_endpoint
 
 if TYPE_CHECKING:
     from truenext.client.tasks.connection import Connection, Message

@@ -296,7 +296,7 @@ class Definition:
         return bool(self._settings.exactly_once) or any(stages)
 
     @property
-    def only_begins(self) -> bool:
+    def only_initiates(self) -> bool:
         """None of its stages happens once, so nobody runs it for the sake of these."""
         return not any(each.settings.exactly_once for each in self.stages.values())
 

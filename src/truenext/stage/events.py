@@ -54,7 +54,7 @@ class Opened(msgspec.Struct, tag_field="kind", tag="opened"):
     instance: str
 
 
-class Begun(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True):
+class Started(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True):
     process: str
     n: int
     at: int
@@ -133,7 +133,7 @@ class StageEvents:
         self._is_failing = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._begin_file()
+            self._start_file()
         except OSError as error:
             raise ConfigurationError(f"the events of stages cannot be written to {folder}: {error}") from error
         self._thread = Thread(target=self._write_for_ever, name="truenext stage events", daemon=True)
@@ -141,14 +141,14 @@ class StageEvents:
 
     # ---- What has happened ----
 
-    def begun(self, stage: Stage, message: Message, envelope: Envelope) -> int:
+    def started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
         """Its number, by which the others name it."""
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
         self._n = n = self._n + 1
         self._tell(
-            Begun(
+            Started(
                 process=self.process,
                 n=n,
                 at=time_ns() // 1000,
@@ -190,7 +190,7 @@ class StageEvents:
             )
         )
 
-    def _tell(self, event: Begun | Committed | Over | Closed) -> None:
+    def _tell(self, event: Started | Committed | Over | Closed) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
@@ -232,8 +232,8 @@ class StageEvents:
         if not content:
             return
         try:
-            if self._is_to_begin_anew():
-                self._begin_file()
+            if self._needs_new_file():
+                self._start_file()
             self._write(content)
         except OSError as error:
             if not self._is_failing:
@@ -248,7 +248,7 @@ class StageEvents:
             _logger.warning("events of stages were lost, which is over: the disk has not taken them in time")
         self._is_failing = False
 
-    def _is_to_begin_anew(self) -> bool:
+    def _needs_new_file(self) -> bool:
         return (
             self._file < 0
             or self._file_size >= self._file_bytes
@@ -257,7 +257,7 @@ class StageEvents:
             or not os.fstat(self._file).st_nlink
         )
 
-    def _begin_file(self) -> None:
+    def _start_file(self) -> None:
         """Raises: OSError"""
         self._leave_file()
         self._file_number += 1

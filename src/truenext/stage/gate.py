@@ -36,7 +36,7 @@ _WHAT = {
     Trouble.FULL: "the database has no room, or its disk fails",
     Trouble.TABLES: "the tables of exactly-once processing cannot be used",
 }
-_RESTING = {
+_WAITING = {
     Trouble.AWAY: "the database is away: its stages rest until it is back",
     Trouble.FULL: "the database has no room, or its disk fails: its stages rest, and try again",
     Trouble.TABLES: "the tables of exactly-once processing cannot be used: the stages rest, and try again",
@@ -85,7 +85,7 @@ class Gate:
         self._opened.clear()
         self._closed.set()
         _logger.warning(
-            _RESTING.get(trouble, _RESTING[Trouble.AWAY]),
+            _WAITING.get(trouble, _WAITING[Trouble.AWAY]),
             extra={"database": str(self.database), "reason": self.reason},
         )
         loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class Gate:
             await self.database.open()
 
     async def _look(self) -> None:
-        await self._rest()
+        await self._back_off()
         await self._until_there(self.database.probe, "the database is away still")
         self.reason = ""
         self._opened_at = asyncio.get_running_loop().time()
@@ -126,9 +126,9 @@ class Gate:
             except DatabaseAway as error:
                 self.reason = first_line(error)
                 _logger.warning(said, extra={"reason": self.reason, "next_s": self._pause_s})
-            await self._rest()
+            await self._back_off()
 
-    async def _rest(self) -> None:
+    async def _back_off(self) -> None:
         # Not all processes at once.
         await asyncio.sleep(self._pause_s * random.uniform(0.75, 1.0))
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.stage.definition import Definition
     from truenext.stage.initiator import Initiator
     from truenext.stage.interceptors.chain import Chain
-    from truenext.stage.sql.beginning import InTransaction
+    from truenext.stage.sql.own_transaction import InTransaction
 
 
 class Initiating:
@@ -47,7 +47,7 @@ class Initiating:
     async def __aenter__(self) -> Initiation:
         """Raises: ClosedError in another event loop than that of the service"""
         self._initiator.check_loop()
-        return self._begin()
+        return self._start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -59,7 +59,7 @@ class Initiating:
     def __enter__(self) -> Initiation:
         if self._is_in_loop():
             raise LocalProtocolError("this waits for the broker: say `async with` in async functions")
-        return self._begin()
+        return self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,7 +68,7 @@ class Initiating:
         if error is None:
             self._initiator.initiate_in_thread(said, self._deadline)
 
-    def _begin(self) -> Initiation:
+    def _start(self) -> Initiation:
         """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""
         if self._said is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
@@ -124,7 +124,7 @@ class InitiatingInTransaction:
         if not self._transaction.is_async:
             raise LocalProtocolError("a Session is used with `with`; `async with` is for an AsyncSession")
         self._check_ended()
-        return self._begin(None if self._key is None else await self._transaction.seed_async(self._key, World.new_id()))
+        return self._start(None if self._key is None else await self._transaction.seed_async(self._key, World.new_id()))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,7 +140,7 @@ class InitiatingInTransaction:
         if self._transaction.is_async:
             raise LocalProtocolError("an AsyncSession is used with `async with`; `with` is for a Session")
         self._check_ended()
-        return self._begin(None if self._key is None else self._transaction.seed(self._key, World.new_id()))
+        return self._start(None if self._key is None else self._transaction.seed(self._key, World.new_id()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -156,7 +156,7 @@ class InitiatingInTransaction:
         if self._said is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
 
-    def _begin(self, seed: str | None) -> Initiation:
+    def _start(self, seed: str | None) -> Initiation:
         self._seed = seed or World.new_id()
         self._said = Said(self._seed, self._definition.name)
         self._transaction.enter()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.errors import InDoubt
-    from truenext.stage.core.beginning import BeginOptions
     from truenext.stage.core.definitions import Endpoint
+    from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.core.unit import Finished
     from truenext.stage.lane import Lane
     from truenext.stage.world import World
@@ -110,7 +110,7 @@ class Initiator:
             await session.commit(timeout=left_s(deadline))
 
     async def ask(
-        self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: BeginOptions
+        self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: FlowOptions
     ) -> object:
         """Raises: ClosedError, ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as
         `initiate`"""

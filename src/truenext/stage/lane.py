@@ -37,22 +37,22 @@ class Lane:
         self.threads = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREADS} {self.name}")
         self.pause_s = 0.0
         """The last one since the broker has no room; 0 while it has."""
-        self._rests_until = 0.0
+        self._waits_until = 0.0
         self.transactions = Shares(TRANSACTIONS_MAX)
         """Who would be refused for what is open on the connection waits instead. Source: docs/limits.md"""
         self.transaction_bytes = Shares(TRANSACTION_BYTES_MAX)
 
-    def rest_s(self, now: float) -> float:
+    def wait_s(self, now: float) -> float:
         """For how many seconds a worker for whose messages the broker has no room rests; all of them together, and each
         time twice as long, until something was committed."""
-        if now >= self._rests_until:
+        if now >= self._waits_until:
             self.pause_s = min(max(2 * self.pause_s, PAUSE_S), PAUSE_MAX_S)
-            self._rests_until = now + self.pause_s
+            self._waits_until = now + self.pause_s
             _logger.warning(
                 "the broker has no room on its disk: stages that send rest",
                 extra={"lane": self.name, "next_s": self.pause_s},
             )
-        return self._rests_until - now
+        return self._waits_until - now
 
     def facts(self) -> BrokerFacts:
         health = self.connection.health()
@@ -61,7 +61,7 @@ class Lane:
             state=health.state,
             since_s=health.since_s,
             reconnects=health.reconnects,
-            has_room=asyncio.get_running_loop().time() >= self._rests_until,
+            has_room=asyncio.get_running_loop().time() >= self._waits_until,
         )
 
     def subscribed(self) -> Counter[str]:

@@ -144,14 +144,14 @@ class Running:
         await self._until_subscribed()
         self._state = "running"
 
-    async def begin_alone(self) -> None:
+    async def start_without_stages(self) -> None:
         """No stage runs. But if none of the service happens once, nobody else sends what its programs begin in
         transactions of their own.
 
         Raises: ConfigurationError; DatabaseAway
         """
         self._is_alone = True
-        if self._definition.has_outbox and self._definition.only_begins:
+        if self._definition.has_outbox and self._definition.only_initiates:
             await self._open_database()
             await self._open_outbox()
 
@@ -253,7 +253,7 @@ class Running:
         return [each.stage.queue for each in self.consumptions if each.worker.busy]
 
     @property
-    def rests(self) -> bool:
+    def waits_for_database(self) -> bool:
         """The stages that use the database wait for it."""
         return self.world.gate is not None and not self.world.gate.is_open
 

@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from truenext.errors import ConfigurationError, LocalProtocolError
-from truenext.stage.core.beginning import check_endpoint
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.flow_start import check_endpoint
 from truenext.stage.current import check_asks_another, check_can_await
 from truenext.stage.definition import Definition
 from truenext.stage.initiating import Initiating, InitiatingInTransaction
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from truenext.errors import InDoubt
-    from truenext.stage.core.beginning import BeginOptions
     from truenext.stage.core.definitions import Endpoint, Topic
+    from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.dependencies.depends import Overrides
     from truenext.stage.initiator import Initiator
 
@@ -83,7 +83,7 @@ class Service(Definition):
             if with_stages:
                 await running.start()
             else:
-                await running.begin_alone()
+                await running.start_without_stages()
             yield
 
     @asynccontextmanager
@@ -188,7 +188,7 @@ class Service(Definition):
         *,
         trace: str,
         timeout: float = TIMEOUT_S,
-        **options: Unpack[BeginOptions],
+        **options: Unpack[FlowOptions],
     ) -> Coroutine[Any, Any, str]:
         """Begin one flow, and return its id once the broker has it as safe as it will be. To be awaited. As
         `Initiation.send`.
@@ -198,23 +198,23 @@ class Service(Definition):
         check_can_await(f"{self.name}.send", _SEND_INSTEAD)
         return self._send(to, message, trace, timeout, options)
 
-    async def _send(self, to: Endpoint[M, Any], message: M, trace: str, timeout: float, options: BeginOptions) -> str:
-        async with self.initiate(timeout=timeout) as begin:
-            return begin.send(to, message, trace=trace, **options)
+    async def _send(self, to: Endpoint[M, Any], message: M, trace: str, timeout: float, options: FlowOptions) -> str:
+        async with self.initiate(timeout=timeout) as initiation:
+            return initiation.send(to, message, trace=trace, **options)
 
     def publish(
-        self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
+        self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, str]:
         """Begin a flow with each subscriber of a topic; as `send`."""
         check_can_await(f"{self.name}.publish", _SEND_INSTEAD)
         return self._publish(to, message, trace, timeout, options)
 
-    async def _publish(self, to: Topic[M], message: M, trace: str, timeout: float, options: BeginOptions) -> str:
-        async with self.initiate(timeout=timeout) as begin:
-            return begin.publish(to, message, trace=trace, **options)
+    async def _publish(self, to: Topic[M], message: M, trace: str, timeout: float, options: FlowOptions) -> str:
+        async with self.initiate(timeout=timeout) as initiation:
+            return initiation.publish(to, message, trace=trace, **options)
 
     def ask(
-        self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[BeginOptions]
+        self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, R]:
         """Begin a flow, and return its reply when it comes. To be awaited.
 
@@ -224,7 +224,7 @@ class Service(Definition):
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         return self._ask(to, message, trace, timeout, options)
 
-    async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: BeginOptions) -> R:
+    async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions) -> R:
         check_endpoint(to)
         check_asks_another(to, self.stages)
         return cast("R", await self._here.ask(to, message, trace, timeout, options))

@@ -141,7 +141,7 @@ class Handling:
         """Somebody else has sent what this was to send, so that this has acknowledged nothing."""
         self._message = message
         self._session = session
-        self._begun_at = monotonic()
+        self._started_at = monotonic()
         self._ran_at = self._committed_at = 0.0
         self._envelope: Envelope | None = None
         self._execution: Execution | None = None
@@ -206,7 +206,7 @@ class Handling:
             return
         await self._message.release()
         self._end("given back", error)
-        await self._rest_if_no_room(error)
+        await self._wait_if_no_room(error)
 
     async def _has_not_committed(self, error: InDoubt | RolledBack) -> None:
         """Raises: the error, unless the message has its verdict"""
@@ -222,13 +222,13 @@ class Handling:
             return
         # What is refused at the commit has given back the message already. When it comes again it is flushed.
         self._end("given back", error)
-        await self._rest_if_no_room(error)
+        await self._wait_if_no_room(error)
         raise error
 
-    async def _rest_if_no_room(self, error: RolledBack) -> None:
+    async def _wait_if_no_room(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
         if is_for_want_of_room(error):
-            await self._world.rest(self._lane.rest_s(self._world.loop.time()))
+            await self._world.wait(self._lane.wait_s(self._world.loop.time()))
 
     async def _was_done_before(self) -> None:
         """What it has to send goes first: who acknowledges it may be the last who knows of that.
@@ -243,13 +243,13 @@ class Handling:
         except (BrokerAway, OutboxBusy) as error:
             await self._message.release()
             self._end("given back", error)
-            await self._world.rest(PAUSE_S)
+            await self._world.wait(PAUSE_S)
         except DatabaseAway as error:
             await self._has_no_database(error)
         except RolledBack as error:
             if refused_with(error) is not None:
                 # It would come again at once, and be refused again.
-                await self._world.rest(PAUSE_S)
+                await self._world.wait(PAUSE_S)
             await self._has_not_committed(error)
         except InDoubt as error:
             await self._has_not_committed(error)
@@ -552,7 +552,7 @@ class Handling:
     def _note(self, envelope: Envelope) -> None:
         events = self._world.events
         if events is not None:
-            self._event = events.begun(self._stage, self._message, envelope)
+            self._event = events.started(self._stage, self._message, envelope)
         chain, message, flow = self._world.chain, self._message, envelope.flow
         if chain.has_around or chain.has_sending or chain.has_ended:
             self._execution = Execution(
@@ -579,9 +579,9 @@ class Handling:
         ending = Ending(
             outcome=outcome,
             error=error,
-            run=ran_at - self._begun_at,
+            run=ran_at - self._started_at,
             commit=self._committed_at - ran_at if self._committed_at else None,
-            total=now - self._begun_at,
+            total=now - self._started_at,
         )
         if events is not None and self._event:
             events.ended(self._event, ending)

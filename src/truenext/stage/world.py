@@ -67,7 +67,7 @@ class World:
             given[SESSION] = work.session
         return given
 
-    async def rest(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> None:
         """Until then, or until the service stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

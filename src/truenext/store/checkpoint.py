@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from truenext.store.layer import Layer
     from truenext.store.messages_of_kind import Marks
+    from truenext.store.segment_index import SegmentIndex
     from truenext.store.store import Recovered, StoredMessage
 
 MAP_SIZE = 1 << 40
@@ -293,13 +293,13 @@ class Checkpoint:
         # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
         self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
 
-    def finish(self, layers: Iterable[Layer], marks: Marks, position: Position) -> None:
+    def finish(self, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers
         that are not here yet."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
-            for layer in layers:
-                self._finish_layer(txn, layer)
+            for index in indexes:
+                self._finish_index(txn, index)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
             self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
             self._raise(txn, b"written", position.written)
@@ -333,25 +333,25 @@ class Checkpoint:
             self._transient.delete_left(txn, keys_max)
         return True
 
-    def _finish_layer(self, txn: lmdb.Transaction[bytes], layer: Layer) -> None:
-        for number, name in layer.queues.items():
+    def _finish_index(self, txn: lmdb.Transaction[bytes], index: SegmentIndex) -> None:
+        for number, name in index.queues.items():
             if name:
                 self._queues.put(txn, QUEUE.pack(number), name.encode())
             else:
                 self._queues.delete(txn, QUEUE.pack(number))
-        if layer.paused:
-            paused = with_changes(paused_of(self._meta.need(txn, b"paused")), layer.paused)
+        if index.paused:
+            paused = with_changes(paused_of(self._meta.need(txn, b"paused")), index.paused)
             self._meta.put(txn, b"paused", paused_value(paused))
         # Before the producers, as one can be forgotten and come back.
-        for name in layer.forgotten_producers:
+        for name in index.forgotten_producers:
             self._producers.delete(txn, producer_key(name))
-        for name, state in layer.producers.items():
+        for name, state in index.producers.items():
             self._producers.put(txn, producer_key(name), producer_value(name, state))
-        self._raise(txn, b"sequence limit", layer.sequence_limit)
-        if layer.redelivered_below:
-            self._meta.put(txn, b"redelivered below", NUMBER.pack(layer.redelivered_below))
-        if layer.clean_stop is not None:
-            self._meta.put(txn, b"clean stop", CLEAN if layer.clean_stop else UNCLEAN)
+        self._raise(txn, b"sequence limit", index.sequence_limit)
+        if index.redelivered_below:
+            self._meta.put(txn, b"redelivered below", NUMBER.pack(index.redelivered_below))
+        if index.clean_stop is not None:
+            self._meta.put(txn, b"clean stop", CLEAN if index.clean_stop else UNCLEAN)
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:

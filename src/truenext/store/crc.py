@@ -27,7 +27,7 @@ for _byte, _register in enumerate(_STEPS):
 _ONE_BIT = {_STEPS[1 << bit]: bit for bit in range(8)}
 
 
-def begin_of(content: bytes | memoryview, checksum: int) -> int:
+def start_of(content: bytes | memoryview, checksum: int) -> int:
     """The number that `crc32(content, number)` gives `checksum` for; there is exactly one. A microsecond a byte."""
     register = checksum ^ _ONES
     for byte in reversed(content):

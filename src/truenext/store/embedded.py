@@ -10,7 +10,7 @@ The data folder:
     apply          the batch goes into the journal, durable by one write; then the overlay knows of it
     page, recover  the checkpoint, with the journal laid over it (overlay.py)
 
-Meanwhile, on a thread of its own, what the oldest segment still says moves into the checkpoint (mover.py).
+Meanwhile, on a thread of its own, what the oldest segment still says moves into the checkpoint (checkpointer.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from truenext.record import CONTENTS, LANE_KEY_SIZE, REFERENCE_SIZE, content_key
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
+from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
 from truenext.store.contents import settled
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.layer import is_gone, laid_over, mark_of
 from truenext.store.missing import missing_at_end
-from truenext.store.mover import SEGMENTS_MAX, Mover
 from truenext.store.overlay import Overlay
 from truenext.store.room import RoomOnDisk
+from truenext.store.segment_index import is_gone, laid_over, mark_of
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 from truenext.store.trouble import CAUSES, damage, disagreement, explained
 
@@ -106,7 +106,7 @@ class EmbeddedStore:
             except CAUSES as error:
                 raise explained(f"open the store in {path}", error, path) from error
             self._room = RoomOnDisk(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
-            self._mover = Mover(
+            self._checkpointer = Checkpointer(
                 path,
                 self._journal,
                 self._checkpoint,
@@ -116,7 +116,7 @@ class EmbeddedStore:
                 segments_max=segments_max,
                 sync_history=lambda: self.sync_history(),
             )
-            opened.callback(self._mover.close)
+            opened.callback(self._checkpointer.close)
             self._opened = opened.pop_all()
 
     # ---- The promise of store.py ----
@@ -136,19 +136,19 @@ class EmbeddedStore:
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
         self._unwritable_reason = ""
-        self._mover.start()
+        self._checkpointer.start()
         return recovered
 
     def apply(self, batch: Batch) -> None:
         if self._unwritable_reason:
             raise StoreError(f"batch {batch.number} is refused: {self._unwritable_reason}")
-        if self._mover.failure is not None:
-            raise self._mover.failure
+        if self._checkpointer.failure is not None:
+            raise self._checkpointer.failure
         # Set before anything can fail. After a failed write nobody knows what is on the disk, so that a second try
         # could confirm what is not there.
         self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
-        if not self._mover.has_begun:
-            self._mover.begin()
+        if not self._checkpointer.is_enabled:
+            self._checkpointer.enable()
         try:
             if batch.dereferenced or batch.transient_dereferenced:
                 batch = settled(batch, self._mark_of())
@@ -234,7 +234,7 @@ class EmbeddedStore:
 
     def _mark_of(self) -> Callable[[bytes], Mark]:
         """The marks of messages, as long as no batch is written."""
-        marks = [layer.marks for layer in reversed(self._overlay.layers) if layer.marks]
+        marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
         # In this order: what the overlay does not say any more the checkpoint has.
         return lambda key: mark_of(key, marks) or self._checkpoint.mark(key)
 
@@ -254,8 +254,8 @@ class EmbeddedStore:
 
     def _check_old(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         with self._changed:
-            layers = self._overlay.layers
-            gone = next((key for key in keys if is_gone(key, layers)), None)
+            indexes = self._overlay.indexes
+            gone = next((key for key in keys if is_gone(key, indexes)), None)
         kinds = self._checkpoint.kinds(keys)
         gone = gone or next((key for key in keys if kinds.get(key) is not are_transient), None)
         if gone is not None:
@@ -264,8 +264,8 @@ class EmbeddedStore:
     def _append(self, parts: list[bytes], records: int) -> tuple[int, int]:
         journal = self._journal
         size = sum(map(len, parts))
-        if not journal.has_place(size) or self._mover.is_segment_full(records):
-            self._mover.wait()
+        if not journal.has_place(size) or self._checkpointer.is_segment_full(records):
+            self._checkpointer.wait()
             self._with_ballast(partial(journal.roll, size))
             with self._changed:
                 self._changed.notify_all()
@@ -315,13 +315,13 @@ class EmbeddedStore:
                     merged = self._merged(view, of_checkpoint(snapshot, view))
                     return Page.of(self._with_contents(merged, view, snapshot), limit, size_max, as_of=as_of)
             finally:
-                self._mover.let_go(view)
+                self._checkpointer.let_go(view)
         except CAUSES as error:
             raise explained(f"read the store in {self._path}", error, self._path) from error
 
     def _merged(self, view: View, of_checkpoint: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
-        moved = self._page_of_checkpoint(view, of_checkpoint)
-        return _once(merge(self._page_of_journal(view), moved, key=attrgetter("key")))
+        checkpointed = self._page_of_checkpoint(view, of_checkpoint)
+        return _once(merge(self._page_of_journal(view), checkpointed, key=attrgetter("key")))
 
     def _with_contents(
         self, messages: Iterable[StoredMessage], view: View, snapshot: lmdb.Transaction[bytes]
@@ -357,7 +357,7 @@ class EmbeddedStore:
         overlay, checkpoint = self._overlay, self._checkpoint
         recovered, position = checkpoint.read()
         # The move of this one may have begun.
-        overlay.moving = position.segment + 1
+        overlay.checkpointing = position.segment + 1
         history = []
         for segment, offset, payload in self._journal.replay(position.segment, position.frame):
             changes = decode(payload)
@@ -371,12 +371,12 @@ class EmbeddedStore:
             raise damage("journal", missing, self._path)
         self._journal.settle()
 
-        recovered = laid_over(recovered, overlay.layers)
+        recovered = laid_over(recovered, overlay.indexes)
         if not recovered.clean_stop:
             self._drop_transients()
         self._leave_out_what_is_in_both()
         # From here on what the overlay has of that segment is in no checkpoint.
-        overlay.moving = position.segment
+        overlay.checkpointing = position.segment
         self._queues = dict(recovered.queues)
         return replace(recovered, counts=self._counts(), history=history)
 
@@ -390,14 +390,14 @@ class EmbeddedStore:
 
     def _leave_out_what_is_in_both(self) -> None:
         overlay, checkpoint = self._overlay, self._checkpoint
-        for layer in overlay.layers:
-            here = checkpoint.kinds(layer.gone)
-            layer.gone = {key: kind for key, kind in layer.gone.items() if key in here}
-        moved = checkpoint.kinds(key for key, _ in overlay.messages(overlay.moving))
-        overlay.leave_to_checkpoint(key for key in moved if not is_gone(key, overlay.layers))
+        for index in overlay.indexes:
+            here = checkpoint.kinds(index.gone)
+            index.gone = {key: kind for key, kind in index.gone.items() if key in here}
+        checkpointed = checkpoint.kinds(key for key, _ in overlay.messages(overlay.checkpointing))
+        overlay.leave_to_checkpoint(key for key in checkpointed if not is_gone(key, overlay.indexes))
 
     def _counts(self) -> dict[bytes, int]:
-        gone = {key for layer in self._overlay.layers for key in layer.gone}
+        gone = {key for index in self._overlay.indexes for key in index.gone}
         counts = self._checkpoint.counts()
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in gone))

@@ -21,9 +21,9 @@ from truenext.store import folder
 from truenext.store.check import Summary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import Position
-from truenext.store.layer import Layer
 from truenext.store.salvage.folder import opened
 from truenext.store.salvage.references import References
+from truenext.store.segment_index import SegmentIndex
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _export(salvage: Salvage, new: Path) -> Summary:
         summary.timers = writer.timers
         summary.finish(salvage)
         summary.names.update(_names(salvage))
-        checkpoint.finish([_layer(salvage, summary.names)], {}, Position(0, 0))
+        checkpoint.finish([_segment_index(salvage, summary.names)], {}, Position(0, 0))
     finally:
         checkpoint.close()
     (new / UNFINISHED).rename(new / "lmdb")
@@ -175,20 +175,20 @@ def _names(salvage: Salvage) -> dict[int, str]:
     return names
 
 
-def _layer(salvage: Salvage, names: dict[int, str]) -> Layer:
+def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
     """Everything but the messages."""
     recovered = salvage.recovered
-    layer = Layer(0)
-    layer.queues = names
-    layer.paused = dict.fromkeys(recovered.paused, True)
-    layer.producers = dict(recovered.producers)
-    layer.sequence_limit = max(recovered.sequence_limit, salvage.highest + 1)
-    layer.redelivered_below = recovered.redelivered_below
+    index = SegmentIndex(0)
+    index.queues = names
+    index.paused = dict.fromkeys(recovered.paused, True)
+    index.producers = dict(recovered.producers)
+    index.sequence_limit = max(recovered.sequence_limit, salvage.highest + 1)
+    index.redelivered_below = recovered.redelivered_below
     if salvage.damages:
         # What was lost may have had later ones.
-        layer.sequence_limit += SEQUENCE_BLOCK
+        index.sequence_limit += SEQUENCE_BLOCK
     if salvage.damages or not recovered.clean_stop:
-        layer.redelivered_below = layer.sequence_limit
+        index.redelivered_below = index.sequence_limit
     # Transients that are here are to stay.
-    layer.clean_stop = True
-    return layer
+    index.clean_stop = True
+    return index

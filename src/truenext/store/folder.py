@@ -123,9 +123,9 @@ def _make(path: Path, fill: Callable[[int], None]) -> None:
     new.rename(path)
 
 
-def clear(file: int, begin: int, end: int) -> None:
-    """Zeros from byte `begin` to `end`. Raises: OSError"""
-    for offset in range(begin, end, len(_ZEROS)):
+def clear(file: int, start: int, end: int) -> None:
+    """Zeros from byte `start` to `end`. Raises: OSError"""
+    for offset in range(start, end, len(_ZEROS)):
         write(file, _ZEROS[: end - offset], offset)
 
 

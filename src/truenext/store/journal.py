@@ -294,26 +294,26 @@ class Journal:
         Raises: OSError
         """
         run: list[tuple[int, int]] = []
-        in_segment = begin = end = 0
+        in_segment = start = end = 0
         for segment, offset, length in extents:
             if run and not (
                 segment == in_segment
                 and end <= offset <= end + READ_GAP_MAX
-                and offset + length <= begin + READ_BYTES_MAX
+                and offset + length <= start + READ_BYTES_MAX
             ):
-                yield from self._read_run(in_segment, begin, end, run)
+                yield from self._read_run(in_segment, start, end, run)
                 run = []
             if not run:
-                in_segment, begin = segment, offset
+                in_segment, start = segment, offset
             run.append((offset, length))
             end = offset + length
         if run:
-            yield from self._read_run(in_segment, begin, end, run)
+            yield from self._read_run(in_segment, start, end, run)
 
-    def _read_run(self, segment: int, begin: int, end: int, run: list[tuple[int, int]]) -> Iterator[bytes]:
-        content = os.pread(self._files[segment], end - begin, begin)
+    def _read_run(self, segment: int, start: int, end: int, run: list[tuple[int, int]]) -> Iterator[bytes]:
+        content = os.pread(self._files[segment], end - start, start)
         for offset, length in run:
-            yield content[offset - begin : offset - begin + length]
+            yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
         """The segment is not needed any more, nor read. May be called while another thread appends.

@@ -389,19 +389,19 @@ def _nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[li
     size = len(page)
     nodes = []
     taken = 0
-    begins = set()
-    for begin in memoryview(page)[_HEAD.size : _HEAD.size + 2 * count].cast("H"):
-        if not upper <= begin <= size - _NODE.size or begin % 2 or begin in begins:
+    starts = set()
+    for start in memoryview(page)[_HEAD.size : _HEAD.size + 2 * count].cast("H"):
+        if not upper <= start <= size - _NODE.size or start % 2 or start in starts:
             continue
-        low, high, flags, key_size = _NODE.unpack_from(page, begin)
-        at = begin + _NODE.size + key_size
+        low, high, flags, key_size = _NODE.unpack_from(page, start)
+        at = start + _NODE.size + key_size
         value_size = low | high << 16 if is_leaf else 0
         end = at + (_NUMBER.size if is_leaf and flags & _IN_OVERFLOW else value_size)
         if end > size:
             continue
-        begins.add(begin)
-        taken += end - begin + (end - begin) % 2
-        key = page[begin + _NODE.size : at]
+        starts.add(start)
+        taken += end - start + (end - start) % 2
+        key = page[start + _NODE.size : at]
         nodes.append(_Node(key, flags, low | high << 16 | flags << 32, at, value_size))
     return nodes, taken
 

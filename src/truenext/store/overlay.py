@@ -2,7 +2,7 @@
 
 The store is the checkpoint, with the journal's segments laid over it one by one, oldest first. When the oldest is to
 go, what it still says moves into the checkpoint. The overlay does the book-keeping and knows no disk; see
-embedded.py and mover.py for who calls what on which thread.
+embedded.py and checkpointer.py for who calls what on which thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import BEFORE_RECORD, PUTS_AT, causes_of, producers_of
-from truenext.store.layer import Layer
+from truenext.store.segment_index import SegmentIndex
 from truenext.store.spans import Chunk, JournalLane, span_of
 from truenext.store.views import TimerView, View
 
@@ -42,11 +42,11 @@ class Overlay:
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
-        self.layers: tuple[Layer, ...] = ()
+        self.indexes: tuple[SegmentIndex, ...] = ()
         """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
         self.views: set[View] = set()
         """Those that are being read: each is told of every change, and taken out once it was read."""
-        self.moving = 0
+        self.checkpointing = 0
         """The checkpoint has, or is being given, messages of segments up to this one."""
 
     # ---- What a batch does ----
@@ -54,37 +54,37 @@ class Overlay:
     @property
     def memory(self) -> int:
         """Bytes that all layers take, at the most and roughly."""
-        return sum(layer.memory for layer in self.layers)
+        return sum(index.memory for index in self.indexes)
 
     def add(self, changes: Changes, segment: int, offset: int) -> None:
         """A batch that stands at `offset` in `segment` is in force."""
         for view in self.views:
             view.keep(changes)
-        layers = self.layers
-        layer = layers[-1] if layers and layers[-1].segment == segment else self._new_layer(segment)
-        layer.records += changes.count
+        indexes = self.indexes
+        index = indexes[-1] if indexes and indexes[-1].segment == segment else self._new_index(segment)
+        index.records += changes.count
         rest = changes.rest
         if rest is not None and rest.drops_transients:
             self._drop_transients()
         # Removes before puts: in a broker no key comes back, and here it may then do so within one batch.
         if changes.removes:
-            self._remove(changes.removes, layer, is_transient=False)
+            self._remove(changes.removes, index, is_transient=False)
         if changes.transient_removes:
-            self._remove(changes.transient_removes, layer, is_transient=True)
+            self._remove(changes.transient_removes, index, is_transient=True)
         at = offset + PUTS_AT
         if changes.puts:
-            at = self._put(changes.puts, layer, at, is_transient=False)
+            at = self._put(changes.puts, index, at, is_transient=False)
         if changes.transient_puts:
-            self._put(changes.transient_puts, layer, at, is_transient=True)
+            self._put(changes.transient_puts, index, at, is_transient=True)
         if rest is not None:
-            self._add_rest(rest, layer)
+            self._add_rest(rest, index)
 
-    def _put(self, puts: list[tuple[bytes, int]], layer: Layer, at: int, *, is_transient: bool) -> int:
-        chunks = layer.chunks
-        layer.memory += _PUT_BYTES * len(puts)
+    def _put(self, puts: list[tuple[bytes, int]], index: SegmentIndex, at: int, *, is_transient: bool) -> int:
+        chunks = index.chunks
+        index.memory += _PUT_BYTES * len(puts)
         for key, length in puts:
             at += BEFORE_RECORD
-            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], layer)
+            chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], index)
             sequence = sequence_of(key)
             packed = at << 32 | length << 1 | is_transient
             sequences, lane = chunk.sequences, chunk.lane
@@ -99,20 +99,20 @@ class Overlay:
             at += length
         return at
 
-    def _new_chunk(self, lane_key: bytes, layer: Layer) -> Chunk:
+    def _new_chunk(self, lane_key: bytes, index: SegmentIndex) -> Chunk:
         lane = self._lanes.get(lane_key)
         if lane is None:
             lane = self._lanes[lane_key] = JournalLane()
-        chunk = layer.chunks[lane_key] = Chunk(layer.segment, lane)
-        layer.memory += _CHUNK_BYTES
+        chunk = index.chunks[lane_key] = Chunk(index.segment, lane)
+        index.memory += _CHUNK_BYTES
         lane.chunks.append(chunk)
         return chunk
 
-    def _remove(self, keys: Iterable[bytes], layer: Layer, *, is_transient: bool) -> None:
+    def _remove(self, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if self._forget(key) <= self.moving:
-                layer.gone[key] = is_transient
-                layer.memory += _KEY_BYTES
+            if self._forget(key) <= self.checkpointing:
+                index.gone[key] = is_transient
+                index.memory += _KEY_BYTES
 
     def _forget(self, key: bytes) -> int:
         """Take the message out; the segment that it was in, 0 if the journal has none."""
@@ -124,69 +124,69 @@ class Overlay:
         chunk, at = found
         chunk.forget(at)
         # The newest layer keeps what may be used again at once.
-        if not chunk.alive and chunk.segment != self.layers[-1].segment:
-            layer = next(layer for layer in self.layers if layer.segment == chunk.segment)
-            self._drop_chunk(lane_key, layer)
+        if not chunk.alive and chunk.segment != self.indexes[-1].segment:
+            index = next(index for index in self.indexes if index.segment == chunk.segment)
+            self._drop_chunk(lane_key, index)
         return chunk.segment
 
-    def _drop_chunk(self, lane_key: bytes, layer: Layer) -> None:
-        lane, gone = self._lanes[lane_key], layer.chunks.pop(lane_key)
+    def _drop_chunk(self, lane_key: bytes, index: SegmentIndex) -> None:
+        lane, gone = self._lanes[lane_key], index.chunks.pop(lane_key)
         lane.chunks = [chunk for chunk in lane.chunks if chunk is not gone]
         if not lane.chunks:
             del self._lanes[lane_key]
 
-    def _add_rest(self, rest: Rest, layer: Layer) -> None:
-        marks = len(layer.marks)
-        layer.marks.update(rest.marks)
+    def _add_rest(self, rest: Rest, index: SegmentIndex) -> None:
+        marks = len(index.marks)
+        index.marks.update(rest.marks)
         # The mark of a content changes as often as it has references.
-        layer.memory += _MARK_BYTES * (len(layer.marks) - marks)
+        index.memory += _MARK_BYTES * (len(index.marks) - marks)
         if rest.causes:
-            self._add_causes(rest, layer)
+            self._add_causes(rest, index)
         for key in rest.unmarks:
-            for one in self.layers:
+            for one in self.indexes:
                 one.marks.pop(key, None)
                 one.causes.pop(key, None)
-        layer.queues.update(rest.queues)
-        layer.paused.update(rest.paused)
+        index.queues.update(rest.queues)
+        index.paused.update(rest.paused)
         for name in rest.forgotten_producers:
-            layer.producers.pop(name, None)
-            layer.forgotten_producers.add(name)
-        layer.producers.update(producers_of(rest))
+            index.producers.pop(name, None)
+            index.forgotten_producers.add(name)
+        index.producers.update(producers_of(rest))
         # One that is set again in the batch that clears it is set.
-        layer.timers.update(dict.fromkeys(rest.cleared_timers, False))
-        layer.timers.update(dict.fromkeys(rest.timers, True))
-        layer.memory += _TIMER_BYTES * (len(rest.cleared_timers) + len(rest.timers))
-        layer.sequence_limit = rest.sequence_limit or layer.sequence_limit
-        layer.redelivered_below = rest.redelivered_below or layer.redelivered_below
+        index.timers.update(dict.fromkeys(rest.cleared_timers, False))
+        index.timers.update(dict.fromkeys(rest.timers, True))
+        index.memory += _TIMER_BYTES * (len(rest.cleared_timers) + len(rest.timers))
+        index.sequence_limit = rest.sequence_limit or index.sequence_limit
+        index.redelivered_below = rest.redelivered_below or index.redelivered_below
         if rest.clean_stop is not None:
-            layer.clean_stop = rest.clean_stop
-        layer.memory += sum(
+            index.clean_stop = rest.clean_stop
+        index.memory += sum(
             _NAME_BYTES + 4 * len(name)
             for name in (*rest.queues.values(), *rest.producers, *rest.producers_before, *rest.forgotten_producers)
         )
-        layer.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
+        index.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
 
-    def _add_causes(self, rest: Rest, layer: Layer) -> None:
+    def _add_causes(self, rest: Rest, index: SegmentIndex) -> None:
         for key, said in causes_of(rest).items():
-            layer.causes[key] = said.over(layer.causes.get(key, NO_CAUSES))
-        layer.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
+            index.causes[key] = said.over(index.causes.get(key, NO_CAUSES))
+        index.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
 
     def _drop_transients(self) -> None:
         for key, span in list(self.messages()):
             if span.is_transient:
                 self._forget(key)
-                for layer in self.layers:
-                    layer.marks.pop(key, None)
-                    layer.causes.pop(key, None)
+                for index in self.indexes:
+                    index.marks.pop(key, None)
+                    index.causes.pop(key, None)
 
-    def _new_layer(self, segment: int) -> Layer:
-        if self.layers:
-            before = self.layers[-1]
+    def _new_index(self, segment: int) -> SegmentIndex:
+        if self.indexes:
+            before = self.indexes[-1]
             for lane_key in [lane_key for lane_key, chunk in before.chunks.items() if not chunk.alive]:
                 self._drop_chunk(lane_key, before)
-        layer = Layer(segment)
-        self.layers = (*self.layers, layer)
-        return layer
+        index = SegmentIndex(segment)
+        self.indexes = (*self.indexes, index)
+        return index
 
     # ---- Reading ----
 
@@ -200,7 +200,7 @@ class Overlay:
         """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
         here = found.behind(after_sequence, limit) if found is not None else []
-        return self._begin(View((lane,), here, self.layers, self._contents()))
+        return self._add_view(View((lane,), here, self.indexes, self._contents()))
 
     def view_of(self, keys: list[bytes]) -> View:
         """The same of the messages with these keys."""
@@ -214,9 +214,9 @@ class Overlay:
                 of_journal.append(key)
                 here.append((sequence, chunk.segment, chunk.packed[at]))
         lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
-        return self._begin(View(lanes, here, self.layers, self._contents(), keys=of_journal))
+        return self._add_view(View(lanes, here, self.indexes, self._contents(), keys=of_journal))
 
-    def _begin(self, view: View) -> View:
+    def _add_view(self, view: View) -> View:
         self.views.add(view)
         return view
 
@@ -226,30 +226,30 @@ class Overlay:
 
     def timer_view(self) -> TimerView:
         """As of now: what the journal says of timers."""
-        return TimerView(self.layers)
+        return TimerView(self.indexes)
 
     def messages(self, up_to_segment: int | None = None) -> Iterator[tuple[bytes, Span]]:
         """All messages of the oldest segments, lane by lane within each, in the order of their keys."""
-        for layer in self.layers:
-            if up_to_segment is not None and layer.segment > up_to_segment:
+        for index in self.indexes:
+            if up_to_segment is not None and index.segment > up_to_segment:
                 return
-            for lane_key in sorted(layer.chunks):
-                chunk = layer.chunks[lane_key]
+            for lane_key in sorted(index.chunks):
+                chunk = index.chunks[lane_key]
                 for sequence, packed in zip(chunk.sequences[:], chunk.packed[:], strict=True):
                     if packed:
-                        yield message_key(lane_key, sequence), span_of(layer.segment, packed)
+                        yield message_key(lane_key, sequence), span_of(index.segment, packed)
 
     def held(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
         """The messages of a segment for `alive`: a copy, of 16 bytes for each."""
         return [
-            (lane_key, layer.chunks[lane_key].sequences[:], layer.chunks[lane_key].packed[:])
-            for layer in self.layers
-            if layer.segment == segment
-            for lane_key in sorted(layer.chunks)
+            (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
+            for index in self.indexes
+            if index.segment == segment
+            for lane_key in sorted(index.chunks)
         ]
 
     def has_messages(self, segment: int) -> bool:
-        return any(chunk.alive for layer in self.layers if layer.segment == segment for chunk in layer.chunks.values())
+        return any(chunk.alive for index in self.indexes if index.segment == segment for chunk in index.chunks.values())
 
     def counts(self) -> dict[bytes, int]:
         """Messages of each lane that the journal has."""
@@ -262,13 +262,13 @@ class Overlay:
         for key in keys:
             self._forget(key)
 
-    def drop_layers(self, up_to_segment: int) -> None:
+    def drop_indexes(self, up_to_segment: int) -> None:
         """The checkpoint says what these segments said, and has their messages."""
-        for layer in self.layers:
-            if layer.segment <= up_to_segment:
-                for lane_key in list(layer.chunks):
-                    self._drop_chunk(lane_key, layer)
-        self.layers = tuple(layer for layer in self.layers if layer.segment > up_to_segment)
+        for index in self.indexes:
+            if index.segment <= up_to_segment:
+                for lane_key in list(index.chunks):
+                    self._drop_chunk(lane_key, index)
+        self.indexes = tuple(index for index in self.indexes if index.segment > up_to_segment)
 
 
 def alive(segment: int, held: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Span]]:

@@ -98,12 +98,12 @@ class JournalLane:
             if not chunk.alive or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
                 continue
             segment, known = chunk.segment, len(found)
-            begin = bisect_right(chunk.sequences, after_sequence)
-            while begin < len(chunk.sequences) and len(found) - known < limit:
-                end = begin + limit
-                pairs = zip(chunk.sequences[begin:end], chunk.packed[begin:end], strict=True)
+            start = bisect_right(chunk.sequences, after_sequence)
+            while start < len(chunk.sequences) and len(found) - known < limit:
+                end = start + limit
+                pairs = zip(chunk.sequences[start:end], chunk.packed[start:end], strict=True)
                 found += [(sequence, segment, packed) for sequence, packed in pairs if packed]
-                begin = end
+                start = end
             if known and len(found) > known and found[known] < found[known - 1]:
                 # Not in a broker, which puts the messages of a lane in their order.
                 found.sort()

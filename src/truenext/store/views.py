@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, message_key, sequence_of
-from truenext.store.layer import causes_said, mark_of
+from truenext.store.segment_index import causes_said, mark_of
 from truenext.store.spans import extent_of, span_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from truenext.batch import Causes, Mark
     from truenext.store.changes import Changes
-    from truenext.store.layer import Layer
+    from truenext.store.segment_index import SegmentIndex
     from truenext.store.spans import Chunk, Span
 
 
@@ -33,7 +33,7 @@ class View:
         self,
         lanes: tuple[bytes, ...],
         found: list[tuple[int, int, int]],
-        layers: tuple[Layer, ...],
+        indexes: tuple[SegmentIndex, ...],
         contents: list[Chunk],
         *,
         keys: list[bytes] | None = None,
@@ -46,9 +46,9 @@ class View:
         self._contents = contents
         self._contents_gone: dict[bytes, Span] = {}
         # What a layer gets later is not of this moment.
-        self._gone = [layer.gone for layer in layers if layer.gone]
-        self._marks = [layer.marks for layer in reversed(layers) if layer.marks]
-        self._causes = [layer.causes for layer in reversed(layers) if layer.causes]
+        self._gone = [index.gone for index in indexes if index.gone]
+        self._marks = [index.marks for index in reversed(indexes) if index.marks]
+        self._causes = [index.causes for index in reversed(indexes) if index.causes]
         self._gone_since: set[bytes] = set()
         self._marks_before: dict[bytes, Mark | None] = {}
         self._causes_before: dict[bytes, Causes] = {}
@@ -116,21 +116,21 @@ class TimerView:
     layer's timers change, and of those this has a copy.
     """
 
-    def __init__(self, layers: tuple[Layer, ...]) -> None:
-        self._older = [layer for layer in layers[:-1] if layer.timers]
-        self._newest = dict(layers[-1].timers) if layers else {}
+    def __init__(self, indexes: tuple[SegmentIndex, ...]) -> None:
+        self._older = [index for index in indexes[:-1] if index.timers]
+        self._newest = dict(indexes[-1].timers) if indexes else {}
 
     def knows(self, timer: bytes) -> bool:
         """What the checkpoint says of it does not count."""
-        return timer in self._newest or any(timer in layer.timers for layer in self._older)
+        return timer in self._newest or any(timer in index.timers for index in self._older)
 
     def behind(self, after: bytes, of_checkpoint: Iterator[bytes]) -> Iterator[bytes]:
         """Those that are set, in order, laid over what the checkpoint has."""
         said = [_behind(sorted(self._newest), self._newest, after, 0)]
-        for age, layer in enumerate(reversed(self._older), 1):
-            if layer.timers_in_order is None:
-                layer.timers_in_order = sorted(layer.timers)
-            said.append(_behind(layer.timers_in_order, layer.timers, after, age))
+        for age, index in enumerate(reversed(self._older), 1):
+            if index.timers_in_order is None:
+                index.timers_in_order = sorted(index.timers)
+            said.append(_behind(index.timers_in_order, index.timers, after, age))
         last = b""
         for timer, _, is_set in merge(*said, ((timer, len(said), True) for timer in of_checkpoint)):
             if timer != last:

@@ -84,12 +84,12 @@ def blocking_broker() -> Iterator[BlockingBroker]:
     Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
     block that has raised nothing
     """
-    begun: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
+    started: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
 
     async def serve() -> None:
         async with broker() as here:
             end = asyncio.Event()
-            begun.set_result((BlockingBroker(here, asyncio.get_running_loop()), end))
+            started.set_result((BlockingBroker(here, asyncio.get_running_loop()), end))
             await end.wait()
 
     def run() -> None:
@@ -97,13 +97,13 @@ def blocking_broker() -> Iterator[BlockingBroker]:
             with asyncio.Runner(loop_factory=_Loop) as runner:
                 runner.run(serve())
         except BaseException as error:
-            if begun.done():
+            if started.done():
                 raise
-            begun.set_exception(error)
+            started.set_exception(error)
 
     with ThreadPoolExecutor(1, "truenext-testing") as thread:
         ended = thread.submit(run)
-        blocking, end = begun.result()
+        blocking, end = started.result()
         try:
             yield blocking
         finally:

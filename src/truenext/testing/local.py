@@ -47,7 +47,7 @@ class LocalBroker:
 
     # ---- Beginning and end ----
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         self._url = await self._run.start(self._port)
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class LocalBroker:
 
     async def _start_again(self) -> None:
         self._run = Run(self._store, self._clock, self.faults)
-        await self.begin()
+        await self.start()
 
     # ---- Connections ----
 
@@ -171,7 +171,7 @@ async def broker() -> AsyncIterator[LocalBroker]:
     """
     here = LocalBroker()
     try:
-        await here.begin()
+        await here.start()
         yield here
     finally:
         here.end()

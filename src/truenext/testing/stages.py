@@ -37,7 +37,7 @@ from truenext.testing.local import LocalBroker, broker
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from truenext.stage.core.beginning import BeginOptions
+    from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.dependencies.depends import Overrides
 
 M = TypeVar("M")
@@ -127,18 +127,18 @@ class Stages:
         *,
         trace: str = "test",
         timeout: float = ASK_S,
-        **options: Unpack[BeginOptions],
+        **options: Unpack[FlowOptions],
     ) -> R:
         """As `Service.ask`."""
         return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
 
     async def send(
-        self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[BeginOptions]
+        self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]
     ) -> str:
         """As `Service.send`."""
         return await self._service.send(to, message, trace=trace, **options)
 
-    async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[BeginOptions]) -> str:
+    async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]) -> str:
         """As `Service.publish`."""
         return await self._service.publish(to, message, trace=trace, **options)
 
@@ -248,12 +248,12 @@ class Stages:
             if now > deadline:
                 where = _where(left, busy, unsent or await self._unsent())
                 raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {where}")
-            rests = self._running.rests
-            if busy or rests or unsent or any(each.consumers for each in left):
+            is_waiting = self._running.waits_for_database
+            if busy or is_waiting or unsent or any(each.consumers for each in left):
                 taken_at = now
             if unsent:
                 continue
-            if not busy and not rests and not any(each.unacknowledged for each in left):
+            if not busy and not is_waiting and not any(each.unacknowledged for each in left):
                 # What is left waits for the clock, or for nobody.
                 if advanced_s > ADVANCE_MAX_S or now > taken_at + NOBODY_S:
                     where = _where(left, busy, await self._unsent())

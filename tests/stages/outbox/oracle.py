@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Begun(Enum):
+class Started(Enum):
     """What the program knows of what it began."""
 
     YES = "its transaction is committed, and its answer is here"
@@ -45,29 +45,29 @@ class Seen(NamedTuple):
 
 class Oracle:
     def __init__(self) -> None:
-        self._begun: dict[str, Begun] = {}
+        self._started: dict[str, Started] = {}
         self._spoiled: set[str] = set()
         self.sent_often: set[str] = set()
         """Orders that came in several messages, with the same id. Of these some may be given up, and one be handled."""
 
-    def begin(self, order: str, begun: Begun) -> None:
+    def begin(self, order: str, started: Started) -> None:
         # What began once has begun, whatever becomes of those who say it again.
-        if self._begun.get(order) is not Begun.YES:
-            self._begun[order] = begun
+        if self._started.get(order) is not Started.YES:
+            self._started[order] = started
 
     def something_was_lost(self, under_way: Iterable[str]) -> None:
         """The database or the broker was restored: of the orders that were under way then little is promised."""
         self._spoiled.update(under_way)
 
     @property
-    def begun(self) -> set[str]:
+    def started(self) -> set[str]:
         """The orders of which something may have come."""
-        return {order for order, begun in self._begun.items() if begun is not Begun.NO}
+        return {order for order, started in self._started.items() if started is not Started.NO}
 
     def done(self, seen: Seen) -> set[str]:
         """The orders of which all has happened. What was given up may still be re-driven."""
         alive = seen._replace(dead_orders=[], dead_parts=[])
-        return {order for order in self.begun if not list(self._missing(order, alive))}
+        return {order for order in self.started if not list(self._missing(order, alive))}
 
     def contradictions(self, seen: Seen) -> list[str]:
         """All that may not be, when everything has settled."""
@@ -77,7 +77,7 @@ class Oracle:
         for order, many in Counter(order for order, _run, _parts in seen.orders).items():
             if many > 1:
                 yield f"order {order} was handled {many} times"
-            if self._begun.get(order, Begun.NO) is Begun.NO:
+            if self._started.get(order, Started.NO) is Started.NO:
                 yield f"order {order} was handled, and never began"
         for part, many in Counter(seen.parts).items():
             if many > 1:
@@ -90,7 +90,7 @@ class Oracle:
             if part.run and part.order not in self._spoiled:
                 yield f"{part} was asked for by a run that was taken back"
         for part in {part for part in seen.told if not part.run}:
-            if self._begun.get(part.order, Begun.NO) is Begun.NO:
+            if self._started.get(part.order, Started.NO) is Started.NO:
                 yield f"the hall was told of {part.order}, which never began"
         for part in {part for part in seen.told if part.run} - set(seen.parts):
             if part.order not in self._spoiled:
@@ -105,10 +105,10 @@ class Oracle:
     def _at_the_end(self, seen: Seen) -> Iterable[str]:
         if seen.unsent:
             yield f"{seen.unsent} units are in the outbox still"
-        for order, begun in self._begun.items():
+        for order, started in self._started.items():
             if order not in self._spoiled:
                 traces = [*(each for each, _run, _parts in seen.orders), *(part.order for part in seen.told)]
-                if begun is Begun.YES or (begun is Begun.PERHAPS and order in [*traces, *seen.dead_orders]):
+                if started is Started.YES or (started is Started.PERHAPS and order in [*traces, *seen.dead_orders]):
                     yield from self._missing(order, seen)
 
     @staticmethod

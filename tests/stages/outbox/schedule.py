@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.stages.outbox import oracle
-from tests.stages.outbox.oracle import Begun, Oracle, Seen
+from tests.stages.outbox.oracle import Oracle, Seen, Started
 from tests.stages.outbox.processes import AtCommit, AtStatement, Process
 from tests.stages.outbox.shop import ATTEMPTS, BROKEN, QUEUES, TABLES, TOLD_BY_PROGRAM, Order, Part, Runs, Shop
 from tests.stages.outbox.virtual_time import VirtualTime, run_in
@@ -404,33 +404,33 @@ class _Machine:
             made.append(Order(f"o{self._orders}", fails, parts))
         return made
 
-    def _know(self, orders: list[Order], begun: Begun) -> None:
+    def _know(self, orders: list[Order], started: Started) -> None:
         for each in orders:
-            self._oracle.begin(each.id, begun)
+            self._oracle.begin(each.id, started)
 
     async def _begin_over_broker(self, step: Begin, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
-        self._know(orders, Begun.PERHAPS)
+        self._know(orders, Started.PERHAPS)
         try:
             async with shop.app.initiate(timeout=BEGIN_S) as begin:
                 self._say(begin, shop, orders, step)
         except RolledBack:
-            self._know(orders, Begun.NO)
+            self._know(orders, Started.NO)
         except (InDoubt, ConnectionLost, ClosedError, TimeoutError):
             pass
         except Exception as error:
             if "is not connected" not in str(error):
                 raise
-            self._know(orders, Begun.NO)
+            self._know(orders, Started.NO)
         else:
-            self._know(orders, Begun.YES)
+            self._know(orders, Started.YES)
 
     async def _begin_by_foreigner(self, step: Begin, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
         said = Said(secrets.token_hex(16), "elsewhere")
         self._say(Initiation(said, self._virtual.now_ms(), {}), shop, orders, step)
         self._oracle.sent_often.update(each.id for each in orders)
-        self._know(orders, Begun.PERHAPS)
+        self._know(orders, Started.PERHAPS)
         with suppress(RolledBack, InDoubt, ConnectionLost, ClosedError, TimeoutError, OSError):
             async with connect(self._broker.url, timeout=BEGIN_S) as connection:
                 async with connection.session(transacted=True) as session:
@@ -439,7 +439,7 @@ class _Machine:
                         for _ in range(times):
                             await session.send(each.destination, each.finished({}).body, timeout=BEGIN_S)
                     await session.commit(timeout=BEGIN_S)
-                self._know(orders, Begun.YES)
+                self._know(orders, Started.YES)
 
     async def _begin_in_transaction(self, step: Begin, orders: list[Order], *, is_other: bool = False) -> None:
         process = self._process(step.process)
@@ -449,36 +449,36 @@ class _Machine:
         known = None if step.key is None else self._keys.get(step.key)
         work = process.running.own_work()
         is_refused = False
-        begun = Begun.NO
-        self._know(orders, Begun.PERHAPS)
+        started = Started.NO
+        self._know(orders, Started.PERHAPS)
         try:
             async with process.shop.app.initiate(work.session, key=key) as begin:
                 self._say(begin, process.shop, orders, step)
             if step.how != "rolled back":
-                begun = Begun.PERHAPS
+                started = Started.PERHAPS
                 await work.commit()
-                begun = Begun.YES
+                started = Started.YES
         except FlowError:
             is_refused = True
-            begun = Begun.NO
+            started = Started.NO
         except CommitInDoubt:
             pass
         except (SQLAlchemyError, DatabaseAway):
-            begun = Begun.NO
+            started = Started.NO
         finally:
             await work.rollback()
         if step.key is not None:
-            if is_other and known and begun is Begun.YES:
+            if is_other and known and started is Started.YES:
                 raise Contradiction(f"under the key {key} something else was begun")
             if not is_other and known and is_refused:
                 raise Contradiction(f"the same was refused under the key {key}")
-            if not is_other and begun is Begun.YES:
+            if not is_other and started is Started.YES:
                 self._keys[step.key] = orders
-            elif begun is Begun.PERHAPS and known is None:
+            elif started is Started.PERHAPS and known is None:
                 # One that is in doubt is not said again: nobody here knows what the key stands for.
                 self._keys.clear()
                 self._generation += 1
-        self._know(orders, begun)
+        self._know(orders, started)
 
     @staticmethod
     def _say(begin: object, shop: Shop, orders: list[Order], step: Begin) -> None:
@@ -620,7 +620,7 @@ class _Machine:
         to.close()
         self._generation += 1
         self._keys.clear()
-        self._oracle.something_was_lost(self._oracle.begun - self._safe)
+        self._oracle.something_was_lost(self._oracle.started - self._safe)
         await self._start_all()
 
     async def _other_broker(self, step: OtherBroker) -> None:
@@ -630,9 +630,9 @@ class _Machine:
         seen = await self._seen()
         self._before = [*seen.told]
         if seen.unsent or not step.is_settled:
-            self._oracle.something_was_lost(self._oracle.begun)
+            self._oracle.something_was_lost(self._oracle.started)
         else:
-            self._oracle.something_was_lost(self._oracle.begun - self._oracle.done(seen))
+            self._oracle.something_was_lost(self._oracle.started - self._oracle.done(seen))
         here = self._broker
         async with here._one_at_a_time:
             here._run.kill()

@@ -51,7 +51,7 @@ class Web:
         self._random = random
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work)
-        self.begun = 0
+        self.started = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -63,15 +63,15 @@ class Web:
 
     def _work(self) -> None:
         while not self._is_over.wait(self._random.uniform(0, 0.02)):
-            key = f"{self.begun}" if self._random.random() < 0.5 else None
+            key = f"{self.started}" if self._random.random() < 0.5 else None
             # Who runs his handler again after an error says a key.
             for _ in range(1 if key is None else 2):
                 try:
-                    self._order(self.begun, key)
+                    self._order(self.started, key)
                 except DBAPIError:
                     # Whether it was committed, only the table knows.
                     continue
-            self.begun += 1
+            self.started += 1
 
     def _order(self, number: int, key: str | None) -> None:
         with Session(self._engine) as session:

@@ -20,7 +20,7 @@ from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
 from truenext.stage import DefinitionError, Flow, FlowError, Service
 from truenext.stage.sql import applied_schema
-from truenext.stage.sql.beginning import InTransaction
+from truenext.stage.sql.own_transaction import InTransaction
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -347,7 +347,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
         engine = create_async_engine(url)
         said: list[str] = []
 
-        async def begun() -> None:
+        async def started() -> None:
             async with AsyncSession(engine) as own, own.begin(), shop.app.initiate(own, key="order") as begin:
                 begin.send(shop.take, Number(1), trace="order 1")
 
@@ -358,7 +358,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
                 if len(said) == count:
                     task.cancel()
 
-        task = asyncio.ensure_future(begun())
+        task = asyncio.ensure_future(started())
         await asyncio.wait({task})
         if not task.cancelled():
             task.result()

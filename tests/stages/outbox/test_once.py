@@ -33,9 +33,9 @@ from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.exactly_once.sending import send_unit
 from truenext.stage.interceptors.metrics import Metrics
-from truenext.stage.sql.beginning import InTransaction
 from truenext.stage.sql.errors import DatabaseAway
 from truenext.stage.sql.outbox import Outbox, Unsent, Waiting
+from truenext.stage.sql.own_transaction import InTransaction
 from truenext.testing.stages import Point, Stages
 
 PATIENCE_S = 30

@@ -19,12 +19,12 @@ is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minute
     [
         Bounds(messages=1, cuts=1, losses=1, deaths=1, takeovers=1),
         Bounds(messages=2, cuts=1, deaths=1),
-        Bounds(messages=1, begun=1, cuts=1, losses=1, deaths=1),
-        Bounds(messages=0, begun=2, cuts=1, losses=1, deaths=1, takeovers=1),
+        Bounds(messages=1, started=1, cuts=1, losses=1, deaths=1),
+        Bounds(messages=0, started=2, cuts=1, losses=1, deaths=1, takeovers=1),
         Bounds(messages=1, losses=1, restores=1, producers=3),
         Bounds(messages=2, restores=1, settled=2, producers=3),
-        Bounds(messages=0, begun=2, cuts=1, losses=1, refusals=1),
-        Bounds(messages=0, begun=2, deaths=1, takeovers=1, refusals=1),
+        Bounds(messages=0, started=2, cuts=1, losses=1, refusals=1),
+        Bounds(messages=0, started=2, deaths=1, takeovers=1, refusals=1),
     ],
     ids=str,
 )
@@ -41,21 +41,21 @@ def test_nothing_happens_twice_or_is_lost_in_any_order_of_steps(bounds: Bounds) 
         Bounds(messages=1, cuts=1, losses=1, deaths=1, takeovers=2),
         Bounds(messages=2, cuts=1, losses=1, deaths=1),
         Bounds(messages=2, cuts=1, losses=1, takeovers=1),
-        Bounds(messages=1, begun=1, cuts=1, losses=1, deaths=1, takeovers=1),
-        Bounds(messages=1, begun=2, cuts=1, losses=1),
-        Bounds(messages=2, begun=1, cuts=1, deaths=1),
+        Bounds(messages=1, started=1, cuts=1, losses=1, deaths=1, takeovers=1),
+        Bounds(messages=1, started=2, cuts=1, losses=1),
+        Bounds(messages=2, started=1, cuts=1, deaths=1),
         Bounds(messages=1, cuts=2, losses=2, deaths=1, takeovers=1),
         Bounds(messages=2, cuts=1, losses=1, deaths=1, takeovers=1),
         Bounds(messages=1, cuts=1, takeovers=1, restores=1, producers=3),
         Bounds(messages=1, cuts=1, losses=1, deaths=1, restores=1, producers=3),
-        Bounds(messages=1, begun=1, cuts=1, losses=1, restores=1, settled=2, producers=3),
+        Bounds(messages=1, started=1, cuts=1, losses=1, restores=1, settled=2, producers=3),
         Bounds(messages=2, cuts=1, restores=1, settled=2, producers=3),
         Bounds(messages=2, takeovers=1, restores=1, settled=2, producers=3),
-        Bounds(messages=1, begun=1, takeovers=1, restores=1, settled=2, producers=3),
+        Bounds(messages=1, started=1, takeovers=1, restores=1, settled=2, producers=3),
         Bounds(messages=1, cuts=1, losses=1, deaths=1, takeovers=1, restores=1, settled=2, producers=3),
-        Bounds(messages=0, begun=2, cuts=1, losses=1, deaths=1, takeovers=1, refusals=1),
-        Bounds(messages=1, begun=1, cuts=1, losses=1, takeovers=1, refusals=1),
-        Bounds(messages=0, begun=2, cuts=1, deaths=1, takeovers=1, refusals=2),
+        Bounds(messages=0, started=2, cuts=1, losses=1, deaths=1, takeovers=1, refusals=1),
+        Bounds(messages=1, started=1, cuts=1, losses=1, takeovers=1, refusals=1),
+        Bounds(messages=0, started=2, cuts=1, deaths=1, takeovers=1, refusals=2),
     ],
     ids=str,
 )
@@ -64,7 +64,7 @@ def test_nor_where_more_goes_wrong(bounds: Bounds) -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(2, cuts=1), Bounds(1, begun=2, takeovers=1), Bounds(0, begun=2, refusals=1)], ids=str
+    "bounds", [Bounds(2, cuts=1), Bounds(1, started=2, takeovers=1), Bounds(0, started=2, refusals=1)], ids=str
 )
 def test_states_that_differ_in_names_have_the_same_future(bounds: Bounds) -> None:
     """Otherwise the search would pass over what it should see."""
@@ -90,10 +90,10 @@ TWICE, LOST, STUCK = "is sent twice", "was not sent", "cannot end well"
 NOTICED = {
     "a hit takes its unit for sent": Noticed(Bounds(1, cuts=1), LOST),
     "a new number at the second try": Noticed(Bounds(1, cuts=1), TWICE),
-    "a new number for what has one": Noticed(Bounds(1, begun=1), TWICE),
+    "a new number for what has one": Noticed(Bounds(1, started=1), TWICE),
     "a unit behind a gap is moved": Noticed(Bounds(2, restores=1, settled=2, producers=3), TWICE),
     "a unit is moved when its answer is missing": Noticed(Bounds(1, cuts=1, producers=4), TWICE),
-    "all that a producer has goes under its new number": Noticed(Bounds(1, begun=1), TWICE),
+    "all that a producer has goes under its new number": Noticed(Bounds(1, started=1), TWICE),
     "deleted before the answer": Noticed(Bounds(1, cuts=1), STUCK),
     "deleted when the answer is missing": Noticed(Bounds(1, cuts=1), LOST),
     "neither owner nor number is looked at": Noticed(Bounds(1, deaths=1, takeovers=1), STUCK),
@@ -107,8 +107,8 @@ NOTICED = {
     "two units under way in a producer": Noticed(Bounds(2), "leaves one out"),
     "units read by the locking statement": Noticed(Bounds(1, deaths=1, takeovers=1), STUCK),
     "used on in doubt": Noticed(Bounds(1, cuts=1), STUCK),
-    "what was given up is taken for sent": Noticed(Bounds(0, begun=1, losses=1, refusals=1), LOST),
-    "taken apart before its number is given up": Noticed(Bounds(0, begun=1, cuts=1, refusals=1), TWICE),
+    "what was given up is taken for sent": Noticed(Bounds(0, started=1, losses=1, refusals=1), LOST),
+    "taken apart before its number is given up": Noticed(Bounds(0, started=1, cuts=1, refusals=1), TWICE),
 }
 
 

@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "independent initiations have the same ids": (
-        [Change(InitiatingInTransaction, "_begin", "seed or World.new_id()", 'seed or "0" * 32')],
+        [Change(InitiatingInTransaction, "_start", "seed or World.new_id()", 'seed or "0" * 32')],
         nothing,
     ),
     "rows of the inbox go before they are marked": (

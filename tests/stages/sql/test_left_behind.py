@@ -217,14 +217,14 @@ def test_thirty_stages_that_end_while_a_statement_runs_leave_the_pool_as_it_was(
 def test_a_statement_in_a_thread_that_a_plain_function_left_is_interrupted(thread_shop: Shop, raises: bool) -> None:
     work = thread_shop.work()
     work.do(insert(1))
-    begun = threading.Event()
+    started = threading.Event()
 
     def runs(session: Session) -> None:
-        begun.set()
+        started.set()
         session.execute(text(_slow(thread_shop)))
 
     left: Future[None] = work.start(runs)
-    assert begun.wait(WAIT_S)
+    assert started.wait(WAIT_S)
     with pytest.raises(TimeoutError):
         left.result(0.1)
     if not raises:

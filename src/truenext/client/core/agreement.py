@@ -46,9 +46,9 @@ class Agreement:
             was_asked, subscription.is_asked = subscription.is_asked, False
             # One that rests may have something, too: what its program had of an earlier connection, and has no more.
             if len(subscription) and not (was_asked or buffer.is_waited_for(subscription)):
-                self._subscriptions.release([subscription], rest=True)
+                self._subscriptions.release([subscription], suspend=True)
 
-    def begin(self, link: Link) -> None:
+    def start(self, link: Link) -> None:
         if link.is_truenext:
             differences: dict[str, tuple[int, int]] = {}
             self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, differences, 0))

@@ -32,7 +32,7 @@ class Beside:
     def joined(self, buffer: SharedBuffer) -> None:
         self._buffers.add(buffer)
 
-    def may_begin(self, received: Received, buffer: SharedBuffer) -> bool:
+    def may_start(self, received: Received, buffer: SharedBuffer) -> bool:
         """It is the first of `buffer`."""
         if self._is_alone:
             return False
@@ -49,7 +49,7 @@ class Beside:
         self._alone_next = None
         return True
 
-    def begin(self, received: Received, buffer: SharedBuffer) -> None:
+    def start(self, received: Received, buffer: SharedBuffer) -> None:
         self._running += 1
         self._is_alone = received.was_lost
         if self._alone_next is buffer:
@@ -88,7 +88,7 @@ class SharedBuffer(Buffer):
 
     def first(self, subscription: Subscription | None = None) -> Received | None:
         while (first := super().first(subscription)) is not None:
-            if not self._beside.may_begin(first, self):
+            if not self._beside.may_start(first, self):
                 return None
             group = first.group
             if not group or group not in self._groups:
@@ -99,7 +99,7 @@ class SharedBuffer(Buffer):
 
     def take(self, received: Received) -> None:
         super().take(received)
-        self._beside.begin(received, self)
+        self._beside.start(received, self)
         if received.group:
             self._groups.add(received.group)
 

@@ -225,7 +225,7 @@ class Client:
             headers["client-id"] = self.login.client_id
         headers |= {
             "truenext-rounds": "true",
-            "truenext-begun": "true",
+            "truenext-started": "true",
             "truenext-keep-open": "true",
             "truenext-connection": str(link.number),
         }
@@ -276,7 +276,7 @@ class Client:
         if error.code == Code.LATE:
             # Somebody has our secret, or the broker remembers more than we do: begin afresh.
             self._secret = ""
-        elif not link.is_up and self._is_final(error.code) and self.clock() - link.began_at < PROMPT_S:
+        elif not link.is_up and self._is_final(error.code) and self.clock() - link.started_at < PROMPT_S:
             self.fail(error)
             return
         self.lost(ConnectionLost(f"the broker ended the connection: {error}"))
@@ -381,23 +381,23 @@ class Client:
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             self.outbox.producer = self.another_producer()
         self.subscriptions.connected()
-        self._begin_heart_beats(link)
+        self._start_heart_beats(link)
         self.up.set()
         self.outbox.is_numbered = link.is_truenext
         if link.is_truenext and self.outbox.producer.number:
             self._ask_for_highest(link)
         else:
-            self.outbox.begin(link, 0)
+            self.outbox.start(link, 0)
         for unit in list(self.units):
             if unit.outcome is Outcome.IN_DOUBT:
                 self.ask_for_outcome(unit)
-        self._agreement.begin(link)
+        self._agreement.start(link)
         self.flush_soon()
 
     def _ask_for_highest(self, link: Link) -> None:
         def answered(facts: OfProducer) -> None:
             if self.link is link:
-                self.outbox.begin(link, facts.sends)
+                self.outbox.start(link, facts.sends)
                 self.flush_soon()
 
         self.questions.ask(link, "producer", {"producer": self.outbox.producer.name}, OfProducer, answered)
@@ -427,7 +427,7 @@ class Client:
 
     # ---- Heart-beats ----
 
-    def _begin_heart_beats(self, link: Link) -> None:
+    def _start_heart_beats(self, link: Link) -> None:
         if link.beats_every_s:
             self.timers.at(self.clock() + link.beats_every_s, lambda: self._beat(link))
         if link.silent_after_s:

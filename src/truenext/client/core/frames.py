@@ -69,22 +69,22 @@ def ack(ack_id: str) -> bytes:
     return f"ACK\nid:{value(ack_id)}\n\n\0".encode()
 
 
-def ack_and_begin(ack_id: str, begun: str) -> bytes:
+def ack_and_start(ack_id: str, started: str) -> bytes:
     """One message is done, and the program has the next one."""
-    return f"ACK\nid:{value(ack_id)}\ntruenext-begun:{value(begun)}\n\n\0".encode()
+    return f"ACK\nid:{value(ack_id)}\ntruenext-started:{value(started)}\n\n\0".encode()
 
 
-def ack_confirmed(ack_id: str, receipt: str, begun: str | None) -> bytes:
-    begins = "" if begun is None else f"truenext-begun:{value(begun)}\n"
-    return f"ACK\nid:{value(ack_id)}\n{begins}receipt:{receipt}\n\n\0".encode()
+def ack_confirmed(ack_id: str, receipt: str, started: str | None) -> bytes:
+    header = "" if started is None else f"truenext-started:{value(started)}\n"
+    return f"ACK\nid:{value(ack_id)}\n{header}receipt:{receipt}\n\n\0".encode()
 
 
 def ack_in(transaction: str, ack_id: str) -> bytes:
     return f"ACK\nid:{value(ack_id)}\ntransaction:{transaction}\n\n\0".encode()
 
 
-def begun(ack_id: str) -> bytes:
-    return f"SEND\ndestination:/control/begun\nid:{value(ack_id)}\n\n\0".encode()
+def started(ack_id: str) -> bytes:
+    return f"SEND\ndestination:/control/started\nid:{value(ack_id)}\n\n\0".encode()
 
 
 def credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
@@ -104,15 +104,15 @@ def release(
     subscriptions: Sequence[str],
     *,
     keep: Sequence[str] = (),
-    rest: bool = False,
+    suspend: bool = False,
     abort: str | None = None,
     counts_all: bool = True,
 ) -> bytes:
     said: dict[str, object] = {"subscriptions": subscriptions}
     if keep:
         said["keep"] = keep
-    if rest:
-        said["rest"] = True
+    if suspend:
+        said["suspend"] = True
     if abort is not None:
         said["abort"] = abort
         if not counts_all:

@@ -48,7 +48,7 @@ class Consuming:
         """A session for a worker."""
         return Session(self.client, self._mode, self._buffer)
 
-    def begin(self, worker: Worker, owner: object) -> None:
+    def start(self, worker: Worker, owner: object) -> None:
         """The worker waits for a message, or has one: `until_handled` waits for the worker."""
         if not self._buffer.is_over:
             self._working[worker] = owner
@@ -128,7 +128,7 @@ class Worker:
         consuming = self._consuming
         if self.session.is_expired:
             yield from self._renew()
-        consuming.begin(self, owner)
+        consuming.start(self, owner)
         while not self.session.is_closed:
             try:
                 got = yield from self.session.receive(None, 1, None, owner)

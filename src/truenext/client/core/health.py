@@ -20,7 +20,7 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     held: int
     """Messages that the program has, without those that open transactions have acknowledged."""
     state: str
-    """`open`, `opening`, `paused`, `resting` (nobody has asked for a while), or `ended`."""
+    """`open`, `opening`, `paused`, `suspended` (nobody has asked for a while), or `ended`."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def health(client: Client) -> Health:
                 each.wanted.destination,
                 len(each) + each.buffer.parked,
                 len(each.held),
-                _state(each.is_closed, each.is_open, each.is_paused, each.rests),
+                _state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
             )
             for each in client.subscriptions.by_id.values()
         ],
@@ -66,11 +66,11 @@ def health(client: Client) -> Health:
     )
 
 
-def _state(is_closed: bool, is_open: bool, is_paused: bool, rests: bool) -> str:
+def _state(is_closed: bool, is_open: bool, is_paused: bool, is_suspended: bool) -> str:
     if is_closed:
         return "ended"
     if is_paused:
         return "paused"
     if not is_open:
         return "opening"
-    return "resting" if rests else "open"
+    return "suspended" if is_suspended else "open"

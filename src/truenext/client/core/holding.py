@@ -32,7 +32,7 @@ class State(IntEnum):
 class Received(Content):
     """One dispatch of a message."""
 
-    __slots__ = ("ack_id", "again", "is_begun", "link", "may_have_missed", "state", "subscription", "unit")
+    __slots__ = ("ack_id", "again", "is_started", "link", "may_have_missed", "state", "subscription", "unit")
 
     def __init__(
         self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
@@ -43,7 +43,7 @@ class Received(Content):
         """The number of the connection on which it came."""
         self.ack_id = headers.get("ack", "")
         self.state = State.BUFFERED
-        self.is_begun = False
+        self.is_started = False
         """The broker was told that the program has it."""
         self.unit: object | None = None
         """The transaction that was given it."""
@@ -76,7 +76,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Subscription:
     __slots__ = (
         *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_dry", "is_known"),
-        *("is_open", "is_paused", "opened", "rests", "returns", "round_min", "wanted", "wish", "wished"),
+        *("is_open", "is_paused", "opened", "is_suspended", "returns", "round_min", "wanted", "pull_id", "requested"),
     )
 
     def __init__(self, name: str, wanted: Wanted, buffer: Buffer) -> None:
@@ -89,13 +89,13 @@ class Subscription:
         self._heap: list[tuple[int, int, Received]] = []
         self.round_min = 0
         """What comes of an earlier round was given back."""
-        self.wished = 0
+        self.requested = 0
         """Messages that were asked for, if it pulls, and have not come."""
         self.is_dry = False
         """The broker had not as many as were asked for last."""
-        self.wish = ""
+        self.pull_id = ""
         """The name of what was asked for last."""
-        self.rests = False
+        self.is_suspended = False
         """The broker was told to send nothing until it is woken."""
         self.is_paused = False
         """The program wants nothing of it for now."""
@@ -149,12 +149,12 @@ class Subscription:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def begin_connection(self) -> None:
+    def reset_for_connection(self) -> None:
         """Nothing of an earlier connection counts."""
         self.clear()
         self.held.clear()
-        self.round_min = self.wished = 0
-        self.rests = self.returns = self.is_known = self.is_open = False
+        self.round_min = self.requested = 0
+        self.is_suspended = self.returns = self.is_known = self.is_open = False
         if self.opened.is_set and not self.is_closed:
             # Whoever has not looked yet waits for the next.
             self.opened = Signal()

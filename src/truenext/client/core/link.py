@@ -118,7 +118,7 @@ class Link:
         """At least; 0 is never."""
         self.silent_after_s = 0.0
         """Without a byte from the broker; 0 is never."""
-        self.began_at = self.read_at = self.written_at = now
+        self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, what: str) -> None:
         """Raises: LocalProtocolError if the broker is another one, which cannot do this"""

@@ -251,7 +251,7 @@ class Outbox:
 
     # ---- Writing ----
 
-    def begin(self, link: Link, highest: int) -> None:
+    def start(self, link: Link, highest: int) -> None:
         """A connection is there, and the broker has accepted sends up to this number."""
         returned, self._returned = self._returned, []
         for send in returned:

@@ -95,7 +95,7 @@ class Session:
         if received is None or self.buffer.is_over:
             return None
         subscription = received.subscription
-        if subscription.pulls and subscription.wished:
+        if subscription.pulls and subscription.requested:
             return None
         if self.mode is Mode.AUTO:
             # Asked for and handed out in one: so one frame says both.
@@ -225,8 +225,8 @@ class Session:
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
-                if not each.wished:
-                    client.subscriptions.wish(each, min(most, PULLED_MAX), waits=not now)
+                if not each.requested:
+                    client.subscriptions.pull(each, min(most, PULLED_MAX), waits=not now)
             else:
                 client.subscriptions.wake(each)
         client.flush()
@@ -244,10 +244,10 @@ class Session:
         client = self.client
         for each in pulled:
             link = client.link
-            if each.wished and link is not None and each.is_known and not self.buffer.is_waited_for(each):
-                client.subscriptions.wish(each, 0, waits=False)
+            if each.requested and link is not None and each.is_known and not self.buffer.is_waited_for(each):
+                client.subscriptions.pull(each, 0, waits=False)
                 client.flush()
-                while each.wished and client.link is link and not len(each):
+                while each.requested and client.link is link and not len(each):
                     yield from self.buffer.until_woken(each)
 
     def _wait_for_now(
@@ -264,7 +264,7 @@ class Session:
         while client.link is link:
             if self.buffer.first(subscription) is not None:
                 return True
-            if pulled and not any(each.wished for each in pulled):
+            if pulled and not any(each.requested for each in pulled):
                 # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
                 return not all(each.is_dry for each in pulled)
             if pulled:
@@ -322,7 +322,7 @@ class Session:
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
-            if each.pulls and (each.wished or len(each)) and each.is_known and not self.buffer.is_waited_for(each)
+            if each.pulls and (each.requested or len(each)) and each.is_known and not self.buffer.is_waited_for(each)
         ]
         if pulled:
             # What was asked for may be on its way.
@@ -431,28 +431,28 @@ class Session:
             if received in given:
                 given.remove(received)
 
-    def _acknowledge_given(self, owner: object, begun: Received | None) -> None:
-        """In auto mode: what was handed out before is done; `begun` is what the program gets now."""
+    def _acknowledge_given(self, owner: object, started: Received | None) -> None:
+        """In auto mode: what was handed out before is done; `started` is what the program gets now."""
         for other in [each for each in self._given if each is not owner and self.client.world.has_ended(each)]:
             # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
             for received in self._given.pop(other):
                 self._is_done(received, None)
         given = self._given.pop(owner, None)
         if not given:
-            if begun is not None:
-                self.client.subscriptions.begin(begun)
+            if started is not None:
+                self.client.subscriptions.report_started(started)
             return
         last = given.pop()
         for received in given:
             self._is_done(received, None)
-        self._is_done(last, begun)
+        self._is_done(last, started)
 
-    def _is_done(self, received: Received, begun: Received | None) -> None:
+    def _is_done(self, received: Received, started: Received | None) -> None:
         if received.state is State.HELD:
-            self.client.subscriptions.settle(received, DONE, begun)
+            self.client.subscriptions.settle(received, DONE, started)
             self.buffer.ended([received])
-        elif begun is not None:
-            self.client.subscriptions.begin(begun)
+        elif started is not None:
+            self.client.subscriptions.report_started(started)
 
     def end_given(self, verdict: Verdict | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""

@@ -88,7 +88,7 @@ class Subscriptions:
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
         if subscription.is_paused and is_truenext:
-            self.release([subscription], rest=True)
+            self.release([subscription], suspend=True)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """What it has goes back, without an attempt; what the program has of it, too."""
@@ -110,7 +110,7 @@ class Subscriptions:
                     # It was to be acknowledged with the commit, and returns now.
                     received.unit.doom(ClosedError("a consumer was closed, from which the transaction has messages"))
             self._world.flush_soon()
-        subscription.begin_connection()
+        subscription.reset_for_connection()
         subscription.buffer.cleared()
         foreign = [each for each in self.foreign.values() if each.subscription is subscription]
         self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
@@ -127,8 +127,8 @@ class Subscriptions:
         if link is None or not link.is_truenext:
             # Another broker would dispatch again what the program has.
             return
-        if subscription.is_known and (len(subscription) or not subscription.rests):
-            self.release([subscription], rest=True)
+        if subscription.is_known and (len(subscription) or not subscription.is_suspended):
+            self.release([subscription], suspend=True)
 
     def resume(self, subscription: Subscription) -> None:
         subscription.is_paused = False
@@ -139,30 +139,30 @@ class Subscriptions:
     def wake(self, subscription: Subscription) -> None:
         """The program asks for messages."""
         link = self._world.link
-        if subscription.rests and link is not None and not subscription.is_paused:
-            subscription.rests = False
+        if subscription.is_suspended and link is not None and not subscription.is_paused:
+            subscription.is_suspended = False
             if not subscription.pulls:
                 link.write(frames.wake(subscription.id))
                 self._world.flush_soon()
 
-    def wish(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
+    def pull(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
         """Ask for messages; 0 withdraws what has not come."""
         link = self._world.link
         assert link is not None, "it is up"
         # What is said of an earlier wish may still be on its way.
-        subscription.wish = str(link.frames)
-        link.write(frames.credit(subscription.id, messages, subscription.wish, waits=waits))
-        subscription.rests = subscription.rests and not messages
+        subscription.pull_id = str(link.frames)
+        link.write(frames.credit(subscription.id, messages, subscription.pull_id, waits=waits))
+        subscription.is_suspended = subscription.is_suspended and not messages
         subscription.is_dry = False
         if messages:
-            subscription.wished += messages
+            subscription.requested += messages
 
     def release(
         self,
         subscriptions: Sequence[Subscription],
         *,
         returning: Iterable[Received] = (),
-        rest: bool = False,
+        suspend: bool = False,
         unit: Unit | None = None,
         counts_all: bool = True,
     ) -> None:
@@ -185,18 +185,20 @@ class Subscriptions:
             keep += [ack_id for ack_id, received in subscription.held.items() if received not in going]
             subscription.clear()
             subscription.buffer.cleared()
-            subscription.wished = 0
-            subscription.rests = rest or subscription.is_paused
+            subscription.requested = 0
+            subscription.is_suspended = suspend or subscription.is_paused
         link.rounds += 1
         # Those that are paused stay so; they are named in a request of their own.
-        awake = [each.id for each in subscriptions if not each.rests]
-        resting = [each.id for each in subscriptions if each.rests]
+        awake = [each.id for each in subscriptions if not each.is_suspended]
+        suspended = [each.id for each in subscriptions if each.is_suspended]
         abort = None if unit is None else unit.name
-        if resting and awake:
-            link.write(frames.release(resting, keep=keep, rest=True))
+        if suspended and awake:
+            link.write(frames.release(suspended, keep=keep, suspend=True))
             link.rounds += 1
-            resting = []
-        link.write(frames.release(awake or resting, keep=keep, rest=bool(resting), abort=abort, counts_all=counts_all))
+            suspended = []
+        link.write(
+            frames.release(awake or suspended, keep=keep, suspend=bool(suspended), abort=abort, counts_all=counts_all)
+        )
         for subscription in subscriptions:
             subscription.round_min = link.rounds
             if subscription.pulls:
@@ -210,7 +212,7 @@ class Subscriptions:
             each
             for each in subscriptions
             if not each.is_closed
-            and not (each.wanted.prefetch == 1 or (each.pulls and not each.wished and not len(each)))
+            and not (each.wanted.prefetch == 1 or (each.pulls and not each.requested and not len(each)))
         ]
         if returned:
             self.release(returned)
@@ -229,7 +231,7 @@ class Subscriptions:
                     # What the program has comes again; this dispatch cannot be acknowledged any more.
                     received.link = 0
                     self._is_foreign(received)
-            subscription.begin_connection()
+            subscription.reset_for_connection()
             subscription.buffer.cleared()
             subscription.id = self._world.name()
             self.by_id[subscription.id] = subscription
@@ -247,8 +249,8 @@ class Subscriptions:
         if subscription is None:
             return False
         if "truenext-unused" in headers:
-            if headers.get("correlation-id") == subscription.wish:
-                subscription.wished = 0
+            if headers.get("correlation-id") == subscription.pull_id:
+                subscription.requested = 0
                 subscription.is_dry = True
                 subscription.buffer.wake_all()
             return True
@@ -257,12 +259,12 @@ class Subscriptions:
             if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
                 return True
         except (KeyError, ValueError) as error:
-            subscription.wished = max(0, subscription.wished - 1)
+            subscription.requested = max(0, subscription.requested - 1)
             self._reject_unreadable(link, headers, error)
             self._was_not_handed_out(subscription)
             return True
-        if subscription.wished:
-            subscription.wished -= 1
+        if subscription.requested:
+            subscription.requested -= 1
         if self.foreign or self.verdicts:
             key = received.key
             said = self.verdicts.pop(key, None)
@@ -280,7 +282,7 @@ class Subscriptions:
                 earlier.again = received
                 subscription.held[received.ack_id] = received
                 received.state = State.HELD
-                self.begin(received)
+                self.report_started(received)
                 self._was_not_handed_out(subscription)
                 return True
         subscription.buffer.push(received)
@@ -307,29 +309,29 @@ class Subscriptions:
 
     # ---- What the program says of it ----
 
-    def begin(self, received: Received) -> None:
+    def report_started(self, received: Received) -> None:
         """Say that the program has it."""
         link = self._world.link
-        if link is not None and link.is_truenext and not received.is_begun:
-            received.is_begun = True
-            link.write(frames.begun(received.ack_id))
+        if link is not None and link.is_truenext and not received.is_started:
+            received.is_started = True
+            link.write(frames.started(received.ack_id))
 
     def hold(self, received: Received) -> None:
         """The program gets it, and says later what became of it."""
         received.subscription.held[received.ack_id] = received
-        self.begin(received)
+        self.report_started(received)
 
     def is_current(self, received: Received) -> bool:
         """Its connection is there."""
         return self._world.link is not None and received.link == self._world.link.number
 
-    def settle(self, received: Received, verdict: Verdict, begun: Received | None = None) -> None:
-        """The program has said what became of a message; `begun` is the one that it gets instead."""
+    def settle(self, received: Received, verdict: Verdict, started: Received | None = None) -> None:
+        """The program has said what became of a message; `started` is the one that it gets instead."""
         received.state = State.DONE
         received.subscription.held.pop(received.ack_id, None)
         link = self._world.link
         if link is not None and received.link == link.number:
-            self._tell(link, received, verdict, begun)
+            self._tell(link, received, verdict, started)
             return
         self.forget(received)
         again = received.again
@@ -340,20 +342,20 @@ class Subscriptions:
             self._tell(link, again, verdict)
         elif not received.subscription.is_closed:
             self.remember(received, verdict)
-        if begun is not None:
-            self.begin(begun)
+        if started is not None:
+            self.report_started(started)
 
-    def _tell(self, link: Link, received: Received, verdict: Verdict, begun: Received | None = None) -> None:
+    def _tell(self, link: Link, received: Received, verdict: Verdict, started: Received | None = None) -> None:
         self._told += 1
         if verdict.is_done:
             ack_id = received.ack_id
-            begins = None if begun is None or begun.is_begun or not link.is_truenext else begun
-            if begins is not None:
-                begins.is_begun = True
+            next_started = None if started is None or started.is_started or not link.is_truenext else started
+            if next_started is not None:
+                next_started.is_started = True
             if self._told % UNANSWERED_MAX == 0:
-                data = frames.ack_confirmed(ack_id, link.receipt, None if begins is None else begins.ack_id)
-            elif begins is not None:
-                data = frames.ack_and_begin(ack_id, begins.ack_id)
+                data = frames.ack_confirmed(ack_id, link.receipt, None if next_started is None else next_started.ack_id)
+            elif next_started is not None:
+                data = frames.ack_and_start(ack_id, next_started.ack_id)
             else:
                 data = frames.ack(ack_id)
         else:
@@ -410,7 +412,7 @@ class Subscriptions:
         for subscription in self.by_id.values():
             for received in subscription.held.values():
                 self._is_foreign(received)
-            subscription.begin_connection()
+            subscription.reset_for_connection()
             subscription.has_missed |= was_up and subscription.wanted.is_lossy
             subscription.buffer.cleared()
 

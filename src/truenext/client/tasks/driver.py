@@ -207,7 +207,7 @@ class Driver:
                     is_ours = type(error) is TimeoutError and error.errno is None
                     client.connecting_failed(_too_late() if is_ours else error)
                     continue
-                self._begin(sock, address)
+                self._start_link(sock, address)
                 assert self._wake is not None, "it has begun"
                 await self._wake
         except Exception as error:
@@ -234,7 +234,7 @@ class Driver:
                 return sock
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
-    def _begin(self, sock: socket.socket, address: Address) -> None:
+    def _start_link(self, sock: socket.socket, address: Address) -> None:
         self._link = None
         self._sock = sock
         self._rest = None

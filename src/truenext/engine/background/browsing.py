@@ -101,7 +101,7 @@ class Browsing(Work):
         self._page: tuple[BrowseRead, PageRead] | None = None
         """A page that was not looked at yet."""
 
-    def begin(self, browser: Browser) -> None:
+    def start(self, browser: Browser) -> None:
         """Somebody wants to be shown what waits in a queue."""
         self._clients.browsing[browser] = None
         self._ledger.busy[self] = None

@@ -174,7 +174,7 @@ class Taken(NamedTuple):
     """What it becomes, and where; None if it is removed."""
 
 
-class PieceTaker(Protocol):
+class PageReceiver(Protocol):
     def page_read(self, look: BulkLook, page: PageRead) -> None:
         """The page of a piece is there."""
 
@@ -182,18 +182,18 @@ class PieceTaker(Protocol):
 class BulkLook(Look):
     """The page of a piece."""
 
-    __slots__ = ("taker", "until")
+    __slots__ = ("receiver", "until")
 
     waits_for_commit = False
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
         super().__init__(lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
-        self.taker: PieceTaker | None = None
+        self.receiver: PageReceiver | None = None
 
     def on_page(self, page: PageRead) -> None:
-        if self.taker is not None:
-            self.taker.page_read(self, page)
+        if self.receiver is not None:
+            self.receiver.page_read(self, page)
 
     def next(self, at: int, *, is_end: bool) -> tuple[int, int] | None:
         """Where the next piece goes on, when this one came to the sequence `at`, and nothing is behind that in its lane

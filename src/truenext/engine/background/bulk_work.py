@@ -113,7 +113,7 @@ class Bulk:
             if look is not None:
                 self._resident.pin(look.lane)
         if look is not None:
-            look.begin()
+            look.start()
         return look
 
     def nothing(self, asked: bulk.Wanted) -> bulk.Done:
@@ -254,7 +254,7 @@ class Pieces(Work):
                 self._finish(bulk.nothing(piece.asked, str(error)))
                 continue
             if look is not None:
-                look.taker = self
+                look.receiver = self
                 self._look = look
                 return (look,)
             self._finish(self._bulk.nothing(piece.asked))

@@ -115,9 +115,9 @@ class Scheduler(Work):
     def accept(self, name: str, message: Message, wanted: Schedule) -> None:
         # A selector may ask for it.
         message.arrived_ms = self._ledger.now_ms
-        begun = schedule.begun(wanted, self._ledger.now_ms)
-        if begun is not None:
-            self._add(name, message, begun)
+        started = schedule.started(wanted, self._ledger.now_ms)
+        if started is not None:
+            self._add(name, message, started)
 
     # ---- What is due ----
 

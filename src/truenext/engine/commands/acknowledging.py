@@ -9,7 +9,7 @@ from truenext.engine.state.reason import Reason
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from truenext.commands import Ack, Begun, Nack
+    from truenext.commands import Ack, Nack, Started
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer, Session
@@ -42,16 +42,16 @@ class Acknowledging:
     def acknowledge(self, session: Session, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
-        begins = ack.begins
-        if begins is not None:
-            is_the_same = begins.subscription == ack.subscription and session.names_begun
-            next_one = consumer.held.get(begins.sequence) if is_the_same else None
-            if next_one is not None and begins.dispatch in (0, next_one.deliveries):
+        started = ack.started
+        if started is not None:
+            is_the_same = started.subscription == ack.subscription and session.names_begun
+            next_one = consumer.held.get(started.sequence) if is_the_same else None
+            if next_one is not None and started.dispatch in (0, next_one.deliveries):
                 # As most often: without asking for the consumer once more.
-                next_one.is_begun = True
-                self._events.begun(next_one, consumer)
+                next_one.is_started = True
+                self._events.started(next_one, consumer)
             else:
-                self.begun(session, begins)
+                self.mark_started(session, started)
         queue = consumer.queue
         if queue is not None:
             self._ledger.touched[queue] = None
@@ -76,7 +76,7 @@ class Acknowledging:
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
             transaction = self._with_room(session, ack.transaction, len(covered))
-            transaction.acknowledge(self._begin(session, consumer, covered))
+            transaction.acknowledge(self._start_and_remove(session, consumer, covered))
             return
         for sequence in covered:
             if self._outcomes.acknowledge(consumer.held.pop(sequence)):
@@ -98,7 +98,7 @@ class Acknowledging:
         if nack.transaction is not None:
             transaction = self._with_room(session, nack.transaction, len(covered), len(nack.cause))
             self._memory.open += len(nack.cause)
-            transaction.nack(self._begin(session, consumer, covered), nack)
+            transaction.nack(self._start_and_remove(session, consumer, covered), nack)
             return
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.NACKED, nack)
@@ -124,27 +124,27 @@ class Acknowledging:
 
     def _touch(self, consumer: Consumer) -> None:
         self._ledger.touch(consumer)
-        if consumer.rests:
+        if consumer.is_suspended:
             # Groups may become free for others.
             self._ledger.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
 
-    def begun(self, session: Session, begun: Begun) -> None:
+    def mark_started(self, session: Session, started: Started) -> None:
         """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
         if not session.names_begun:
             raise RemoteProtocolError(
-                "begun is for connections that say truenext-begun:true on CONNECT", Code.NOT_SUPPORTED
+                "started is for connections that say truenext-started:true on CONNECT", Code.NOT_SUPPORTED
             )
-        consumer = session.consumer_of(begun.subscription, begun.sequence, begun.dispatch)
-        entry = consumer.held[begun.sequence]
-        entry.is_begun = True
-        self._events.begun(entry, consumer)
+        consumer = session.consumer_of(started.subscription, started.sequence, started.dispatch)
+        entry = consumer.held[started.sequence]
+        entry.is_started = True
+        self._events.started(entry, consumer)
 
-    def _begin(self, session: Session, consumer: Consumer, covered: list[int]) -> list[Entry]:
+    def _start_and_remove(self, session: Session, consumer: Consumer, covered: list[int]) -> list[Entry]:
         """These leave the consumer for a transaction, which counts them as begun."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.names_begun:
             for entry in entries:
-                self._events.begun(entry, consumer)
+                self._events.started(entry, consumer)
         return entries
 
     # ---- What the socket has taken of a consumer in auto mode ----

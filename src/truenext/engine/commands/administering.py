@@ -57,7 +57,7 @@ class Administering:
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
 
-        What waits and has failed too often by its new policy is given up. To be followed by a turn and by `relieve`.
+        What waits and has failed too often by its new policy is given up. To be followed by a turn and by `evict`.
         """
         self._queues.policies = policies
         # A dead-letter queue may be made meanwhile.

@@ -72,9 +72,9 @@ class Connecting:
             self._subscribing.end_browser(browser)
         session.browsers.clear()
         for consumer in list(session.consumers.values()):
-            begun = _begun(consumer)
-            if begun:
-                self._releasing.keep(consumer, begun)
+            started = _started_entries(consumer)
+            if started:
+                self._releasing.keep(consumer, started)
             else:
                 self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
         self._count_taken(session)
@@ -145,9 +145,9 @@ class Connecting:
                 self._ledger.touch(consumer)
 
 
-def _begun(consumer: Consumer) -> list[Entry]:
+def _started_entries(consumer: Consumer) -> list[Entry]:
     """What it has begun, as far as that counts: what is temporary ends with its connection."""
     if consumer.mode is _AUTO or (consumer.queue is not None and consumer.queue.is_temporary):
         return []
     held = list(consumer.held.values())
-    return [entry for entry in held if entry.is_begun] if consumer.session.names_begun else held[:1]
+    return [entry for entry in held if entry.is_started] if consumer.session.names_begun else held[:1]

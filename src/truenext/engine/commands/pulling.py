@@ -12,36 +12,36 @@ from truenext.limits import WINDOW_MAX
 if TYPE_CHECKING:
     from truenext.commands import Credit
     from truenext.engine.commands.releasing import Releasing
-    from truenext.engine.lifecycle.wishes import EndedWish, Wishes
+    from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
     from truenext.engine.state.consumer import Session
     from truenext.engine.writing.ledger import Ledger
 
 
 class Pulling:
-    def __init__(self, ledger: Ledger, wishes: Wishes, releasing: Releasing) -> None:
+    def __init__(self, ledger: Ledger, pull_requests: PullRequests, releasing: Releasing) -> None:
         self._ledger = ledger
-        self._wishes = wishes
+        self._pull_requests = pull_requests
         self._releasing = releasing
 
-    def ask(self, session: Session, credit: Credit) -> EndedWish | None:
+    def ask(self, session: Session, credit: Credit) -> EndedPullRequest | None:
         """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
 
         Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much
         """
         consumer = session.consumer(credit.subscription)
-        wish = consumer.wish
-        if wish is None:
+        pull_request = consumer.pull_request
+        if pull_request is None:
             raise RemoteProtocolError(
                 f"subscription {credit.subscription!r} does not pull (truenext-pull:true)", Code.NOT_SUPPORTED
             )
-        asked = wish.left + credit.messages
+        asked = pull_request.remaining + credit.messages
         if asked > WINDOW_MAX:
             raise RemoteProtocolError(f"{asked} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
-        wish.correlation = credit.correlation
+        pull_request.correlation = credit.correlation
         if not credit.messages:
-            return self._wishes.withdrawn(consumer)
+            return self._pull_requests.withdraw(consumer)
         self._releasing.wake_consumer(consumer)
-        wish.left, wish.waits = asked, credit.waits
-        self._wishes.began(consumer)
+        pull_request.remaining, pull_request.waits = asked, credit.waits
+        self._pull_requests.add(consumer)
         self._ledger.touch(consumer)
         return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from truenext.commands import Release, Wake
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.lifecycle.wishes import Wishes
+    from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.consumer import Consumer, Session
     from truenext.engine.state.queue import Entry
@@ -31,14 +31,14 @@ class Releasing:
         selections: Selections,
         outcomes: Outcomes,
         transactions: Transactions,
-        wishes: Wishes,
+        pull_requests: PullRequests,
     ) -> None:
         self._ledger = ledger
         self._events = events
         self._selections = selections
         self._outcomes = outcomes
         self._transactions = transactions
-        self._wishes = wishes
+        self._pull_requests = pull_requests
 
     def check(self, session: Session, request: Release) -> list[Consumer]:
         """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
@@ -54,7 +54,7 @@ class Releasing:
     def release(self, session: Session, request: Release) -> None:
         """Raises: RemoteProtocolError as `check`"""
         consumers = self.check(session, request)
-        if not request.rests:
+        if not request.suspends:
             # Before anything is released: those that go on never rest without a message of their groups.
             for consumer in consumers:
                 self.wake_consumer(consumer)
@@ -64,15 +64,15 @@ class Releasing:
         for consumer in consumers:
             self._release_held(consumer, kept)
             self._ledger.touch(consumer)
-            if request.rests:
-                self._rest(consumer)
+            if request.suspends:
+                self._suspend(consumer)
         session.round += 1
 
     def keep(self, consumer: Consumer, kept: Collection[Entry]) -> None:
         """Give back all that it holds but for these, and let it rest."""
         self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
         self._ledger.touch(consumer)
-        self._rest(consumer)
+        self._suspend(consumer)
 
     def wake(self, session: Session, wake: Wake) -> None:
         """Raises: RemoteProtocolError if there is no such subscription"""
@@ -89,20 +89,20 @@ class Releasing:
             del held[entry.sequence]
             self._outcomes.requeue(entry, Reason.RELEASED)
         consumer.restart_auto_window(self._ledger.now_ms)
-        self._wishes.forget(consumer)
+        self._pull_requests.forget(consumer)
 
-    def _rest(self, consumer: Consumer) -> None:
-        if not consumer.rests:
-            consumer.rest()
+    def _suspend(self, consumer: Consumer) -> None:
+        if not consumer.is_suspended:
+            consumer.suspend()
             self._tell_window(consumer, 0)
         for queue in consumer.all_queues():
             if queue.has_groups:
-                self._selections.groups_of(queue).rests(consumer, queue)
+                self._selections.groups_of(queue).suspend(consumer, queue)
                 self._ledger.touched[queue] = None
 
     def wake_consumer(self, consumer: Consumer) -> None:
         """May be said of one that does not rest."""
-        if consumer.rests:
+        if consumer.is_suspended:
             consumer.wake(self._ledger.now_ms)
             self._tell_window(consumer, consumer.window)
             for queue in consumer.all_queues():
@@ -110,5 +110,5 @@ class Releasing:
                     self._selections.groups_of(queue).woke(consumer, queue)
 
     def _tell_window(self, consumer: Consumer, window: int) -> None:
-        if consumer.queue is not None and consumer.wish is None:
+        if consumer.queue is not None and consumer.pull_request is None:
             self._events.window_changed(consumer, consumer.queue, window)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from truenext.commands import Browse, Subscribe, Unsubscribe
     from truenext.engine.background.browsing import Browsing
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.lifecycle.wishes import Wishes
+    from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
@@ -61,7 +61,7 @@ class Subscribing:
         queues: Queues,
         wildcards: Wildcards,
         outcomes: Outcomes,
-        wishes: Wishes,
+        pull_requests: PullRequests,
         browsing: Browsing,
     ) -> None:
         self._ledger = ledger
@@ -73,7 +73,7 @@ class Subscribing:
         self._queues = queues
         self._wildcards = wildcards
         self._outcomes = outcomes
-        self._wishes = wishes
+        self._pull_requests = pull_requests
         self._browsing = browsing
         self._discarded: Discarded | None = None
 
@@ -96,7 +96,7 @@ class Subscribing:
             self._selections.subscribe(consumer, queue, selector)
         self._events.subscribed(consumer, queue, has_selector=selector is not None)
         session.consumers[subscribe.subscription] = consumer
-        self._begin_use(consumer)
+        self._start_use(consumer)
         self._clients.join(consumer)
         self._ledger.touched[queue] = None
 
@@ -124,7 +124,7 @@ class Subscribing:
         self._check_room(subscribe, size)
         self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
-        self._begin_use(wildcard)
+        self._start_use(wildcard)
         self._wildcards.step()
 
     def _now(self) -> dict[str, int]:
@@ -146,7 +146,7 @@ class Subscribing:
                 f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
             )
         queue = self._queues.durable.get(key)
-        if queue is not None and self._clients.takers_of(queue).consumers:
+        if queue is not None and self._clients.receivers_of(queue).consumers:
             raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.TAKEN)
         wanted = durable_subscription(key, destination.name, selector)
         if queue is None:
@@ -169,7 +169,7 @@ class Subscribing:
     def users_of_durable(self, key: str) -> list[Session]:
         """Whose subscription is to it: one at most, if it is there."""
         queue = self._queues.durable.get(key)
-        return [] if queue is None else [each.session for each in self._clients.takers_of(queue).consumers]
+        return [] if queue is None else [each.session for each in self._clients.receivers_of(queue).consumers]
 
     # ---- Browsers ----
 
@@ -193,8 +193,8 @@ class Subscribing:
             queue = queue or Queue(browse.destination, 0, self._queues.policies.of(name), Memory())
         browser = Browser(session, queue, browse, self._memory, last_sequence=self._ledger.last_sequence)
         session.browsers[browse.subscription] = browser
-        self._browsing.begin(browser)
-        self._begin_use(browser)
+        self._browsing.start(browser)
+        self._start_use(browser)
 
     def end_browser(self, browser: Browser) -> None:
         self._browsing.end(browser)
@@ -228,7 +228,7 @@ class Subscribing:
     def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
         queue = self._queues.known_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
-        if any(other is not consumer for other in self._clients.takers_of(queue).consumers):
+        if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.TAKEN)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
@@ -241,8 +241,8 @@ class Subscribing:
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """
         self._end_use(consumer)
-        if consumer.wish is not None:
-            self._wishes.left(consumer)
+        if consumer.pull_request is not None:
+            self._pull_requests.remove(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
             self._wildcards.left(consumer)
@@ -254,15 +254,15 @@ class Subscribing:
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
         names_begun = consumer.session.names_begun
         for entry in consumer.held.values():
-            has_begun = counts_attempt and (entry.is_begun or not names_begun)
-            self._outcomes.requeue(entry, Reason.LOST if has_begun else Reason.RELEASED)
+            is_attempt = counts_attempt and (entry.is_started or not names_begun)
+            self._outcomes.requeue(entry, Reason.LOST if is_attempt else Reason.RELEASED)
             counts_attempt &= names_begun
         consumer.held.clear()
         consumer.session.served.pop(consumer, None)
         for queue in queues:
             self._events.unsubscribed(consumer, queue)
             # Of those of a wildcard most have nobody else to whom this makes a difference.
-            is_alone = not (self._clients.takers_of(queue).consumers or queue.has_groups or consumer.is_exclusive)
+            is_alone = not (self._clients.receivers_of(queue).consumers or queue.has_groups or consumer.is_exclusive)
             if not (is_alone and isinstance(consumer, Wildcard)):
                 self._ledger.touched[queue] = None
 
@@ -280,7 +280,7 @@ class Subscribing:
             if not self._memory.has_room_for_consumer(size):
                 raise no_room_for_consumer(size, self._memory)
 
-    def _begin_use(self, subscriber: Subscriber) -> None:
+    def _start_use(self, subscriber: Subscriber) -> None:
         """It is there; to be followed by `_end_use`."""
         self._memory.queues += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.use(subscriber.selector)

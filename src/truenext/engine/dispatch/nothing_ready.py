@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
     from truenext.engine.dispatch.plain import Dispatcher
     from truenext.engine.dispatch.wildcard import WildcardDispatch
-    from truenext.engine.lifecycle.wishes import Wishes
+    from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Consumer
     from truenext.engine.state.queue import Queue
 
 
 class NothingReady:
-    __slots__ = ("_clients", "_dispatcher", "_wishes")
+    __slots__ = ("_clients", "_dispatcher", "_pull_requests")
 
-    def __init__(self, clients: Clients, dispatcher: Dispatcher, wishes: Wishes) -> None:
+    def __init__(self, clients: Clients, dispatcher: Dispatcher, pull_requests: PullRequests) -> None:
         self._clients = clients
         self._dispatcher = dispatcher
-        self._wishes = wishes
+        self._pull_requests = pull_requests
 
     def look(self, touched: Iterable[Queue], together: WildcardDispatch | None) -> None:
         """End the wishes that have ended, where something has happened; `together` is the dispatch that wildcards took
         part in, if they did."""
-        wishes = self._wishes
+        pull_requests = self._pull_requests
         for queue in touched:
-            for consumer in list(wishes.impatient.get(queue, ())):
+            for consumer in list(pull_requests.no_wait.get(queue, ())):
                 if self._has_nothing_for(consumer, queue):
-                    wishes.end(consumer)
+                    pull_requests.end(consumer)
         if together is not None:
             for wildcard in together.asked():
-                if wildcard in wishes.impatient and together.has_nothing_for(wildcard):
-                    wishes.end(wildcard)
+                if wildcard in pull_requests.no_wait and together.has_nothing_for(wildcard):
+                    pull_requests.end(wildcard)
 
     def _has_nothing_for(self, consumer: Consumer, queue: Queue) -> bool:
-        if queue.is_paused or self._clients.takers_of(queue).exclusive not in (None, consumer):
+        if queue.is_paused or self._clients.receivers_of(queue).exclusive not in (None, consumer):
             return True
         choosing = self._dispatcher.choosing(queue)
         for lane in queue.lanes:

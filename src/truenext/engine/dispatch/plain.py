@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import Choosing, GroupChoosing
-from truenext.engine.memory.horizon import begins_uncommitted
+from truenext.engine.memory.horizon import starts_uncommitted
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.queue import NO_ENTRIES
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
-Taker = tuple[int, int, int, int, "Consumer"]
+RankedConsumer = tuple[int, int, int, int, "Consumer"]
 """Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
 
 Deliveries = dict["Consumer", list["Entry"]]
@@ -68,33 +68,33 @@ class Dispatcher:
         What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
         that they came to last.
         """
-        takers_of_queue = self._clients.of_queue.get(queue)
-        if takers_of_queue is None:
+        receivers_of_queue = self._clients.of_queue.get(queue)
+        if receivers_of_queue is None:
             return None
-        owner = takers_of_queue.exclusive
-        consumers: Sequence[Consumer] = takers_of_queue.consumers if owner is None else [owner]
+        owner = receivers_of_queue.exclusive
+        consumers: Sequence[Consumer] = receivers_of_queue.consumers if owner is None else [owner]
         if queue.watcher is not None:
             return self._choose(queue, consumers, deliveries)
-        takers: list[Taker] = []
+        receivers: list[RankedConsumer] = []
         now_ms = self._ledger.now_ms
         for index, consumer in enumerate(consumers):
             if consumer.adjust_window(now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
             if consumer.has_credit():
-                takers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
-        heapify(takers)
+                receivers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
+        heapify(receivers)
         given: list[Entry] = []
         getters: list[int] = []
         last = None
-        if takers:
+        if receivers:
             for lane in queue.lanes:
                 if lane.arrived or lane.returned or lane.unread:
                     last = lane
-                    if not self._give_out(lane, takers, deliveries, given, getters):
+                    if not self._give_out(lane, receivers, deliveries, given, getters):
                         break
                 elif lane.arrived is not NO_ENTRIES:
                     lane.end_arrived()
-        if not takers and any(consumer.has_express for consumer in consumers):
+        if not receivers and any(consumer.has_express for consumer in consumers):
             last = self._express(queue, consumers, deliveries, given, getters) or last
         if given:
             self._events.dispatched(queue, given, getters)
@@ -126,7 +126,7 @@ class Dispatcher:
         kind = Choosing
         if queue.has_groups:
             kind = GroupChoosing
-            self._selections.groups_of(queue).free_what_rests(queue)
+            self._selections.groups_of(queue).free_groups_of_suspended(queue)
         selecting = self._selections.of_queue.get(queue)
         return kind(
             queue, self._selections.scans, selecting, self._ledger, self._resident, self._reading, self._outcomes
@@ -165,15 +165,15 @@ class Dispatcher:
         same, if it has express. Returns the lane that has to be read for it."""
         for lane in queue.lanes:
             while lane.arrived or lane.returned or lane.unread:
-                takers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
-                if not takers:
+                receivers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
+                if not receivers:
                     # Nor has anybody for what is less urgent.
                     return None
-                consumer = max(takers, key=lambda consumer: consumer.answered_at)
+                consumer = max(receivers, key=lambda consumer: consumer.answered_at)
                 already = len(given)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
-                taker = (consumer.service_rank, len(consumer.held), consumer.served_at, 0, consumer)
-                goes_on = self._give_out(lane, [taker], deliveries, given, getters)
+                receiver = (consumer.service_rank, len(consumer.held), consumer.served_at, 0, consumer)
+                goes_on = self._give_out(lane, [receiver], deliveries, given, getters)
                 consumer.window = window
                 if len(given) == already:
                     if not goes_on:
@@ -184,7 +184,7 @@ class Dispatcher:
     def _give_out(
         self,
         lane: Lane,
-        takers: list[Taker],
+        receivers: list[RankedConsumer],
         deliveries: Deliveries,
         given: list[Entry],
         getters: list[int],
@@ -197,7 +197,7 @@ class Dispatcher:
             if entry is None:
                 if lane.needs_page:
                     return False
-                if not lane.unread or begins_uncommitted(lane, committed):
+                if not lane.unread or starts_uncommitted(lane, committed):
                     return True
                 # All that is above the horizon is still in memory.
                 self._resident.take_in_recent(lane)
@@ -211,7 +211,7 @@ class Dispatcher:
             if 0 < message.expires_ms <= now_ms:
                 self._outcomes.expire(entry)
                 continue
-            consumer = takers[0][4]
+            consumer = receivers[0][4]
             entry.deliveries += 1
             held = consumer.held
             if not held and consumer.auto is not None:
@@ -234,13 +234,15 @@ class Dispatcher:
             else:
                 deliveries[consumer] = [entry]
             if consumer.has_credit():
-                heapreplace(takers, (consumer.service_rank, len(held), consumer.served_at, takers[0][3], consumer))
-                if takers[0][4] is consumer:
+                heapreplace(
+                    receivers, (consumer.service_rank, len(held), consumer.served_at, receivers[0][3], consumer)
+                )
+                if receivers[0][4] is consumer:
                     continue
             else:
-                heappop(takers)
+                heappop(receivers)
             # Subscriptions of one connection share its room: those behind may just have lost theirs.
-            while takers and not takers[0][4].has_credit():
-                heappop(takers)
-            if not takers:
+            while receivers and not receivers[0][4].has_credit():
+                heappop(receivers)
+            if not receivers:
                 return False

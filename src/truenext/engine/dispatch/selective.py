@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.ledger import Ledger
 
-    Taker = tuple[int, int, int, int, Consumer]
+    RankedConsumer = tuple[int, int, int, int, Consumer]
     """Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
 
     Offer = tuple[int, int, int, Entry, "Bidders"]
@@ -49,29 +49,29 @@ SOMEWHERE = 0
 class Bidders:
     """Consumers that are offered the same."""
 
-    __slots__ = ("alone", "is_held_back", "number", "offered", "scan", "takers")
+    __slots__ = ("alone", "is_held_back", "number", "offered", "receivers", "scan")
 
     def __init__(self, number: int, scan: Scan | None, alone: Consumer | None) -> None:
         self.number = number
         self.scan = scan
         self.alone = alone
         """The one consumer, if these are one alone because it owns groups."""
-        self.takers: list[Taker] = []
+        self.receivers: list[RankedConsumer] = []
         """As a heap, the best first; of those behind some may have no credit any more."""
         self.offered: Entry | None = None
         """What was found for them, and not given out yet."""
         self.is_held_back = False
         """What others are given may be what they wait for."""
 
-    def has_taker(self) -> bool:
+    def has_receiver(self) -> bool:
         # Subscriptions of one connection share its room.
-        while self.takers and not self.takers[0][4].has_credit():
-            heappop(self.takers)
-        return bool(self.takers)
+        while self.receivers and not self.receivers[0][4].has_credit():
+            heappop(self.receivers)
+        return bool(self.receivers)
 
     def best(self) -> tuple[int, int, int, int]:
         """How well the best one stands among others: the smallest is served. There is one."""
-        return self.takers[0][:4]
+        return self.receivers[0][:4]
 
 
 class Choosing:
@@ -122,7 +122,7 @@ class Choosing:
         while True:
             for bidder in to_ask:
                 self._has_passed_over = False
-                bidder.offered = entry = self._first(bidder) if bidder.has_taker() else None
+                bidder.offered = entry = self._first(bidder) if bidder.has_receiver() else None
                 bidder.is_held_back = entry is None or self._has_passed_over
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, bidder.number, entry, bidder))
@@ -136,10 +136,10 @@ class Choosing:
                 if bidder.offered is entry:
                     bidder.offered = None
                     to_ask.append(bidder)
-            taking = [bidder for bidder in to_ask if bidder.has_taker() and self._is_open_to(bidder, entry)]
+            taking = [bidder for bidder in to_ask if bidder.has_receiver() and self._is_open_to(bidder, entry)]
             if taking:
                 bidder = min(taking, key=Bidders.best)
-                *_, place, consumer = heappop(bidder.takers)
+                *_, place, consumer = heappop(bidder.receivers)
                 horizon.lift(entry.lane, entry)
                 give(entry, consumer)
                 to_ask = self._asked_again(bidders, to_ask, offers)
@@ -156,7 +156,7 @@ class Choosing:
         bidder = bidders.get(key)
         if bidder is None:
             bidder = bidders[key] = Bidders(len(bidders), scan, consumer if alone else None)
-        heappush(bidder.takers, (*preference(consumer, place), consumer))
+        heappush(bidder.receivers, (*preference(consumer, place), consumer))
         return bidder
 
     def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
@@ -184,11 +184,11 @@ class Choosing:
                     offers.append((entry.lane.rank, entry.sequence, -consumer.answered_at, consumer.number, consumer))
             if not offers:
                 return
-            taker = min(offers)[4]
-            entry = self.first_for(taker)
+            receiver = min(offers)[4]
+            entry = self.first_for(receiver)
             assert entry is not None, "it was there"
             take(entry)
-            give(entry, taker)
+            give(entry, receiver)
 
     def first_for(self, consumer: Consumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
@@ -218,7 +218,7 @@ class Choosing:
             if entry is None:
                 if lane.needs_page:
                     return lane.horizon + 1
-                if not lane.unread or horizon.begins_uncommitted(lane, self._ledger.committed):
+                if not lane.unread or horizon.starts_uncommitted(lane, self._ledger.committed):
                     return None
                 self._resident.take_in_recent(lane)
                 continue

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import HOLDS, GroupChoosing, preference, take
-from truenext.engine.state.clients import NOBODY
+from truenext.engine.state.clients import NO_RECEIVERS
 from truenext.engine.state.queue import WHOLE
 from truenext.engine.state.wildcard import NOWHERE, Wildcard
 
@@ -49,9 +49,9 @@ class WildcardDispatch:
         "_ledger",
         "_limits",
         "_offers",
+        "_receivers",
         "_scans",
         "_selections",
-        "_takers",
         "_wildcards",
     )
 
@@ -67,7 +67,7 @@ class WildcardDispatch:
     ) -> None:
         self._ledger = ledger
         self._events = events
-        self._takers = clients.of_queue
+        self._receivers = clients.of_queue
         self._selections = selections
         self._scans = selections.scans
         self._wildcards = wildcards
@@ -93,14 +93,14 @@ class WildcardDispatch:
         to."""
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
-            takers = self._takers.get(queue, NOBODY)
-            wildcards.update(dict.fromkeys(takers.wildcards))
-            if any(consumer.has_express for consumer in takers.consumers):
+            receivers = self._receivers.get(queue, NO_RECEIVERS)
+            wildcards.update(dict.fromkeys(receivers.wildcards))
+            if any(consumer.has_express for consumer in receivers.consumers):
                 self._wildcards.expressive[queue] = None
         for wildcard in wildcards:
             wildcard.adjust_window(self._ledger.now_ms)
         for queue in queues:
-            for consumer in self._takers.get(queue, NOBODY).consumers:
+            for consumer in self._receivers.get(queue, NO_RECEIVERS).consumers:
                 if consumer.adjust_window(self._ledger.now_ms):
                     self._events.window_changed(consumer, queue, consumer.window)
             self._look_at(queue)
@@ -125,34 +125,36 @@ class WildcardDispatch:
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
-            takers = [one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.has_credit()]
-            takers += [
+            receivers = [
+                one for one, first in self._firsts.get(queue, {}).items() if first is entry and one.has_credit()
+            ]
+            receivers += [
                 one
-                for one in self._takers.get(queue, NOBODY).wildcards
+                for one in self._receivers.get(queue, NO_RECEIVERS).wildcards
                 if one.has_credit() and self._next(one) is entry
             ]
-            if takers:
-                taker = min(takers, key=lambda one: preference(one, one.number))
+            if receivers:
+                receiver = min(receivers, key=lambda one: preference(one, one.number))
                 take(entry)
-                self._give(entry, taker)
+                self._give(entry, receiver)
             else:
                 # Subscriptions of one connection share its room.
                 self._ask_again(queue, bidder)
 
-    def _give(self, entry: Entry, taker: Consumer) -> None:
+    def _give(self, entry: Entry, receiver: Consumer) -> None:
         queue = entry.lane.queue
-        if queue.watcher is None or self._scans.of(taker, queue) is None:
+        if queue.watcher is None or self._scans.of(receiver, queue) is None:
             self._lanes[entry.lane] = None
-        self._dispatcher.give(entry, taker, self._deliveries)
+        self._dispatcher.give(entry, receiver, self._deliveries)
         entries, getters = self._given.setdefault(queue, ([], []))
         entries.append(entry)
-        getters.append(taker.number)
+        getters.append(receiver.number)
         if entry.group:
             # What is being committed of it may be another's now.
             self._limits.clear()
         self._look_at(queue)
         self._ask_queue(queue)
-        for wildcard in self._takers.get(queue, NOBODY).wildcards:
+        for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
             self._ask(wildcard)
 
     def _ask_again(self, queue: Queue, bidder: Queue | Wildcard) -> None:
@@ -163,11 +165,11 @@ class WildcardDispatch:
 
     def _express(self) -> None:
         for queue in list(self._wildcards.expressive):
-            takers = self._takers.get(queue, NOBODY)
-            if not any(consumer.has_express for consumer in takers.consumers):
+            receivers = self._receivers.get(queue, NO_RECEIVERS)
+            if not any(consumer.has_express for consumer in receivers.consumers):
                 del self._wildcards.expressive[queue]
             elif not queue.is_paused:
-                consumers = takers.all() if takers.exclusive is None else [takers.exclusive]
+                consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
                 choosing = self._choosing_of(queue)
                 choosing.last = None
                 choosing.express(consumers, self._give)
@@ -186,13 +188,13 @@ class WildcardDispatch:
         """What is next for those who take from this queue alone?"""
         self._best[queue] = None
         firsts = self._firsts[queue] = {}
-        takers = self._takers.get(queue, NOBODY)
-        if queue.is_paused or not takers.consumers:
+        receivers = self._receivers.get(queue, NO_RECEIVERS)
+        if queue.is_paused or not receivers.consumers:
             return
         choosing = self._choosing_of(queue)
         choosing.last = None
-        for consumer in takers.consumers:
-            if consumer.has_credit() and takers.exclusive in (None, consumer):
+        for consumer in receivers.consumers:
+            if consumer.has_credit() and receivers.exclusive in (None, consumer):
                 entry = choosing.first_for(consumer)
                 if entry is not None:
                     firsts[consumer] = entry
@@ -224,9 +226,9 @@ class WildcardDispatch:
 
     def _look_at(self, queue: Queue) -> None:
         """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
-        takers = self._takers.get(queue, NOBODY)
-        for wildcard in takers.wildcards:
-            is_over = queue.is_paused or takers.exclusive not in (None, wildcard)
+        receivers = self._receivers.get(queue, NO_RECEIVERS)
+        for wildcard in receivers.wildcards:
+            is_over = queue.is_paused or receivers.exclusive not in (None, wildcard)
             choosing = self._choosing_of(queue)
             for lane in queue.lanes:
                 rank = lane.rank
@@ -290,7 +292,7 @@ class WildcardDispatch:
         queue = lane.queue
         if entry.batch <= self._ledger.committed or queue not in wildcard.queues:
             return False
-        if queue.is_paused or self._takers.get(queue, NOBODY).exclusive not in (None, wildcard):
+        if queue.is_paused or self._receivers.get(queue, NO_RECEIVERS).exclusive not in (None, wildcard):
             return False
         message = entry.message
         if wildcard.selector is not None and message is not None and not wildcard.selector.matches(message):

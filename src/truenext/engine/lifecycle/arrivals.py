@@ -86,7 +86,7 @@ class Arrivals:
         if group:
             entry.group = group
             if not queue.has_groups:
-                self._selections.begin_groups(queue)
+                self._selections.start_groups(queue)
         if contents is not NONE:
             if is_stored:
                 entry.content = contents.persistent

@@ -95,7 +95,7 @@ class Outcomes:
             self._resident.left_memory(entry)
             return
         has_failed = reason is not Reason.RELEASED
-        entry.is_begun = False
+        entry.is_started = False
         if has_failed:
             entry.attempts += 1
             entry.was_lost = reason is Reason.LOST

@@ -150,7 +150,7 @@ def lower_horizon(lane: Lane) -> Entry:
     return entry
 
 
-def begins_uncommitted(lane: Lane, committed: int) -> bool:
+def starts_uncommitted(lane: Lane, committed: int) -> bool:
     """Of a lane that has no head and something in `recent` alone: is its first message not visible yet?
 
     What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
@@ -164,7 +164,7 @@ def begins_uncommitted(lane: Lane, committed: int) -> bool:
 def take_in_recent(lane: Lane) -> None:
     """Nothing above the horizon has left memory: the lane is whole again."""
     if lane.arrived is NO_ENTRIES:
-        lane.begin_arrived()
+        lane.allocate_arrived()
     lane.arrived.extend(lane.recent)
     lane.recent = NO_ENTRIES
     lane.unread = 0
@@ -187,7 +187,7 @@ def take_in(lane: Lane, page: list[Entry], left_out: int, up_to: int, as_of: int
     come = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
     if page or not_in_page:
         if lane.arrived is NO_ENTRIES:
-            lane.begin_arrived()
+            lane.allocate_arrived()
         lane.arrived.extend(come)
     lane.unread -= len(page) + len(not_in_page) + left_out
     lane.horizon = up_to

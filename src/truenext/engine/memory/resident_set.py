@@ -1,7 +1,7 @@
 """Which messages are in memory: all that come and go are counted here, one by one.
 
 What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
-lane leaves by itself once it is durable (`free_durable`). What leaves because memory is short: relief.py
+lane leaves by itself once it is durable (`free_durable`). What leaves because memory is short: eviction.py
 """
 
 from __future__ import annotations
@@ -163,14 +163,14 @@ class ResidentSet:
         if lane.horizon == WHOLE:
             arrived = lane.arrived
             if arrived is NO_ENTRIES:
-                arrived = lane.begin_arrived()
+                arrived = lane.allocate_arrived()
             arrived.append(entry)
             return
         # Above the horizon nothing may be that the store does not get.
         if entry.stored is None:
             put(self._ledger.batch, entry)
         lane.unread += 1
-        (lane.recent or lane.begin_recent()).append(entry)
+        (lane.recent or lane.allocate_recent()).append(entry)
         memory.leaving += size
         self.with_recent[lane] = None
 

@@ -44,7 +44,7 @@ class Spilling:
         self._progress: dict[Session, tuple[Progress, int]] = {}
         """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
 
-    def begin(self, queue: Queue) -> None:
+    def start(self, queue: Queue) -> None:
         """Something of a subscription is about to leave memory."""
         number = self._numbers.new()
         # No name had this sequence before.

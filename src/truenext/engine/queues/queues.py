@@ -383,7 +383,7 @@ class Queues:
 
     def may_go(self, queue: Queue) -> bool:
         """It remembers nothing, and nobody has or wants anything of it."""
-        if queue.is_needed or remembers(queue) or self._clients.takers_of(queue).consumers:
+        if queue.is_needed or remembers(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
             self.is_promised(queue)

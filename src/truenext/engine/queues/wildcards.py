@@ -32,9 +32,9 @@ class Wildcards(Work):
     """All of them, and what of their queues is being committed."""
 
     __slots__ = (
-        "_begun",
         "_clients",
         "_consumers",
+        "_current",
         "_events",
         "_ledger",
         "_left",
@@ -63,7 +63,7 @@ class Wildcards(Work):
         self.joining: dict[Wildcard, int] = {}
         """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
         other does."""
-        self._begun: Wildcard | None = None
+        self._current: Wildcard | None = None
         """The one whose turn it is, if it has begun."""
         self._left: list[Queue] = []
         """Queues that were there when it had, at which it is still to look."""
@@ -100,8 +100,8 @@ class Wildcards(Work):
     def step(self) -> tuple[()]:
         """Look at some of the queues that somebody has to join."""
         wildcard = next(iter(self.joining))
-        if wildcard is not self._begun:
-            self._begun, self._left = wildcard, list(self._queues.values())
+        if wildcard is not self._current:
+            self._current, self._left = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
         some = self._left[-JOIN_PIECE:]
         del self._left[-JOIN_PIECE:]
@@ -126,8 +126,8 @@ class Wildcards(Work):
     def _end_joining(self, wildcard: Wildcard) -> None:
         wildcard.is_joining = False
         wildcard.memory.queues -= self.joining.pop(wildcard, 0)
-        if wildcard is self._begun:
-            self._begun, self._left = None, []
+        if wildcard is self._current:
+            self._current, self._left = None, []
 
     def made(self, queue: Queue) -> None:
         """There is a new queue; nothing is in it."""
@@ -141,12 +141,12 @@ class Wildcards(Work):
         self._ledger.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)
         for queue in wildcard.queues:
-            if len(self._clients.takers_of(queue).wildcards) > 1:
+            if len(self._clients.receivers_of(queue).wildcards) > 1:
                 queue.memory.queues -= JOIN_BYTES
 
     def gone(self, queue: Queue) -> None:
         """A queue has gone in which nothing was."""
-        wildcards = self._clients.takers_of(queue).wildcards
+        wildcards = self._clients.receivers_of(queue).wildcards
         for wildcard in wildcards:
             self._events.unsubscribed(wildcard, queue)
             wildcard.left_queue(queue)

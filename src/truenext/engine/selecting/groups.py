@@ -52,8 +52,8 @@ class Groups:
         "_memory",
         "_places",
         "owners",
-        "resting",
         "size",
+        "suspended",
         "times_freed",
         "times_owned",
     )
@@ -66,7 +66,7 @@ class Groups:
         """Bytes that are counted for the owned ones."""
         self.owners: dict[str, Consumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
-        self.resting: dict[Consumer, tuple[int, int]] = {}
+        self.suspended: dict[Consumer, tuple[int, int]] = {}
         """Those of the owners that rest, with how much they and their transactions had when that was last looked at."""
         self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
@@ -106,26 +106,26 @@ class Groups:
             self._count(-group_size(group))
             self._freed(group)
 
-    def rests(self, consumer: Consumer, queue: Queue) -> None:
+    def suspend(self, consumer: Consumer, queue: Queue) -> None:
         """It gets nothing until `woke`: what it and its transactions have nothing of is free. The groups are of this
         queue."""
-        self.resting[consumer] = _NEVER_LOOKED
-        self.free_what_rests(queue)
+        self.suspended[consumer] = _NEVER_LOOKED
+        self.free_groups_of_suspended(queue)
 
     def woke(self, consumer: Consumer, queue: Queue) -> None:
         # What became free while it rested is free, though nobody has looked since.
-        self.free_what_rests(queue)
-        self.resting.pop(consumer, None)
+        self.free_groups_of_suspended(queue)
+        self.suspended.pop(consumer, None)
 
-    def free_what_rests(self, queue: Queue) -> None:
+    def free_groups_of_suspended(self, queue: Queue) -> None:
         """To be called before a message of this queue, whose groups these are, is given to anybody."""
-        for consumer, seen in self.resting.items():
+        for consumer, seen in self.suspended.items():
             session = consumer.session
             # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
             now = (len(consumer.held), session.transactions.ended)
             if now == seen:
                 continue
-            self.resting[consumer] = now
+            self.suspended[consumer] = now
             owned = [group for group, owner in self.owners.items() if owner is consumer]
             if owned:
                 holders: list[Holder] = [consumer, *session.transactions.answering]
@@ -137,7 +137,7 @@ class Groups:
 
     def left(self, consumer: Consumer) -> None:
         """A consumer has ended: its groups are free."""
-        self.resting.pop(consumer, None)
+        self.suspended.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
         for place in self._places():
             place.heads.pop(consumer, None)

@@ -193,7 +193,7 @@ class Scans:
         scans = self._of_many.get(consumer)
         return None if scans is None else scans.get(queue)
 
-    def begin(self, consumer: Consumer, queue: Queue, scan: Scan) -> None:
+    def add(self, consumer: Consumer, queue: Queue, scan: Scan) -> None:
         if consumer.queue is not None:
             self._of_one[consumer] = scan
         else:

@@ -87,7 +87,7 @@ class Selecting:
             self._keyed.add(scan)
             self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
         scan.consumers += 1
-        self.scans_of.begin(consumer, self.queue, scan)
+        self.scans_of.add(consumer, self.queue, scan)
 
     def leave(self, consumer: Consumer) -> None:
         scan = self.scans_of.end(consumer, self.queue)
@@ -128,7 +128,7 @@ class Selecting:
         for lane in queue.lanes:
             lane.end_out_of_turn()
 
-    def begin_groups(self, consumers: Iterable[Consumer]) -> None:
+    def start_groups(self, consumers: Iterable[Consumer]) -> None:
         """All is tested anew, for all consumers: these."""
         queue = self.queue
         self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))

@@ -101,10 +101,10 @@ class Selections(Work):
         selecting.join(consumer, selector)
         self.go_on(selecting)
 
-    def begin_groups(self, queue: Queue) -> None:
+    def start_groups(self, queue: Queue) -> None:
         """A queue has a message of a group, for the first time in this run."""
         selecting = self._of(queue)
-        selecting.begin_groups(self._clients.takers_of(queue).all())
+        selecting.start_groups(self._clients.receivers_of(queue).all())
         self.go_on(selecting)
 
     def _of(self, queue: Queue) -> Selecting:
@@ -138,7 +138,7 @@ class Selections(Work):
         """There is nobody with a selector any more, and nothing of a group; or no queue."""
         selecting = self.of_queue.pop(queue, None)
         if selecting is not None:
-            for consumer in self._clients.takers_of(queue).all():
+            for consumer in self._clients.receivers_of(queue).all():
                 self.scans.end(consumer, queue)
             self._active.pop(selecting, None)
             self._waiting.pop(selecting, None)

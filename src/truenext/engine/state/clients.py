@@ -25,7 +25,7 @@ _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Of all queues from which only wildcards take."""
 
 
-class Takers:
+class Receivers:
     """Of one queue."""
 
     __slots__ = ("consumers", "exclusive", "wildcards")
@@ -44,19 +44,19 @@ class Takers:
         self.exclusive = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
 
 
-NOBODY = Takers()
+NO_RECEIVERS = Receivers()
 """Of all queues that nobody takes from; not to be changed."""
 
 
 class Clients:
-    """All connections, and the takers of all queues."""
+    """All connections, and the receivers of all queues."""
 
     __slots__ = ("_alone", "acknowledgements", "browsing", "dispatches", "last_number", "of_queue", "sessions")
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
         """By their ids."""
-        self.of_queue: dict[Queue, Takers] = {}
+        self.of_queue: dict[Queue, Receivers] = {}
         """Those from which somebody takes."""
         self._alone: dict[Wildcard, tuple[Wildcard]] = {}
         """Each as the only one of a queue."""
@@ -69,37 +69,37 @@ class Clients:
         self.acknowledgements = 0
         """Of consumers with express: says who was the last."""
 
-    def takers_of(self, queue: Queue) -> Takers:
-        return self.of_queue.get(queue, NOBODY)
+    def receivers_of(self, queue: Queue) -> Receivers:
+        return self.of_queue.get(queue, NO_RECEIVERS)
 
     def join(self, consumer: QueueConsumer) -> None:
-        takers = self._begin(consumer.queue)
-        if takers.consumers is _NO_CONSUMERS:
-            takers.consumers = []
-        takers.consumers.append(consumer)
+        receivers = self._receivers_or_new(consumer.queue)
+        if receivers.consumers is _NO_CONSUMERS:
+            receivers.consumers = []
+        receivers.consumers.append(consumer)
         if consumer.is_exclusive:
-            takers.choose_exclusive()
+            receivers.choose_exclusive()
 
     def join_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
-        takers = self._begin(queue)
+        receivers = self._receivers_or_new(queue)
         # Most queues have one, which has many: they share what says so.
         alone = self._alone.setdefault(wildcard, (wildcard,))
-        takers.wildcards = (*takers.wildcards, wildcard) if takers.wildcards else alone
+        receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else alone
         queue.has_wildcards = True
         if wildcard.is_exclusive:
-            takers.choose_exclusive()
+            receivers.choose_exclusive()
 
     def leave(self, consumer: Consumer, queue: Queue) -> None:
         """It takes from this queue no more."""
-        takers = self.of_queue[queue]
+        receivers = self.of_queue[queue]
         if isinstance(consumer, QueueConsumer):
-            takers.consumers.remove(consumer)
+            receivers.consumers.remove(consumer)
         else:
-            takers.wildcards = tuple(one for one in takers.wildcards if one is not consumer)
-            queue.has_wildcards = bool(takers.wildcards)
+            receivers.wildcards = tuple(one for one in receivers.wildcards if one is not consumer)
+            queue.has_wildcards = bool(receivers.wildcards)
         if consumer.is_exclusive:
-            takers.choose_exclusive()
-        if not (takers.consumers or takers.wildcards):
+            receivers.choose_exclusive()
+        if not (receivers.consumers or receivers.wildcards):
             del self.of_queue[queue]
 
     def forget_wildcard(self, wildcard: Wildcard) -> None:
@@ -111,17 +111,17 @@ class Clients:
         self.of_queue.pop(queue, None)
         queue.has_wildcards = False
 
-    def _begin(self, queue: Queue) -> Takers:
-        takers = self.of_queue.get(queue)
-        if takers is None:
-            takers = self.of_queue[queue] = Takers()
-        return takers
+    def _receivers_or_new(self, queue: Queue) -> Receivers:
+        receivers = self.of_queue.get(queue)
+        if receivers is None:
+            receivers = self.of_queue[queue] = Receivers()
+        return receivers
 
     # ---- Who has what ----
 
     def held_of(self, queue: Queue) -> Iterator[Entry]:
         """What consumers have of a queue; not what was acknowledged or refused in open transactions."""
-        for consumer in self.of_queue.get(queue, NOBODY).all():
+        for consumer in self.of_queue.get(queue, NO_RECEIVERS).all():
             yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
     def in_transactions_of(self, queue: Queue) -> Iterator[Entry]:
@@ -141,6 +141,6 @@ class Clients:
 
     def _holders(self, queue: Queue) -> Iterator[Holder]:
         """All that may have something of a queue."""
-        yield from self.of_queue.get(queue, NOBODY).all()
+        yield from self.of_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
             yield from session.transactions.answering

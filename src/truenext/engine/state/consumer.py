@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, Kind
 from truenext.engine.state.holder import Holder
+from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.transaction import OpenTransactions, doomed
 from truenext.engine.state.window import AutoWindow
-from truenext.engine.state.wish import Wish
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.order import RANKS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A member of an enumeration costs more to look up than a name; this one is asked for with every acknowledgement.
 _AUTO = AckMode.AUTO
 
-RESTING = -1
+SUSPENDED_WINDOW = -1
 """The window of a consumer that rests: not even one that holds nothing has credit."""
 
 EXPRESS_MAX = 10
@@ -71,11 +71,11 @@ class Consumer(Subscriber, Holder):
         "mode",
         "number",
         "priority",
+        "pull_request",
         "queue",
         "served_at",
         "service_rank",
         "window",
-        "wish",
     )
 
     queue: Queue | None
@@ -98,7 +98,7 @@ class Consumer(Subscriber, Holder):
         is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
         self.auto = AutoWindow(now_ms) if is_auto else None
         """Decides over its window, if the client has not."""
-        self.wish = Wish() if subscribe.is_pulling else None
+        self.pull_request = PullRequest() if subscribe.is_pulling else None
         """What it has asked for, if it gets nothing else."""
         self.window = _window(subscribe) if self.auto is None else self.auto.size
         """Messages it may hold; of one that pulls, those that it may get included, as of the last dispatch."""
@@ -130,14 +130,14 @@ class Consumer(Subscriber, Holder):
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
 
     @property
-    def rests(self) -> bool:
+    def is_suspended(self) -> bool:
         """It gets nothing until it is woken."""
         return self.awake_window is not None
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         if self.awake_window is None:
             self.awake_window = self.window
-            self.window = RESTING
+            self.window = SUSPENDED_WINDOW
 
     def wake(self, now_ms: int) -> None:
         """May be said of one that does not rest."""
@@ -148,7 +148,7 @@ class Consumer(Subscriber, Holder):
     def restart_auto_window(self, now_ms: int) -> None:
         """That it holds less now says nothing of what it handles."""
         if self.auto is not None:
-            self.auto.begin_anew(now_ms)
+            self.auto.reset(now_ms)
 
     def adjust_window(self, now_ms: int) -> bool:
         """Make of what it answered lately, or asked for, how many it may hold. True if an automatic window changed."""
@@ -162,14 +162,14 @@ class Consumer(Subscriber, Holder):
                 if self.window != auto.size:
                     self.window = auto.size
                     return True
-        elif self.wish is not None:
-            self.window = len(self.held) + self.wish.left
+        elif self.pull_request is not None:
+            self.window = len(self.held) + self.pull_request.remaining
         return False
 
     def stretch_window(self, now_ms: int) -> bool:
         """True if its window was full for so long, and nothing came, that it has more room now."""
         auto = self.auto
-        if auto is None or self.rests or len(self.held) < self.window or not auto.stretch(now_ms):
+        if auto is None or self.is_suspended or len(self.held) < self.window or not auto.stretch(now_ms):
             return False
         self.window = auto.size
         self.service_rank = _service_rank(self.priority, is_stretched=True)

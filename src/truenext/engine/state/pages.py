@@ -65,7 +65,7 @@ class Read:
         self.size_max = size_max
         """Bytes of records, at most, unless the first is larger."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """It is wanted, until `end`."""
 
     def end(self) -> None:
@@ -83,21 +83,21 @@ class Look(Read):
     """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned, which
     remembers meanwhile what leaves it."""
 
-    __slots__ = ("_is_begun",)
+    __slots__ = ("_is_started",)
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         super().__init__(lane, after_sequence, limit, size_max)
-        self._is_begun = False
+        self._is_started = False
 
-    def begin(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
+    def start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
             for lane in self.lanes_looked_at():
                 lane.looks += 1
 
     def end(self) -> None:
-        if self._is_begun:
-            self._is_begun = False
+        if self._is_started:
+            self._is_started = False
             for lane in self.lanes_looked_at():
                 lane.looks -= 1
 

@@ -107,7 +107,7 @@ class Entry(msgspec.Struct, gc=False):
     """Its last dispatch has made its group its consumer's."""
     content: int = 0
     """If not 0: the store has its content once for several queues, under this number."""
-    is_begun: bool = False
+    is_started: bool = False
     """The client has said that it began this dispatch."""
     was_lost: bool = False
     """Its last attempt was a lost connection."""
@@ -192,7 +192,7 @@ class Lane:
         self.queue = queue
         self.rank = key[-1]
         self.arrived = NO_ENTRIES
-        """Not given back in this run, in order of sequence. Whoever appends keeps it so, and says `begin_arrived` to an
+        """Not given back in this run, in order of sequence. Who appends keeps it so, and says `allocate_arrived` to an
         empty one first."""
         self.returned = _NO_PLACES
         """Given back, as a heap by sequence."""
@@ -389,7 +389,7 @@ class Lane:
 
     # ---- Places ----
 
-    def begin_arrived(self) -> deque[Entry]:
+    def allocate_arrived(self) -> deque[Entry]:
         """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
         self.queue.memory.places += PLACES_BYTES
@@ -401,7 +401,7 @@ class Lane:
         self.arrived = NO_ENTRIES
         self.queue.memory.places -= PLACES_BYTES
 
-    def begin_recent(self) -> deque[Entry]:
+    def allocate_recent(self) -> deque[Entry]:
         self.recent = deque()
         return self.recent
 

@@ -71,7 +71,7 @@ class AutoWindow:
             self.answered, self._since_ms = 0, now_ms
         self._answered_ms = now_ms
 
-    def begin_anew(self, now_ms: int) -> None:
+    def reset(self, now_ms: int) -> None:
         """It holds less without having handled anything: what was being measured is no measure."""
         self.answered, self._since_ms = 0, now_ms
         self._sample = 0

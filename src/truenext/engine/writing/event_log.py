@@ -18,7 +18,6 @@ from truenext.checksum import crc32
 from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
 from truenext.events import (
-    BEGINS_FILE,
     BLOCK,
     CHECKSUM,
     CHUNK,
@@ -31,6 +30,7 @@ from truenext.events import (
     PERSISTENT_FLAG,
     PULLING,
     REASONS,
+    STARTS_FILE,
     WITH_BEGUN,
     WITH_EXPRESS,
     WITH_SELECTOR,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Queue
     from truenext.message import Message
 
-_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _BEGUN = (
+_ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _STARTED = (
     int(kind)
     for kind in (
         Kind.ACCEPTED,
@@ -109,11 +109,11 @@ class EventLog:
         self._queue = 0
         self._other = 0
         self._opened_us = 0
-        self._begun: list[Entry] = []
+        self._started: list[Entry] = []
         """What was begun since the open block began, or a little before,"""
-        self._begun_by: list[int] = []
+        self._started_by: list[int] = []
         """the numbers of the consumers,"""
-        self._begun_us = 0
+        self._started_us = 0
         """and when the first of it was."""
         self.entries: list[Entry] = []
         """What the open block is of. Whoever finds it open for its own event may append to it."""
@@ -127,8 +127,8 @@ class EventLog:
 
     def tick(self, now_us: int) -> None:
         """It is so many microseconds since the epoch."""
-        opened_us = self._opened_us if self.entries else self._begun_us
-        if (self.entries or self._begun) and now_us - opened_us > BLOCK_US_MAX:
+        opened_us = self._opened_us if self.entries else self._started_us
+        if (self.entries or self._started) and now_us - opened_us > BLOCK_US_MAX:
             self.end_block()
         self._now_us = now_us
 
@@ -164,19 +164,19 @@ class EventLog:
                 self.acknowledging = queue
             self.entries.extend(entries)
 
-    def begun(self, entry: Entry, consumer: Consumer) -> None:
+    def started(self, entry: Entry, consumer: Consumer) -> None:
         """The client has named the dispatch of a message to this consumer as begun, or has acknowledged or refused it
         inside a transaction; to be told of connections that name what they begin."""
         queue = entry.lane.queue
         if queue.number:
             # A client acknowledges one, and begins the next: what was begun has a block of its own, which is written
             # before the open one. So the open one may tell of nothing but messages that are gone.
-            if self._kind not in (-1, _ACKNOWLEDGED) or (self._begun and self._begun[0].lane.queue is not queue):
+            if self._kind not in (-1, _ACKNOWLEDGED) or (self._started and self._started[0].lane.queue is not queue):
                 self.end_block()
-            if not self._begun:
-                self._begun_us = self._now_us
-            self._begun.append(entry)
-            self._begun_by.append(consumer.number)
+            if not self._started:
+                self._started_us = self._now_us
+            self._started.append(entry)
+            self._started_by.append(consumer.number)
 
     def returned(self, entry: Entry, reason: Reason, cause: str = "") -> None:
         """`cause` is what the consumer says of why it failed."""
@@ -221,7 +221,7 @@ class EventLog:
 
     # ---- What happens rarely ----
 
-    def started(self, *, after_clean_stop: bool) -> None:
+    def run_started(self, *, after_clean_stop: bool) -> None:
         self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
@@ -233,7 +233,7 @@ class EventLog:
 
     def subscribed(self, consumer: Consumer, queue: Queue, *, has_selector: bool) -> None:
         if queue.number:
-            is_pulling = consumer.wish is not None
+            is_pulling = consumer.pull_request is not None
             is_counted = consumer.mode is not AckMode.AUTO and not is_pulling
             mode = (
                 consumer.mode.value
@@ -316,7 +316,7 @@ class EventLog:
     # ---- Handing over ----
 
     def is_empty(self) -> bool:
-        return not self._blocks and not self.entries and not self._begun
+        return not self._blocks and not self.entries and not self._started
 
     def take(self, *, of_batch: bool = False) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
@@ -327,7 +327,7 @@ class EventLog:
             return b""
         flags = OF_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
-            flags |= BEGINS_FILE
+            flags |= STARTS_FILE
             self._file_size = 0
             self.reusable += self._forgotten_in_file
             self._forgotten_in_file = []
@@ -361,8 +361,8 @@ class EventLog:
 
     def end_block(self) -> None:
         """Write down what is in the open block. To be called before messages go of which nothing is told."""
-        if self._begun:
-            self._end_begun()
+        if self._started:
+            self._end_started()
         entries = self.entries
         kind, self._kind = self._kind, -1
         self.accepting = self.acknowledging = None
@@ -390,12 +390,12 @@ class EventLog:
         self.entries = []
         self._add(block + columns, count)
 
-    def _end_begun(self) -> None:
-        entries, self._begun = self._begun, []
-        consumers, self._begun_by = self._begun_by, []
+    def _end_started(self) -> None:
+        entries, self._started = self._started, []
+        consumers, self._started_by = self._started_by, []
         queue = entries[0].lane.queue.number
         columns = _column("Q", [entry.sequence for entry in entries]) + _column("I", consumers)
-        self._add(BLOCK.pack(_BEGUN, 0, len(entries), queue, 0, self._begun_us) + columns, len(entries))
+        self._add(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
 
     def _block_of_one(self, kind: int, entry: Entry) -> bytes:
         """As below, at a third of the cost: one message at a time makes three of these for each."""
@@ -435,7 +435,7 @@ class NoEventLog(EventLog):
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         pass
 
-    def begun(self, entry: Entry, consumer: Consumer) -> None:
+    def started(self, entry: Entry, consumer: Consumer) -> None:
         pass
 
     def _returned(self, entry: Entry, code: int, cause: str = "") -> None:

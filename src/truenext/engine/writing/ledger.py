@@ -207,7 +207,7 @@ class Ledger:
         self.is_awaited = False
         return batch
 
-    def begin_committed(self, batch: Batch) -> None:
+    def start_committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it. To be followed by `end_committed`, once whatever was only
         waiting for that has been settled."""
         assert batch.number > self.committed

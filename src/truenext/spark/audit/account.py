@@ -198,17 +198,21 @@ class Account:
             self.end_idle(at)
         if self.is_paused:
             self.found("premature", event, at, sequence, consumer, detail="paused")
-        taker = self.consumers.get(consumer)
-        if taker is not None:
-            if not self.knows_exclusive and taker.rank is None:
+        receiver = self.consumers.get(consumer)
+        if receiver is not None:
+            if not self.knows_exclusive and receiver.rank is None:
                 self.knows_exclusive = True
                 self.choose_owner()
             owner = self.owner
-            if taker.wish <= 0 or taker.unbegun >= taker.limit or (owner is not None and owner is not taker):
-                self.judge_credit(event, at, sequence, consumer, taker)
-            taker.wish -= 1
-            if not taker.wish:
-                self.weigh(taker)
+            if (
+                receiver.requested <= 0
+                or receiver.unstarted >= receiver.limit
+                or (owner is not None and owner is not receiver)
+            ):
+                self.judge_credit(event, at, sequence, consumer, receiver)
+            receiver.requested -= 1
+            if not receiver.requested:
+                self.weigh(receiver)
         elif self.knows_consumers:
             self.found("stale", event, at, sequence, consumer, detail="dispatched to a consumer that had ended")
         message = self.messages.get(sequence)
@@ -220,7 +224,7 @@ class Account:
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
-        elif message.priority >= 0 and (taker is None or taker.window != SELECTIVE):
+        elif message.priority >= 0 and (receiver is None or receiver.window != SELECTIVE):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
             self.found("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
@@ -235,8 +239,8 @@ class Account:
             self.found("premature", event, at, message, consumer, detail="not due yet")
         message.state = HELD
         message.consumer = consumer
-        message.taker = taker
-        message.is_begun = False
+        message.receiver = receiver
+        message.is_started = False
         message.dispatched_at = at
         message.deliveries += 1
         self.held += 1
@@ -244,11 +248,11 @@ class Account:
             self.firsts += 1
             message.delivery = self.firsts
             message.wait = at - message.visible_at if message.visible_event <= event else 0
-        if taker is not None:
-            taker.held += 1
-            taker.unbegun += 1
-            if taker.held == taker.window:
-                self.weigh(taker)
+        if receiver is not None:
+            receiver.held += 1
+            receiver.unstarted += 1
+            if receiver.held == receiver.window:
+                self.weigh(receiver)
         if self.free and self.waiting:
             self.look(event, at)
 
@@ -256,7 +260,7 @@ class Account:
         """Can it take a message?"""
         is_free = (
             consumer.held < consumer.window
-            and consumer.wish > 0
+            and consumer.requested > 0
             and self.knows_exclusive
             and (self.owner is None or self.owner is consumer)
         )
@@ -270,17 +274,17 @@ class Account:
         for consumer in self.consumers.values():
             self.weigh(consumer)
 
-    def judge_credit(self, event: int, at: int, sequence: int, consumer: int, taker: Consumer) -> None:
+    def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: Consumer) -> None:
         """It has none, or another has the queue, and it gets a message."""
         owner = self.owner
-        if owner is not None and owner is not taker and owner.rank is not None:
+        if owner is not None and owner is not receiver and owner.rank is not None:
             detail = f"although consumer {owner.rank[1]} is exclusive"
-        elif taker.wish <= 0:
+        elif receiver.requested <= 0:
             detail = "more than it had asked for"
-        elif taker.limit <= 0:
+        elif receiver.limit <= 0:
             detail = "while it rested"
         else:
-            detail = f"beyond its window of {taker.limit}"
+            detail = f"beyond its window of {receiver.limit}"
         self.found("uncredited", event, at, sequence, consumer, detail=detail)
 
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
@@ -357,26 +361,26 @@ class Account:
     def let_go(self, message: Message) -> None:
         """Its consumer holds it no longer."""
         self.held -= 1
-        holder = message.taker
+        holder = message.receiver
         if holder is not None and not holder.has_ended:
             holder.held -= 1
-            if not message.is_begun:
-                holder.unbegun -= 1
+            if not message.is_started:
+                holder.unstarted -= 1
             if not holder.is_free:
                 self.weigh(holder)
 
-    def begun(self, event: int, at: int, sequence: int, consumer: int) -> None:
+    def started(self, event: int, at: int, sequence: int, consumer: int) -> None:
         """The client says so, or has acknowledged or refused it inside a transaction."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
-            if message.is_begun:
+            if message.is_started:
                 # Also after its subscription: what a transaction has acknowledged it may still refuse.
                 return
-            message.is_begun = True
-            taker = message.taker
-            if taker is not None:
-                taker.unbegun -= 1
-                if taker.has_ended:
+            message.is_started = True
+            receiver = message.receiver
+            if receiver is not None:
+                receiver.unstarted -= 1
+                if receiver.has_ended:
                     self.found("stale", event, at, message, consumer, detail="begun by a consumer that had ended")
         elif self.knows_consumers and consumer not in self.consumers:
             self.found("stale", event, at, sequence, consumer, detail="begun by a consumer that had ended")
@@ -398,9 +402,9 @@ class Account:
         if back == Back.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
                 self.found("miscount", event, at, message, message.consumer, detail="released")
-        elif back == Back.BEGUN and message.state is HELD and not message.is_begun:
-            taker = message.taker
-            if taker is not None and taker.counts_begun:
+        elif back == Back.STARTED and message.state is HELD and not message.is_started:
+            receiver = message.receiver
+            if receiver is not None and receiver.counts_started:
                 self.found("miscount", event, at, message, message.consumer, detail="not begun")
         message.attempts = attempts
         message.has_known_attempts = True
@@ -419,9 +423,9 @@ class Account:
             self.let_go(message)
             if code == Code.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
-                taker = message.taker
+                receiver = message.receiver
                 # What a transaction has of it, and may acknowledge after that, counts as begun.
-                if taker is not None and taker.has_ended and taker.counts_begun and not message.is_begun:
+                if receiver is not None and receiver.has_ended and receiver.counts_started and not message.is_started:
                     detail = "acknowledged by a consumer that had ended"
                     self.found("stale", event, at, message, message.consumer, detail=detail)
         elif message.state is WAITING or message.state is DELAYED:
@@ -512,7 +516,7 @@ class Account:
         comer = self.consumers[consumer] = Consumer(window, ways)
         if ways & Way.PULLS and window != SELECTIVE:
             # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
-            comer.wish = 0
+            comer.requested = 0
         if comer.has_exact_window:
             comer.limit = window
         if ways & Way.EXCLUSIVE:
@@ -534,7 +538,7 @@ class Account:
     def asked(self, event: int, at: int, consumer: int, count: int) -> None:
         known = self.consumers.get(consumer)
         if known is not None:
-            known.wish = count
+            known.requested = count
             self.weigh(known)
             self.look_again(event, at)
 
@@ -612,7 +616,7 @@ class Account:
         self.waiting_of.clear()
         self.waiting = self.held = 0
 
-    def started(self, event: int, at: int, flags: int, previous_at: int) -> None:
+    def run_started(self, event: int, at: int, flags: int, previous_at: int) -> None:
         self.settle_recovered(at)
         self.end_idle(previous_at)
         self.forget_places()
@@ -643,8 +647,8 @@ class Account:
                 perhaps += 1
             elif not message.is_persistent and not self.start_flags & Start.CLEAN:
                 del messages[message.sequence]
-                self.gone.add(message.sequence, Code.STARTED)
-                self.leave(message, at, HOW_GONE[Code.STARTED])
+                self.gone.add(message.sequence, Code.RUN_STARTED)
+                self.leave(message, at, HOW_GONE[Code.RUN_STARTED])
             elif message.state is PERHAPS or message.visible_event > event:
                 message.state = PERHAPS
                 perhaps += 1

@@ -182,6 +182,6 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 @contextmanager
 def _told(progress: Progress, step: str) -> Iterator[None]:
-    began = time.monotonic()
+    started = time.monotonic()
     yield
-    progress(step, time.monotonic() - began)
+    progress(step, time.monotonic() - started)

@@ -141,6 +141,6 @@ def _tell(step: str, seconds: float) -> None:
 
 @contextmanager
 def _told(step: str) -> Iterator[None]:
-    began = time.monotonic()
+    started = time.monotonic()
     yield
-    _tell(step, time.monotonic() - began)
+    _tell(step, time.monotonic() - started)

@@ -42,8 +42,8 @@ class Code(IntEnum):
     ENDED = 16
     WINDOW = 17
     ASKED = 18
-    BEGUN = 19
-    STARTED = 20
+    STARTED = 19
+    RUN_STARTED = 20
     GAP = 21
     FINISHED = 22
     """The history ends."""
@@ -68,7 +68,7 @@ class Back(IntEnum):
     OTHER = 0
     RELEASED = 1
     """It has not failed."""
-    BEGUN = 2
+    STARTED = 2
     """It has failed, which is said only of what its client had begun, if that names what it begins: its connection was
     lost, or a transaction aborted."""
 
@@ -118,9 +118,9 @@ class Message(msgspec.Struct, gc=False):
     """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
     state: State = State.WAITING
     consumer: int = NO_CONSUMER
-    taker: Consumer | None = None
+    receiver: Consumer | None = None
     """That consumer, if it is known."""
-    is_begun: bool = False
+    is_started: bool = False
     """Its client has said so of the last dispatch."""
     dispatched_at: int = 0
     wait: int | None = None
@@ -145,7 +145,7 @@ class Consumer(msgspec.Struct, gc=False):
     window: int
     """Messages that it may hold, as far as is known; with SELECTIVE it may hold none."""
     ways: Way = NO_WAYS
-    wish: int = UNLIMITED
+    requested: int = UNLIMITED
     """Messages that it has asked for and not got."""
     limit: int = UNLIMITED
     """It gets nothing while it holds so many that are not begun. These are in its window surely: what is acknowledged
@@ -153,21 +153,21 @@ class Consumer(msgspec.Struct, gc=False):
     rank: tuple[int, int] | None = None
     """Consumer priority, negative, and number of one that is exclusive: the lowest has the queue."""
     held: int = 0
-    unbegun: int = 0
+    unstarted: int = 0
     """Those held that are not begun."""
     is_free: bool = False
     """It is counted as one that could take a message."""
     has_ended: bool = False
 
     @property
-    def counts_begun(self) -> bool:
+    def counts_started(self) -> bool:
         """What it has begun is told, so that all else was not."""
         return bool(self.ways & Way.NAMES_BEGUN) and not self.ways & Way.AUTO
 
     @property
     def has_exact_window(self) -> bool:
         """Surely: every change of it is told, and nothing comes beyond it."""
-        return self.counts_begun and self.window != SELECTIVE and not self.ways & (Way.EXPRESS | Way.PULLS)
+        return self.counts_started and self.window != SELECTIVE and not self.ways & (Way.EXPRESS | Way.PULLS)
 
 
 class Finding(msgspec.Struct, gc=False):
@@ -219,5 +219,5 @@ HOW_GONE = {
     Code.MOVED: "moved",
     Code.REMOVED: "removed",
     Code.ENDED: "ended",
-    Code.STARTED: "gone with a crash",
+    Code.RUN_STARTED: "gone with a crash",
 }

@@ -106,9 +106,14 @@ def _enter(
     mores: list[int],
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
-    accepted, dispatched, begun, acknowledged, returned, recovered, last_of_events = map(
+    accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
         int,
-        (*(Code.ACCEPTED, Code.DISPATCHED, Code.BEGUN, Code.ACKNOWLEDGED), Code.RETURNED, Code.RECOVERED, Code.BEGUN),
+        (
+            *(Code.ACCEPTED, Code.DISPATCHED, Code.STARTED, Code.ACKNOWLEDGED),
+            Code.RETURNED,
+            Code.RECOVERED,
+            Code.STARTED,
+        ),
     )
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, more in zip(
         accounts,
@@ -134,8 +139,8 @@ def _enter(
             account.dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
             account.end(event, at, sequence, Code.ACKNOWLEDGED)
-        elif code == begun:
-            account.begun(event, at, sequence, consumer)
+        elif code == started:
+            account.started(event, at, sequence, consumer)
         elif code == returned:
             account.returned(event, at, sequence, number, more)
         else:
@@ -179,8 +184,8 @@ def _enter_rare(
             account.delayed(event, at, sequence, number, more, is_holding=code == Code.HOLDING)
         case Code.ENDED:
             account.queue_ended(event, at)
-        case Code.STARTED:
-            account.started(event, at, number, visible_at)
+        case Code.RUN_STARTED:
+            account.run_started(event, at, number, visible_at)
         case Code.GAP:
             account.gap()
         case Code.FINISHED:

@@ -44,7 +44,7 @@ CODES = {
     "ended": Code.ENDED,
     "window": Code.WINDOW,
     "asked": Code.ASKED,
-    "begun": Code.BEGUN,
+    "begun": Code.STARTED,
 }
 WAYS = {
     "auto": Way.AUTO,
@@ -54,7 +54,7 @@ WAYS = {
     EXCLUSIVE: Way.EXCLUSIVE,
 }
 """By what the mode of a consumer has in it."""
-BACK = {"released": Back.RELEASED, "lost": Back.BEGUN, "aborted": Back.BEGUN}
+BACK = {"released": Back.RELEASED, "lost": Back.STARTED, "aborted": Back.STARTED}
 """By what the reason of a return begins with."""
 
 
@@ -214,7 +214,7 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         .select(
             F.col("started_event").alias("event"),
             F.col("started_at").alias("at"),
-            F.lit(int(Code.STARTED)).alias("code"),
+            F.lit(int(Code.RUN_STARTED)).alias("code"),
             flags.alias("number"),
             # When the run before was last heard of.
             F.coalesce("previous_at", F.lit(0)).alias("visible_at"),

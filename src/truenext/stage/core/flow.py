@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from truenext.stage.core.beginning import BeginOptions, begin, check_endpoint, check_topic, inherited, state_for
 from truenext.stage.core.codec import EMPTY, check_properties, named
 from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
 from truenext.stage.core.errors import FlowError, Reject
+from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, inherited, start_flow, state_for
 from truenext.stage.core.said import Outgoing, checked_attachments
 from truenext.stage.core.signature import takes
 from truenext.stage.core.stash import Stash, encode_stash
@@ -271,7 +271,7 @@ class Flow:
         reply_to: Endpoint[R, Any] | Topic[R] | None = None,
         reply_state: object = None,
         state: object = None,
-        **options: Unpack[BeginOptions],
+        **options: Unpack[FlowOptions],
     ) -> str:
         """Begin a flow beside this one, in the same transaction: its id. As `Initiation.send`; what is not told is as
         in this flow. People call it `this|trace`, or as this one; with a `!` in front just what follows.
@@ -280,16 +280,16 @@ class Flow:
         """
         check_endpoint(to)
         facts = inherited(self._said, self._now_ms, trace, self._facts, options)
-        return begin(self._said, facts, to, message, reply_to, reply_state, state, options, self.message_id)
+        return start_flow(self._said, facts, to, message, reply_to, reply_state, state, options, self.message_id)
 
-    def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[BeginOptions]) -> str:
+    def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there, in the same transaction. As `send`.
 
         Raises: FlowError
         """
         check_topic(to)
         facts = inherited(self._said, self._now_ms, trace, self._facts, options)
-        return begin(self._said, facts, to, message, None, None, None, options, self.message_id)
+        return start_flow(self._said, facts, to, message, None, None, None, options, self.message_id)
 
     # ---- Later ----
 

@@ -17,7 +17,7 @@ LENGTH: Final = 32
 TIME_LENGTH: Final = 12
 CHANCE_BYTES: Final = (LENGTH - TIME_LENGTH) // 2
 
-_begins_with_time = re.compile(rf"[0-9a-f]{{{TIME_LENGTH}}}").match
+_starts_with_time = re.compile(rf"[0-9a-f]{{{TIME_LENGTH}}}").match
 
 
 def first_id(now_ms: int, chance: bytes) -> str:
@@ -38,4 +38,4 @@ def inbox_id(service: str, queue: str, message_id: str) -> str:
 
 def _made_of(id: str, text: str) -> str:
     digest = blake2b(text.encode(), digest_size=LENGTH // 2).hexdigest()
-    return id[:TIME_LENGTH] + digest[TIME_LENGTH:] if _begins_with_time(id) else digest
+    return id[:TIME_LENGTH] + digest[TIME_LENGTH:] if _starts_with_time(id) else digest

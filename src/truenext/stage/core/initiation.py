@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from truenext.stage.core.beginning import BeginOptions, begin, check_endpoint, check_topic, facts_of
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
+from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, facts_of, start_flow
 from truenext.stage.core.stash import decode_stash
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Initiation:
         reply_to: Endpoint[R, Any] | Topic[R] | None = None,
         reply_state: object = None,
         state: object = None,
-        **options: Unpack[BeginOptions],
+        **options: Unpack[FlowOptions],
     ) -> str:
         """Begin a flow: its id. `trace` is what people call it, such as the order that it is about.
 
@@ -48,16 +48,16 @@ class Initiation:
         """
         check_endpoint(to)
         facts = facts_of(self._said, self._now_ms, trace, None, options)
-        return begin(self._said, facts, to, message, reply_to, reply_state, state, options)
+        return start_flow(self._said, facts, to, message, reply_to, reply_state, state, options)
 
-    def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[BeginOptions]) -> str:
+    def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there: the id of them all.
 
         Raises: FlowError
         """
         check_topic(to)
         facts = facts_of(self._said, self._now_ms, trace, None, options)
-        return begin(self._said, facts, to, message, None, None, None, options)
+        return start_flow(self._said, facts, to, message, None, None, None, options)
 
     def unstash(self, data: bytes) -> Flow:
         """Go on from where `Flow.stash` was called: what is said to this flow is said as by that stage, and sent with

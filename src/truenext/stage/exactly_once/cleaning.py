@@ -35,13 +35,13 @@ class Cleaning:
 
     async def _step(self) -> float:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         try:
             is_more = await self._outbox.clean()
         except DatabaseAway as error:
             _logger.info("rows that were kept for long enough cannot go now", extra={"error": str(error)})
             return LOOK_S
-        return (loop.time() - began) * (1 / SHARE - 1) if is_more else LOOK_S
+        return (loop.time() - started) * (1 / SHARE - 1) if is_more else LOOK_S
 
     async def stop(self) -> None:
         await self._steps.stop()

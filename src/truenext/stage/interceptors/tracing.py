@@ -39,14 +39,14 @@ class Tracing(Interceptor):
         here: Context | None = execution.kept.get(self)
         if here is None:
             # Otherwise it runs again, or the next stage runs in the same transaction: all of that is one span.
-            here = execution.kept[self] = self._begun(execution)
+            here = execution.kept[self] = self._start_span(execution)
         token = contexts.attach(here)
         try:
             yield
         finally:
             contexts.detach(token)
 
-    def _begun(self, execution: Execution) -> Context:
+    def _start_span(self, execution: Execution) -> Context:
         sender = propagate.extract(execution.carrier)
         created = trace.get_current_span(sender).get_span_context()
         span = self._tracer.start_span(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from truenext.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.beginning import InTransaction
     from truenext.stage.sql.database import Database
     from truenext.stage.sql.looking import look
+    from truenext.stage.sql.own_transaction import InTransaction
     from truenext.stage.sql.session import session_type
     from truenext.stage.sql.tables import applied_schema, schema_sql
     from truenext.stage.sql.trouble import trouble_of
@@ -33,7 +33,7 @@ __all__ = [
 
 _HOMES = {
     "Database": "truenext.stage.sql.database",
-    "InTransaction": "truenext.stage.sql.beginning",
+    "InTransaction": "truenext.stage.sql.own_transaction",
     "TaskWork": "truenext.stage.sql.work",
     "ThreadWork": "truenext.stage.sql.work",
     "applied_schema": "truenext.stage.sql.tables",

@@ -22,12 +22,12 @@ from truenext.errors import StoreError
 from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import read_mark
-from truenext.store.layer import causes_said, laid_over, mark_of
 from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
 from truenext.store.salvage.findings import Findings, Kept, Progress, damage_of, described
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import References
+from truenext.store.segment_index import causes_said, laid_over, mark_of
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from truenext.store.salvage.checkpoint import Entry
     from truenext.store.salvage.findings import Finding
 
-_NEVER_MOVED = 1 << 63
+_ANY_SEGMENT = 1 << 63
 
 
 @contextmanager
@@ -110,12 +110,12 @@ class Salvage:
             files.callback(self._checkpoint.close)
             self._overlay = self._laid_over(history_told)
             self._files = files.pop_all()
-        layers = self._overlay.layers
-        self.recovered = laid_over(self._checkpoint.recovered, layers)
+        indexes = self._overlay.indexes
+        self.recovered = laid_over(self._checkpoint.recovered, indexes)
         """Without counts; what is damaged is as in a new store, but that it was not stopped."""
-        self._gone = {key for layer in layers for key in layer.gone}
-        self._marks_of_journal = [layer.marks for layer in reversed(layers) if layer.marks]
-        self._causes_of_journal = [layer.causes for layer in reversed(layers) if layer.causes]
+        self._gone = {key for index in indexes for key in index.gone}
+        self._marks_of_journal = [index.marks for index in reversed(indexes) if index.marks]
+        self._causes_of_journal = [index.causes for index in reversed(indexes) if index.causes]
 
     def close(self) -> None:
         self._files.close()
@@ -146,7 +146,7 @@ class Salvage:
         checkpoint = self._checkpoint
         position = checkpoint.position
         # Without a position any segment may be in the checkpoint already: it then counts as one that is being moved.
-        overlay.moving = position.segment + 1 if position is not None else _NEVER_MOVED
+        overlay.checkpointing = position.segment + 1 if position is not None else _ANY_SEGMENT
         for changes, segment, offset in self._journal.batches(
             position, checkpoint.salt, checkpoint.segment_bytes, history_told
         ):
@@ -187,9 +187,9 @@ class Salvage:
     def _all(self) -> Iterator[Kept]:
         queues = self.recovered.queues
         for kind in KINDS:
-            yield from self._moved(self._checkpoint.messages(kind, queues))
+            yield from self._checkpointed(self._checkpoint.messages(kind, queues))
         if self.damages:
-            yield from self._moved(self._checkpoint.unreached(self._overlay.timer_view().knows))
+            yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().knows))
         for key in self._checkpoint.marks_left():
             if key not in self._gone:
                 self._findings.add(CHECKPOINT, f"{described(key, queues)} has a mark, and is missing")
@@ -203,7 +203,7 @@ class Salvage:
         if self.highest >= limit:
             self._findings.add(CHECKPOINT, f"message {self.highest} is not below the limit {limit}")
 
-    def _moved(self, entries: Iterable[Entry]) -> Iterator[Kept]:
+    def _checkpointed(self, entries: Iterable[Entry]) -> Iterator[Kept]:
         """Messages of the checkpoint, but for what the journal says is gone, or has itself."""
         for entry in entries:
             key = entry.key

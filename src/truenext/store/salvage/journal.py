@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from truenext.store import changes
-from truenext.store.crc import begin_of
+from truenext.store.crc import start_of
 from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
@@ -272,7 +272,7 @@ def _salt(paths: dict[int, Path]) -> int | None:
             end = offset + FRAME.size + size
             if in_segment != segment or end > len(content) or size > FLIP_BYTES_MAX:
                 break
-            found[begin_of(content[offset + CHECKSUM.size : end], checksum)] += 1
+            found[start_of(content[offset + CHECKSUM.size : end], checksum)] += 1
             offset = end
     if not found:
         return None

@@ -1,6 +1,6 @@
 """What does a SEND to /control/ ask to be done for this connection? It is answered by nothing but a RECEIPT.
 
-    begun, credit, wake     headers
+    started, credit, wake   headers
     release                 JSON, for it may name more messages than a header can hold
 
 Source: docs/stomp.md
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from truenext.commands import Begun, Credit, Release, Wake
+from truenext.commands import Credit, Release, Started, Wake
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.question import read_question
@@ -21,20 +21,20 @@ from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, rea
 _QUOTES_BESIDE = 100
 """Those of the fields and of the other values, and some for names that have one."""
 
-Action = Begun | Credit | Release | Wake
+Action = Started | Credit | Release | Wake
 
 
 class _Release(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: list[str]
     keep: list[str] = []
-    rest: bool = False
+    suspend: bool = False
     abort: str | None = None
     count_attempts: Literal["all", "nacked"] = "all"
 
 
-def _begun(frame: Frame) -> Begun:
-    subscription, sequence, dispatch = read_ack_id("begun", required("SEND to /control/begun", frame.headers, "id"))
-    return Begun(subscription, sequence, dispatch)
+def _started(frame: Frame) -> Started:
+    subscription, sequence, dispatch = read_ack_id("started", required("SEND to /control/started", frame.headers, "id"))
+    return Started(subscription, sequence, dispatch)
 
 
 def _credit(frame: Frame) -> Credit:
@@ -63,7 +63,7 @@ def _release(frame: Frame) -> Release:
     names = [read_name("a name in subscriptions", name) for name in asked.subscriptions]
     kept = [read_ack_id("release", text) for text in asked.keep]
     transaction = None if asked.abort is None else read_name("abort", asked.abort)
-    return Release(names, kept, asked.rest, transaction, asked.count_attempts == "all")
+    return Release(names, kept, asked.suspend, transaction, asked.count_attempts == "all")
 
 
 def _too_much() -> RemoteProtocolError:
@@ -74,7 +74,7 @@ def _too_much() -> RemoteProtocolError:
 
 
 ACTIONS: dict[str, Callable[[Frame], Action]] = {
-    "begun": _begun,
+    "started": _started,
     "credit": _credit,
     "release": _release,
     "wake": _wake,

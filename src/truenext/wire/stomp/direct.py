@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from truenext.commands import Ack, Begun, Send
+from truenext.commands import Ack, Send, Started
 from truenext.destination import Destination, Kind, parse
 from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
@@ -32,7 +32,7 @@ from truenext.wire.stomp.shapes import (
 if TYPE_CHECKING:
     from truenext.wire.stomp.frame import Frame
 
-Request = Send | Ack | Begun | tuple[Send | Ack, str]
+Request = Send | Ack | Started | tuple[Send | Ack, str]
 """A command; with the receipt that it asks for, if it does."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
@@ -59,12 +59,12 @@ _FORWARDED = {
 """The same of those that go on with the message, and are read as well. %v is any value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
 """Sequence, dispatch and subscription, within the one group that is written around it."""
-_BEGINS = "truenext-begun"
+_STARTED = "truenext-started"
 _OF_ACK = {
     "id": _ACK_ID,
     "receipt": _OF_THE_HOP["receipt"],
     "transaction": _OF_THE_HOP["receipt"],
-    _BEGINS: _ACK_ID,
+    _STARTED: _ACK_ID,
 }
 _OTHER_OF_ACK = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
@@ -192,33 +192,33 @@ class AckShape:
         self._id = groups["id"]
         self._receipt = groups.get("receipt", 0)
         self._transaction = groups.get("transaction", 0)
-        self._begins = groups.get(_BEGINS, 0)
+        self._started = groups.get(_STARTED, 0)
 
     def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
         match = self.match
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
-        at_receipt, at_transaction, at_begins = self._receipt, self._transaction, self._begins
+        at_receipt, at_transaction, at_started = self._receipt, self._transaction, self._started
         while (found := match(data, start)) is not None:
             start = found.end()
             name = found[at_subscription].decode()
             ack = Ack(name, int(found[at_sequence]))
             if dispatch := found[at_dispatch]:
                 ack.dispatch = int(dispatch[1:])
-            if at_begins:
-                sequence, which, subscription = found.group(at_begins, at_begins + 1, at_begins + 2)
+            if at_started:
+                sequence, which, subscription = found.group(at_started, at_started + 1, at_started + 2)
                 other = name if subscription == found[at_subscription] else subscription.decode()
-                ack.begins = Begun(other, int(sequence), int(which[1:]) if which else 0)
+                ack.started = Started(other, int(sequence), int(which[1:]) if which else 0)
             elif at_transaction:
                 ack.transaction = found[at_transaction].decode()
             into.append((ack, found[at_receipt].decode()) if at_receipt else ack)
         return start
 
 
-class BegunShape:
-    """Reads the SENDs to /control/begun that say nothing else."""
+class StartedShape:
+    """Reads the SENDs to /control/started that say nothing else."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
-        taken = {"destination": b"/control/begun", "id": b"(%b)" % _ACK_ID}
+        taken = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
         character = character_pattern(version, is_ascii=True)
         lines = b"".join(line_pattern(name, taken[name].replace(b"%b", character)) for name in names)
         self.match = header_pattern("SEND", lines, rb"\0")
@@ -229,7 +229,7 @@ class BegunShape:
         while (found := match(data, start)) is not None:
             start = found.end()
             sequence, dispatch, subscription = found.groups()
-            into.append(Begun(subscription.decode(), int(sequence), int(dispatch[1:] or 0)))
+            into.append(Started(subscription.decode(), int(sequence), int(dispatch[1:] or 0)))
         return start
 
 
@@ -249,10 +249,10 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Requ
     if command == "SEND" and _is_read_here(set(names)):
         return SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
-        return BegunShape(version, names)
+        return StartedShape(version, names)
     # Of our own names an ACK has one alone, and not in a transaction.
     own = [name for name in names if name.startswith(OURS)]
-    is_known = not own or (own == [_BEGINS] and "transaction" not in names)
+    is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
         return AckShape(names)

@@ -63,7 +63,7 @@ _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
-    "ACK": ("truenext-begun",),
+    "ACK": ("truenext-started",),
     "NACK": ("truenext-delay", "truenext-reject", CAUSE),
     "COMMIT": (*_NUMBERED, "truenext-count-attempts"),
     "ABORT": ("truenext-count-attempts",),
@@ -204,7 +204,7 @@ TABLE: Mapping[str, Mapping[To, Rule]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SubscribeOptions:
     """What a SUBSCRIBE asks for."""
 
     window: int | None
@@ -219,9 +219,9 @@ class Wishes:
     """The name of the durable subscription; None is none."""
 
 
-def wishes(
+def parse_subscribe_options(
     headers: Mapping[str, str], options: Mapping[str, str], destination: Destination, subscription: str
-) -> Wishes:
+) -> SubscribeOptions:
     """What the headers of a SUBSCRIBE ask for, and the options behind its destination.
 
     Raises: RemoteProtocolError if some of that is not done, or two of them disagree.
@@ -260,7 +260,7 @@ def wishes(
         )
     if window and is_pulling:
         raise RemoteProtocolError(f"truenext-pull and {_first(said, WINDOW)} of {window} disagree; say one of them")
-    return Wishes(
+    return SubscribeOptions(
         window=window,
         is_pulling=is_pulling,
         priority=_agreed(said, PRIORITY, _consumer_priority) or 0,
@@ -337,7 +337,7 @@ def cause_of(headers: Mapping[str, str]) -> str:
     return cause
 
 
-def nack_wishes(headers: Mapping[str, str]) -> tuple[int | None, bool]:
+def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     """In how many milliseconds a NACK wants the next try, None as the policy says, and whether it wants none at all.
 
     Raises: RemoteProtocolError if there is no such delay, or two headers disagree.

@@ -9,9 +9,9 @@ from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OURS
 from truenext.wire.stomp.values import read_boolean, read_number
 
-_ROUNDS, _BEGUN, _KEEP_OPEN = "truenext-rounds", "truenext-begun", "truenext-keep-open"
+_ROUNDS, _STARTED, _KEEP_OPEN = "truenext-rounds", "truenext-started", "truenext-keep-open"
 _CONNECTION, _SECRET, _BLAMELESS = "truenext-connection", "truenext-secret", "truenext-blameless"
-OF_CONNECT = (_ROUNDS, _BEGUN, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
+OF_CONNECT = (_ROUNDS, _STARTED, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
 _SECRET_DIGITS = 32
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -47,7 +47,7 @@ def _login(headers: Mapping[str, str]) -> Login:
         raise RemoteProtocolError(f"{_BLAMELESS} needs {_SECRET}")
     return Login(
         has_rounds=_flag(headers, _ROUNDS),
-        names_begun=_flag(headers, _BEGUN),
+        names_begun=_flag(headers, _STARTED),
         keeps_open=_flag(headers, _KEEP_OPEN),
         number=number,
         secret=secret,

@@ -15,15 +15,15 @@ _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b
 _ANY = None
 """Any byte."""
 
-_Beginning = tuple[int | None, ...]
-_Beginnings = tuple[tuple[str, _Beginning], ...]
+_Prefix = tuple[int | None, ...]
+_Prefixes = tuple[tuple[str, _Prefix], ...]
 
-_OF_BOTH: _Beginnings = (
+_OF_BOTH: _Prefixes = (
     ("AMQP", tuple(b"AMQP")),
     # A WIREFORMAT_INFO behind its length, which is small.
     ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
 )
-_OF_CLIENTS: _Beginnings = (
+_OF_CLIENTS: _Prefixes = (
     *_OF_BOTH,
     ("TLS", (0x16, 0x03)),
     # Behind CONNECT, which STOMP has as well, STOMP has a line end.
@@ -36,7 +36,7 @@ _OF_CLIENTS: _Beginnings = (
         for name in (b"MQTT", b"MQIsdp")
     ),
 )
-_OF_SERVERS: _Beginnings = (
+_OF_SERVERS: _Prefixes = (
     *_OF_BOTH,
     # An alert: CONNECT is no ClientHello.
     ("TLS", (0x15, 0x03)),
@@ -54,9 +54,9 @@ _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 class Opening:
     """Keeps the first bytes of a peer until they tell its protocol."""
 
-    def __init__(self, beginnings: _Beginnings, other: Callable[[str], OtherProtocolError]) -> None:
+    def __init__(self, prefixes: _Prefixes, other: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""
-        self._beginnings = beginnings
+        self._prefixes = prefixes
         self._other = other
 
     def receive(self, data: bytes) -> bytes | None:
@@ -66,9 +66,9 @@ class Opening:
         """
         self._data = data = self._data + data
         may_be_other = False
-        for protocol, beginning in self._beginnings:
-            if all(byte is _ANY or byte == came for byte, came in zip(beginning, data, strict=False)):
-                if len(data) >= len(beginning):
+        for protocol, prefix in self._prefixes:
+            if all(byte is _ANY or byte == came for byte, came in zip(prefix, data, strict=False)):
+                if len(data) >= len(prefix):
                     raise self._other(protocol)
                 may_be_other = True
         return None if may_be_other else data

@@ -103,7 +103,7 @@ class Replies:
         """The frame that tells a browser that this was all, as ActiveMQ's."""
         return self._encode_end(subscription, destination, "browser:end\n")
 
-    def encode_end_of_wish(
+    def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
         """The frame that tells a client that pulls how many messages of what it has asked for have not come."""

@@ -13,7 +13,6 @@ from truenext.commands import (
     Ack,
     AckMode,
     Begin,
-    Begun,
     Browse,
     Command,
     Commit,
@@ -21,6 +20,7 @@ from truenext.commands import (
     Disconnect,
     Nack,
     Send,
+    Started,
     Subscribe,
     Unsubscribe,
 )
@@ -45,7 +45,14 @@ from truenext.selector import selector
 from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.headers import OURS, cause_of, counts_all, durable_name, nack_wishes, wishes
+from truenext.wire.stomp.headers import (
+    OURS,
+    cause_of,
+    counts_all,
+    durable_name,
+    parse_nack_options,
+    parse_subscribe_options,
+)
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
@@ -213,8 +220,8 @@ class Requests:
                 f"{address} is to browse; to use it subscribe to its topic, durable", Code.DESTINATION
             )
         subscription = self._subscription_id(frame)
-        asked = wishes(headers, options, destination, subscription)
-        durable = self._durable_key(asked.durable)
+        requested = parse_subscribe_options(headers, options, destination, subscription)
+        durable = self._durable_key(requested.durable)
         if durable and is_browse:
             raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
@@ -232,26 +239,26 @@ class Requests:
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
-        if asked.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
+        if requested.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
             raise RemoteProtocolError(
                 "truenext-pull is for ack:client and client-individual, without truenext-express and browser: the "
                 "subscription gets what it asks for, and answers for it",
                 Code.NOT_SUPPORTED,
             )
-        if asked.is_exclusive and is_browse:
+        if requested.is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
-        wanted = selector(asked.selector) if asked.selector else None
+        wanted = selector(requested.selector) if requested.selector else None
         if is_browse:
             return Browse(subscription, destination, wanted)
         return Subscribe(
             subscription,
             destination,
             mode,
-            asked.window,
-            priority=asked.priority,
-            is_exclusive=asked.is_exclusive,
+            requested.window,
+            priority=requested.priority,
+            is_exclusive=requested.is_exclusive,
             has_express=has_express,
-            is_pulling=asked.is_pulling,
+            is_pulling=requested.is_pulling,
             selector=wanted,
             durable=durable,
         )
@@ -302,20 +309,20 @@ class Requests:
     def _ack(self, frame: Frame) -> Ack:
         subscription, sequence, dispatch = self._acknowledged(frame)
         ack = Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
-        next_one = frame.headers.get("truenext-begun")
+        next_one = frame.headers.get("truenext-started")
         if next_one is not None:
             if ack.transaction is not None:
                 raise RemoteProtocolError(
-                    "truenext-begun on an ACK inside a transaction: what that acknowledges was begun; leave it out"
+                    "truenext-started on an ACK inside a transaction: what that acknowledges was begun; leave it out"
                 )
-            ack.begins = Begun(*read_ack_id("truenext-begun", next_one))
+            ack.started = Started(*read_ack_id("truenext-started", next_one))
         return ack
 
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
         subscription, sequence, dispatch = self._acknowledged(frame)
-        delay_ms, is_rejected = nack_wishes(frame.headers)
+        delay_ms, is_rejected = parse_nack_options(frame.headers)
         return Nack(
             subscription,
             sequence,

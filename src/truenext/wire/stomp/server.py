@@ -7,7 +7,7 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 from operator import length_hint
 
-from truenext.commands import Ack, Begun, Command, Commit, Confirm, InvalidFrame, Login, Send
+from truenext.commands import Ack, Command, Commit, Confirm, InvalidFrame, Login, Send, Started
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
@@ -91,7 +91,7 @@ class StompServer:
             self._frames += len(read)
             self._left = left = iter(read)
             for frame in left:
-                if type(frame) is Send or type(frame) is Ack or type(frame) is Begun:
+                if type(frame) is Send or type(frame) is Ack or type(frame) is Started:
                     self.receipt_in_question = None
                     if not steady:
                         self._check(frame)
@@ -156,7 +156,7 @@ class StompServer:
         self._refused = self.place
         return self._refused
 
-    def _check(self, command: Send | Ack | Begun) -> None:
+    def _check(self, command: Send | Ack | Started) -> None:
         """Raises: RemoteProtocolError if its frame may not come now."""
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 

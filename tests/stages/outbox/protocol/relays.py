@@ -280,7 +280,7 @@ class Relays(Workers):
         known = state[at.memory[process] + producer]
         if not self.is_free(known):
             return
-        unnumbered = sum(1 << unit for unit in at.begun if state[at.row + unit] == UNNUMBERED)
+        unnumbered = sum(1 << unit for unit in at.started if state[at.row + unit] == UNNUMBERED)
         if not unnumbered or self.is_locked(state, producer):
             return
         number = known - FREE + 1

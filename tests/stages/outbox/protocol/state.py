@@ -74,7 +74,7 @@ class Bounds(NamedTuple):
     """How much there is, and how often what goes wrong."""
 
     messages: int = 1
-    begun: int = 0
+    started: int = 0
     """Units that programs begin."""
     cuts: int = 0
     """Connections to the broker that are lost in a transaction."""
@@ -102,8 +102,8 @@ class Layout:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.messages = range(bounds.messages)
-        self.units = range(bounds.messages + bounds.begun)
-        self.begun = range(bounds.messages, bounds.messages + bounds.begun)
+        self.units = range(bounds.messages + bounds.started)
+        self.started = range(bounds.messages, bounds.messages + bounds.started)
         self.producers = range(bounds.producers)
         self._size = 0
         # The broker.
@@ -143,7 +143,7 @@ class Layout:
         first: Draft = [0] * self._size
         for message in self.messages:
             first[self.message + message] = READY
-        for unit in self.begun:
+        for unit in self.started:
             first[self.row + unit] = UNNUMBERED
         # A broker that knows a producer no more shows only when that was used before.
         used = 1 if bounds.restores else 0

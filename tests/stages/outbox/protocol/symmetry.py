@@ -35,9 +35,9 @@ class Renaming(NamedTuple):
 def renamings(layout: Layout) -> list[Renaming]:
     """All but the one that changes nothing."""
     found = []
-    ways = product(permutations(PROCESSES), permutations(layout.messages), permutations(layout.begun))
-    for processes, messages, begun in ways:
-        units = (*messages, *begun)
+    ways = product(permutations(PROCESSES), permutations(layout.messages), permutations(layout.started))
+    for processes, messages, started in ways:
+        units = (*messages, *started)
         sets = [sum(1 << to for unit, to in enumerate(units) if each >> unit & 1) for each in range(1 << len(units))]
         found.append(Renaming(processes, units, (*processes, *layout.producers[2:]), sets))
     return found[1:]

@@ -211,7 +211,7 @@ class Workers(Rules):
         if any(self.is_free(each) for each in memory):
             return
         if READY not in state[at.message : at.message + len(at.messages)] and not any(
-            state[at.row + unit] == 1 for unit in at.begun
+            state[at.row + unit] == 1 for unit in at.started
         ):
             return
         names = self.new_producers(state)

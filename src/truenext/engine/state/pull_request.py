@@ -1,13 +1,13 @@
 """How many messages a subscription that pulls has asked for and not got. Source: docs/contract.md, "Pulling" """
 
 
-class Wish:
+class PullRequest:
     """One for each subscription that pulls, whether it has asked for anything or not."""
 
-    __slots__ = ("correlation", "left", "waits")
+    __slots__ = ("correlation", "remaining", "waits")
 
     def __init__(self) -> None:
-        self.left = 0
+        self.remaining = 0
         """Messages that were asked for and have not come."""
         self.waits = True
         """It stays until all have come; else it ends when none is ready."""

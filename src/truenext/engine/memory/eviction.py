@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 
-RELIEF = 4
+EVICTION_DIVISOR = 4
 """Where a limit is passed a quarter of it is made free: messages leave many at a time."""
 
 
-class Relief:
+class Eviction:
     def __init__(
         self, ledger: Ledger, memory: Memory, resident: ResidentSet, clients: Clients, spilling: Spilling
     ) -> None:
@@ -48,7 +48,7 @@ class Relief:
         self._clients = clients
         self._spilling = spilling
 
-    def relieve(self, queues: Collection[Queue]) -> list[Queue]:
+    def run(self, queues: Collection[Queue]) -> list[Queue]:
         """Make messages leave until the limits are kept; what the store does not have yet joins the gathering batch.
 
         Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a
@@ -66,7 +66,7 @@ class Relief:
                     too_slow.append(queue)
                 continue
             if queue.resident > limit:
-                self._shrink([queue], queue.resident - limit + limit // RELIEF)
+                self._shrink([queue], queue.resident - limit + limit // EVICTION_DIVISOR)
             if queue.resident > limit:
                 self._resident.still_too_large[queue] = None
         memory = self._memory
@@ -79,7 +79,7 @@ class Relief:
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         done: set[Queue] = set()
         for queue in largest_first:
-            needed = memory.excess + memory.limit // RELIEF
+            needed = memory.excess + memory.limit // EVICTION_DIVISOR
             if needed <= 0:
                 return too_slow
             if queue in done or queue.is_reply_queue:
@@ -103,7 +103,7 @@ class Relief:
         """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store:
-                self._spilling.begin(queue)
+                self._spilling.start(queue)
         for rank in reversed(RANKS):
             lanes = _lanes_of(queues, rank)
             needed -= self._lower_horizons(lanes, needed)
@@ -181,7 +181,7 @@ class Relief:
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._resident.left_for_disk(entry, is_known=False)
         else:
-            (lane.recent or lane.begin_recent()).appendleft(entry)
+            (lane.recent or lane.allocate_recent()).appendleft(entry)
             self._memory.leaving += size_of(message)
             self._resident.with_recent[lane] = None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.event_log import EventLog
 
 
-class EndedWish(NamedTuple):
+class EndedPullRequest(NamedTuple):
     """What a client is told of a wish that has ended though not all has come, or was withdrawn."""
 
     consumer: Consumer
@@ -25,80 +25,80 @@ class EndedWish(NamedTuple):
     correlation: str | None
 
 
-class Wishes:
-    __slots__ = ("_events", "ended", "impatient", "open")
+class PullRequests:
+    __slots__ = ("_events", "ended", "no_wait", "open")
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self.open: dict[Consumer, None] = {}
         """Those that have asked for something that has not come."""
-        self.impatient: dict[Queue | Consumer, dict[Consumer, None]] = {}
+        self.no_wait: dict[Queue | Consumer, dict[Consumer, None]] = {}
         """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
-        self.ended: list[EndedWish] = []
+        self.ended: list[EndedPullRequest] = []
         """Those of which the clients are to be told."""
 
-    def began(self, consumer: Consumer) -> None:
+    def add(self, consumer: Consumer) -> None:
         """It has asked for more."""
-        wish = consumer.wish
-        assert wish is not None, "it pulls"
-        self._tell(consumer, wish.left)
+        pull_request = consumer.pull_request
+        assert pull_request is not None, "it pulls"
+        self._tell(consumer, pull_request.remaining)
         self.open[consumer] = None
-        if wish.waits:
-            self._waits(consumer)
+        if pull_request.waits:
+            self._remove_no_wait(consumer)
         else:
-            self.impatient.setdefault(consumer.queue or consumer, {})[consumer] = None
+            self.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     def end(self, consumer: Consumer) -> None:
         """Nothing is ready for it, and its client is told so, behind what was dispatched."""
-        self.ended.append(self.withdrawn(consumer))
+        self.ended.append(self.withdraw(consumer))
 
-    def withdrawn(self, consumer: Consumer) -> EndedWish:
+    def withdraw(self, consumer: Consumer) -> EndedPullRequest:
         """Nothing more comes of what it has asked for."""
-        wish = consumer.wish
-        assert wish is not None, "it pulls"
-        ended = EndedWish(consumer, wish.left, wish.correlation)
+        pull_request = consumer.pull_request
+        assert pull_request is not None, "it pulls"
+        ended = EndedPullRequest(consumer, pull_request.remaining, pull_request.correlation)
         self.forget(consumer)
         return ended
 
     def forget(self, consumer: Consumer) -> None:
         """The same, and its client knows."""
-        wish = consumer.wish
-        if wish is not None:
-            wish.left = 0
+        pull_request = consumer.pull_request
+        if pull_request is not None:
+            pull_request.remaining = 0
             self.open.pop(consumer, None)
             # Else what it acknowledges from here on would look like credit to whoever counts by its window.
             consumer.adjust_window(0)
-            self._waits(consumer)
+            self._remove_no_wait(consumer)
             self._tell(consumer, 0)
 
-    def left(self, consumer: Consumer) -> None:
+    def remove(self, consumer: Consumer) -> None:
         """Its subscription has ended."""
         self.open.pop(consumer, None)
-        self._waits(consumer)
+        self._remove_no_wait(consumer)
 
     def spend(self, deliveries: Mapping[Consumer, list[Entry]]) -> None:
         """This was dispatched."""
         for consumer, entries in deliveries.items():
-            wish = consumer.wish
-            if wish is not None:
-                wish.left -= len(entries)
-                if not wish.left:
+            pull_request = consumer.pull_request
+            if pull_request is not None:
+                pull_request.remaining -= len(entries)
+                if not pull_request.remaining:
                     self.open.pop(consumer, None)
-                    self._waits(consumer)
+                    self._remove_no_wait(consumer)
 
-    def take_ended(self) -> list[EndedWish]:
+    def take_ended(self) -> list[EndedPullRequest]:
         """Those of subscriptions that are still there."""
         ended, self.ended = self.ended, []
         return [one for one in ended if one.consumer.is_subscribed]
 
-    def _waits(self, consumer: Consumer) -> None:
+    def _remove_no_wait(self, consumer: Consumer) -> None:
         """It is none of those whose wish does not wait, or not any more."""
         where = consumer.queue or consumer
-        others = self.impatient.get(where)
+        others = self.no_wait.get(where)
         if others is not None:
             others.pop(consumer, None)
             if not others:
-                del self.impatient[where]
+                del self.no_wait[where]
 
     def _tell(self, consumer: Consumer, count: int) -> None:
         if consumer.queue is not None:

@@ -22,7 +22,7 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 
-class BeginOptions(TypedDict, total=False):
+class FlowOptions(TypedDict, total=False):
     """How a flow is begun."""
 
     interactive: bool
@@ -37,7 +37,7 @@ class BeginOptions(TypedDict, total=False):
     """Seen with its first message alone."""
 
 
-def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: BeginOptions) -> Facts:
+def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: FlowOptions) -> Facts:
     """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
 
     Raises: FlowError
@@ -48,8 +48,8 @@ def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: BeginOpti
     return facts_of(said, now_ms, own, of, options)
 
 
-def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: BeginOptions) -> Facts:
-    unknown = options.keys() - BeginOptions.__annotations__.keys()
+def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: FlowOptions) -> Facts:
+    unknown = options.keys() - FlowOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
     if not isinstance(trace, str) or not trace:
@@ -77,7 +77,7 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Beg
     )
 
 
-def begin(
+def start_flow(
     said: Said,
     facts: Facts,
     to: Endpoint[Any, Any] | Topic[Any],
@@ -85,7 +85,7 @@ def begin(
     reply_to: Endpoint[Any, Any] | Topic[Any] | None,
     reply_state: object,
     state: object,
-    options: BeginOptions,
+    options: FlowOptions,
     parent: str = "",
 ) -> str:
     """Raises: FlowError"""

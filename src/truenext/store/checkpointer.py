@@ -20,8 +20,8 @@ from truenext.batch import NO_CAUSES
 from truenext.errors import StoreError
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.checkpoint_format import Position
-from truenext.store.layer import causes_said
 from truenext.store.overlay import alive
+from truenext.store.segment_index import causes_said
 from truenext.store.trouble import CAUSES, explained
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SEGMENT_MEMORY_MAX = 2_600_000
 """Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB. Where these
 are more, as batches are that large, older segments are moved sooner."""
 
-MOVE_KEYS_MAX = 1000
+TRANSACTION_KEYS_MAX = 1000
 """Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
 
 LOOK_SECONDS = 1.0
@@ -63,8 +63,8 @@ CLEAN_SECONDS = 0.01
 """Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
 
 
-class Mover:
-    """`begin`, `wait`, `is_segment_full` and `let_go` are for other threads."""
+class Checkpointer:
+    """`enable`, `wait`, `is_segment_full` and `let_go` are for other threads."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Mover:
         self._views_in_the_way: set[View] = set()
         """Pages under way that may read the segment that is to be released."""
         self._is_closing = False
-        self.has_begun = False
+        self.is_enabled = False
         """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
         self.failure: StoreError | None = None
         """Why nothing moves any more."""
@@ -113,20 +113,20 @@ class Mover:
         if self._thread is not None:
             self._thread.join()
 
-    def begin(self) -> None:
+    def enable(self) -> None:
         """The first batch is about to be applied."""
         with self._changed:
-            self.has_begun = True
+            self.is_enabled = True
             self._changed.notify_all()
 
     def is_segment_full(self, records: int) -> bool:
         """The newest segment should not get a batch of so many changes."""
-        layers = self._overlay.layers
-        if not layers or layers[-1].segment != self._journal.newest:
+        indexes = self._overlay.indexes
+        if not indexes or indexes[-1].segment != self._journal.newest:
             return False
-        layer = layers[-1]
-        return layer.memory >= SEGMENT_MEMORY_MAX or (
-            layer.records > 0 and layer.records + records > SEGMENT_RECORDS_MAX
+        index = indexes[-1]
+        return index.memory >= SEGMENT_MEMORY_MAX or (
+            index.records > 0 and index.records + records > SEGMENT_RECORDS_MAX
         )
 
     def wait(self) -> None:
@@ -164,14 +164,14 @@ class Mover:
                 self._room.provide()
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: self._is_closing or self._is_move_due() or self._room.is_spare_due,
+                        lambda: self._is_closing or self._is_checkpoint_due() or self._room.is_spare_due,
                         timeout=CLEAN_SECONDS if self._needs_cleaning else LOOK_SECONDS,
                     )
                     if self._is_closing:
                         return
-                    is_due = self._is_move_due()
+                    is_due = self._is_checkpoint_due()
                 if is_due:
-                    self._move(self._journal.segments[0])
+                    self._checkpoint_segment(self._journal.segments[0])
                 elif self._needs_cleaning:
                     self._clean()
         except _Closing:
@@ -187,44 +187,44 @@ class Mover:
                 self.failure = failure
                 self._changed.notify_all()
 
-    def _is_move_due(self) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         segments = self._journal.segments
-        if len(segments) < 2 or not self.has_begun:
+        if len(segments) < 2 or not self.is_enabled:
             return False
         if len(segments) > self._segments_max or self._overlay.memory > self._segments_max * SEGMENT_MEMORY_MAX:
             return True
         return not self._overlay.has_messages(segments[0])
 
-    def _move(self, segment: int) -> None:
+    def _checkpoint_segment(self, segment: int) -> None:
         overlay = self._overlay
         with self._changed:
-            overlay.moving = segment
+            overlay.checkpointing = segment
             held = overlay.held(segment)
-            layers = [layer for layer in overlay.layers if layer.segment <= segment]
-        for layer in layers:
-            gone = iter(layer.gone.items())
-            while keys := list(islice(gone, MOVE_KEYS_MAX)):
+            indexes = [index for index in overlay.indexes if index.segment <= segment]
+        for index in indexes:
+            gone = iter(index.gone.items())
+            while keys := list(islice(gone, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.delete, keys))
             # In order, as many then share a page.
-            timers = iter(sorted(layer.timers.items()))
-            while piece := list(islice(timers, MOVE_KEYS_MAX)):
+            timers = iter(sorted(index.timers.items()))
+            while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
             for messages in self._records(alive(segment, held), are_transient=are_transient):
                 self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
             # Copied: to remove a message takes its mark out of every layer.
-            marks = {key: (mark, NO_CAUSES) for layer in layers for key, mark in layer.marks.items()}
-            said = {key for layer in layers for key in layer.causes}
-            of_layers = [layer.causes for layer in reversed(layers)]
-            with_causes = {key: (marks.pop(key)[0], causes_said(key, of_layers)) for key in said}
+            marks = {key: (mark, NO_CAUSES) for index in indexes for key, mark in index.marks.items()}
+            said = {key for index in indexes for key in index.causes}
+            of_indexes = [index.causes for index in reversed(indexes)]
+            with_causes = {key: (marks.pop(key)[0], causes_said(key, of_indexes)) for key in said}
         for some in _pieces(with_causes):
             self._write(partial(self._checkpoint.put_marks, some))
         self._sync_history()
         position = Position(segment, self._journal.last_frame(segment), self._journal.number)
-        self._write(partial(self._checkpoint.finish, layers, marks, position))
+        self._write(partial(self._checkpoint.finish, indexes, marks, position))
         with self._changed:
-            overlay.drop_layers(segment)
+            overlay.drop_indexes(segment)
             # Those that begin later know nothing of this segment.
             self._views_in_the_way = set(overlay.views)
             self._changed.wait_for(lambda: self._views_in_the_way.isdisjoint(overlay.views))
@@ -240,7 +240,7 @@ class Mover:
         piece: list[tuple[bytes, bytes]] = []
         size = 0
         for key, record in self._read((key, span) for key, span in held if span.is_transient is are_transient):
-            if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX):
+            if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
                 yield piece
                 piece, size = [], 0
             piece.append((key, record))
@@ -255,7 +255,7 @@ class Mover:
 
     def _clean(self) -> None:
         try:
-            self._needs_cleaning = self._checkpoint.clean(MOVE_KEYS_MAX)
+            self._needs_cleaning = self._checkpoint.clean(TRANSACTION_KEYS_MAX)
         except CAUSES as error:
             self._room.expect_no_space(error)
 
@@ -283,7 +283,7 @@ def _pieces(marks: Marks) -> Iterator[Marks]:
     for key, (mark, causes) in marks.items():
         piece[key] = (mark, causes)
         size += sum(len(cause.encode()) for cause in causes)
-        if size >= TRANSACTION_BYTES_MAX or len(piece) >= MOVE_KEYS_MAX:
+        if size >= TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX:
             yield piece
             piece, size = {}, 0
     if piece:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.store.store import Recovered
 
 
-class Layer:
+class SegmentIndex:
     """What one segment says."""
 
     __slots__ = (
@@ -64,9 +64,9 @@ class Layer:
         self.clean_stop: bool | None = None
 
 
-def is_gone(key: bytes, layers: tuple[Layer, ...]) -> bool:
+def is_gone(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:
     """A message of the checkpoint was removed since."""
-    return any(key in layer.gone for layer in layers)
+    return any(key in index.gone for index in indexes)
 
 
 def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
@@ -88,21 +88,21 @@ def causes_said(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
     return said
 
 
-def laid_over(recovered: Recovered, layers: tuple[Layer, ...]) -> Recovered:
+def laid_over(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
     """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
     queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
-    for layer in layers:
-        queues = with_names(queues, layer.queues)
-        paused = with_changes(paused, layer.paused)
-        for name in layer.forgotten_producers:
+    for index in indexes:
+        queues = with_names(queues, index.queues)
+        paused = with_changes(paused, index.paused)
+        for name in index.forgotten_producers:
             producers.pop(name, None)
-        producers.update(layer.producers)
+        producers.update(index.producers)
         recovered = replace(
             recovered,
-            sequence_limit=max(layer.sequence_limit, recovered.sequence_limit),
-            redelivered_below=layer.redelivered_below or recovered.redelivered_below,
-            clean_stop=recovered.clean_stop if layer.clean_stop is None else layer.clean_stop,
+            sequence_limit=max(index.sequence_limit, recovered.sequence_limit),
+            redelivered_below=index.redelivered_below or recovered.redelivered_below,
+            clean_stop=recovered.clean_stop if index.clean_stop is None else index.clean_stop,
         )
     by_use = sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))
     return replace(recovered, queues=queues, paused=paused, producers=dict(by_use))
