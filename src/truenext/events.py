@@ -142,7 +142,7 @@ GAP_EVENTS = 1 << 20
 """Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""
 
 
-def told_by(chunk: bytes) -> tuple[int, int]:
+def chunk_position(chunk: bytes) -> tuple[int, int]:
     """Run and first event of a chunk, by which chunks of one run stand in order."""
     _, _, run, _, first_event = CHUNK.unpack_from(chunk)
     return run, first_event

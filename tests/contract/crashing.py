@@ -32,7 +32,7 @@ from tests.contract.simulated_disk import (
 from tests.contract.test_store import Model, Shared
 from truenext.batch import Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
-from truenext.events import CHUNK, OF_BATCH, told_by
+from truenext.events import CHUNK, OF_BATCH, chunk_position
 from truenext.record import message_key, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
@@ -211,7 +211,7 @@ def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
     most that they may.
     """
     told = may_hold[0].history
-    store.history_told = told_by(told[-1]) if told else None
+    store.last_history_chunk = chunk_position(told[-1]) if told else None
     recovered = store.recover()
     assert_nothing_behind_the_last_frame(store, disk)
     differences = []

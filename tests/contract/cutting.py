@@ -16,7 +16,7 @@ from tests.contract.crashing import chunk
 from tests.contract.damage import wait_for_checkpoints
 from tests.contract.disk import Disk, key
 from truenext.errors import StoreError
-from truenext.events import told_by
+from truenext.events import chunk_position
 from truenext.message import Message
 from truenext.record import encode
 from truenext.store import export as export_module
@@ -109,7 +109,7 @@ def refusal(folder: Path, told: Told = None) -> str:
     store = None
     try:
         store = EmbeddedStore(folder)
-        store.history_told = told
+        store.last_history_chunk = told
         store.recover()
     except StoreError as error:
         for path in segments(folder):
@@ -124,7 +124,7 @@ def refusal(folder: Path, told: Told = None) -> str:
 def findings(folder: Path, told: Told = None) -> list[str]:
     """What `truenext store check` says."""
     found: list[str] = []
-    check(folder, lambda finding: found.append(str(finding)), lambda *_: None, history_told=told)
+    check(folder, lambda finding: found.append(str(finding)), lambda *_: None, last_history_chunk=told)
     return found
 
 
@@ -248,9 +248,9 @@ def a_history_that_tells_more(folder: Path) -> None:
     send(disk, *range(1, 9), history=True)
     send(disk, 9)
     disk.store.close()
-    for silent in (None, told_by(chunk(1)), (2, 100)):
+    for silent in (None, chunk_position(chunk(1)), (2, 100)):
         try_losses(folder, missed={1}, told=silent)
-    try_losses(folder, missed={1, *range(3, 10)}, told=told_by(chunk(8)))
+    try_losses(folder, missed={1, *range(3, 10)}, told=chunk_position(chunk(8)))
 
 
 def a_kill_before_the_first_batch(folder: Path) -> None:

@@ -17,17 +17,17 @@ import lmdb
 from tests.contract import cutting
 from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
 from truenext.errors import StoreError
-from truenext.events import told_by
+from truenext.events import chunk_position
 from truenext.record import CONTENTS
-from truenext.store import checkpoint, embedded, folder, frame, journal, messages_of_kind, missing, views
+from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
 from truenext.store.changes import Changes, Rest, causes_of, decode
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import NUMBER, Position, read_mark
+from truenext.store.checkpoint_format import NUMBER, Position, decode_mark
 from truenext.store.contents import settled
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
 from truenext.store.journal import Journal
-from truenext.store.messages_of_kind import Marks
+from truenext.store.message_tables import Marks
 from truenext.store.overlay import Overlay
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.segment_index import SegmentIndex
@@ -72,11 +72,11 @@ def a_torn_tail_is_not_cleared(patch: "MonkeyPatch") -> None:
 
 
 def a_batch_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> None:
-    patch.setattr(Journal, "_write_last_again", lambda _: None)
+    patch.setattr(Journal, "_rewrite_last", lambda _: None)
 
 
 def a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced(patch: "MonkeyPatch") -> None:
-    patch.setattr(Journal, "_write_last_again", lambda one: os.fsync(one._files[one._newest]))
+    patch.setattr(Journal, "_rewrite_last", lambda one: os.fsync(one._files[one._newest]))
 
 
 # What the checkpoint says of the journal's end
@@ -86,7 +86,7 @@ def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
     append = EmbeddedStore._append
 
     def faulty(one: EmbeddedStore, parts: list[bytes], records: int) -> tuple[int, int]:
-        one._checkpoint.write_down(one._journal.number + 1, 0)
+        one._checkpoint.save_journal_end(one._journal.number + 1, 0)
         return append(one, parts, records)
 
     patch.setattr(EmbeddedStore, "_append", faulty)
@@ -102,34 +102,34 @@ def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
 
 
 def the_end_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
-    write_down = EmbeddedStore._write_down_end
+    write_down = EmbeddedStore._save_journal_end
 
     def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
         if not one._overlay.indexes[-1].clean_stop:
             write_down(one, sequence_limit)
 
-    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
+    patch.setattr(EmbeddedStore, "_save_journal_end", faulty)
 
 
 def the_beginning_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
-    write_down = EmbeddedStore._write_down_end
+    write_down = EmbeddedStore._save_journal_end
 
     def faulty(one: EmbeddedStore, sequence_limit: int) -> None:
         if one._overlay.indexes[-1].clean_stop:
             write_down(one, sequence_limit)
 
-    patch.setattr(EmbeddedStore, "_write_down_end", faulty)
+    patch.setattr(EmbeddedStore, "_save_journal_end", faulty)
 
 
 def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
-    write_down = Checkpoint.write_down
+    write_down = Checkpoint.save_journal_end
 
     def faulty(one: Checkpoint, written: int, sequence_limit: int) -> None:
         # But for the first, which comes with the beginning of a run.
         if sequence_limit <= cutting.FIRST_LIMIT:
             write_down(one, written, sequence_limit)
 
-    patch.setattr(Checkpoint, "write_down", faulty)
+    patch.setattr(Checkpoint, "save_journal_end", faulty)
 
 
 def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
@@ -145,19 +145,19 @@ def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
     def faulty(one: Checkpoint, txn: Any, name: bytes, number: int) -> None:
         one._meta.put(txn, name, NUMBER.pack(number))
 
-    patch.setattr(Checkpoint, "_raise", faulty)
+    patch.setattr(Checkpoint, "_put_if_greater", faulty)
 
 
 def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
-    patch.setattr(embedded, "missing_at_end", lambda *_: "")
+    patch.setattr(embedded, "lost_tail", lambda *_: "")
 
 
 def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvaged_journal, "missing_at_end", lambda *_: "")
+    patch.setattr(salvaged_journal, "lost_tail", lambda *_: "")
 
 
 def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
-    patch.setattr(missing, "told_by", lambda _: (1, 1 << 60))
+    patch.setattr(lost_tail, "chunk_position", lambda _: (1, 1 << 60))
 
 
 class _AnyRun(int):
@@ -168,7 +168,7 @@ class _AnyRun(int):
 
 
 def the_history_of_another_run_accuses(patch: "MonkeyPatch") -> None:
-    patch.setattr(missing, "told_by", lambda chunk: (_AnyRun(), told_by(chunk)[1]))
+    patch.setattr(lost_tail, "chunk_position", lambda chunk: (_AnyRun(), chunk_position(chunk)[1]))
 
 
 def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
@@ -182,11 +182,11 @@ def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
 
 
 def a_segment_of_any_size_passes(patch: "MonkeyPatch") -> None:
-    patch.setattr(Journal, "_expect_size", lambda *_: None)
+    patch.setattr(Journal, "_check_size", lambda *_: None)
 
 
 def a_segment_of_any_size_passes_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvaged_journal, "cut", lambda *_: "")
+    patch.setattr(salvaged_journal, "describe_cut", lambda *_: "")
 
 
 # The move into the checkpoint
@@ -226,14 +226,14 @@ def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
 
     def faulty(one: Overlay, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if one._forget(key) < one.checkpointing:
-                index.gone[key] = is_transient
+            if one._delete(key) < one.checkpointing:
+                index.removed[key] = is_transient
 
     patch.setattr(Overlay, "_remove", faulty)
 
 
 def a_message_is_in_both_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
-    patch.setattr(Overlay, "leave_to_checkpoint", lambda *_: None)
+    patch.setattr(Overlay, "remove_checkpointed", lambda *_: None)
 
 
 def a_mark_does_not_move(patch: "MonkeyPatch") -> None:
@@ -246,14 +246,14 @@ def causes_do_not_move(patch: "MonkeyPatch") -> None:
 
 
 def a_mark_that_moves_takes_the_causes_of_the_one_before_with_it(patch: "MonkeyPatch") -> None:
-    patch.setattr(messages_of_kind, "read_mark", lambda value: (read_mark(value)[0], NO_CAUSES))
+    patch.setattr(message_tables, "decode_mark", lambda value: (decode_mark(value)[0], NO_CAUSES))
 
 
 def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
     def faulty(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
         return next((one[key] for one in causes if key in one), NO_CAUSES)
 
-    patch.setattr(views, "causes_said", faulty)
+    patch.setattr(views, "merge_causes", faulty)
 
 
 def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch") -> None:
@@ -295,7 +295,7 @@ def a_move_begins_before_the_history_was_taken(patch: "MonkeyPatch") -> None:
 
 
 def a_page_of_timers_skips_the_journal(patch: "MonkeyPatch") -> None:
-    patch.setattr(TimerView, "behind", lambda _, after, of_checkpoint: of_checkpoint)
+    patch.setattr(TimerView, "iter_after", lambda _, after, of_checkpoint: of_checkpoint)
 
 
 def a_cleared_timer_comes_back_after_a_move(patch: "MonkeyPatch") -> None:
@@ -335,7 +335,7 @@ def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patc
     def faulty(one: Checkpoint, key: bytes) -> Mark:
         with one._env.begin() as txn:
             mark = one._persistent.marks.get(txn, key)
-        return NO_MARK if mark is None else read_mark(mark)[0]
+        return NO_MARK if mark is None else decode_mark(mark)[0]
 
     patch.setattr(Checkpoint, "mark", faulty)
 

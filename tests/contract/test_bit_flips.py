@@ -17,7 +17,7 @@ import pytest
 
 from tests.contract.damage import Content, Run, Writer, read_all, run_broker, worked_on, write_history
 from truenext.errors import StoreError
-from truenext.history.check import damages
+from truenext.history.check import find_damage
 from truenext.record import LANE_KEY_SIZE, sequence_of
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
@@ -145,7 +145,7 @@ def findings(folder: Path) -> list[str]:
         check(folder, lambda finding: found.append(str(finding)), quiet)
     except StoreError as error:
         found.append(str(error))
-    return found + [what for _, what in damages(folder / "history")]
+    return found + [what for _, what in find_damage(folder / "history")]
 
 
 def exported(folder: Path, new: Path) -> Content | None:

@@ -6,7 +6,7 @@ import pytest
 
 from truenext.errors import ConfigurationError
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.folder import HARMLESS, OURS
+from truenext.store.folder import IGNORED_FILES, OWN_FILES
 
 
 def use(folder: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_folder_that_is_empty_or_not_there_is_used(tmp_path: Path) -> None:
     use(tmp_path / "new" / "folder")
 
 
-@pytest.mark.parametrize("name", sorted(HARMLESS))
+@pytest.mark.parametrize("name", sorted(IGNORED_FILES))
 def test_what_is_harmless_may_be_there(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     use(tmp_path)
@@ -47,7 +47,7 @@ def test_whatever_a_crash_leaves_of_the_first_start_is_used(tmp_path: Path) -> N
     use(tmp_path / "first")
     for each in sorted((tmp_path / "first").iterdir(), key=lambda each: each.stat().st_ctime_ns):
         made.append(each.name)
-    assert set(made) <= OURS
+    assert set(made) <= OWN_FILES
     for count in range(len(made)):
         folder = tmp_path / f"crashed-{count}"
         folder.mkdir()

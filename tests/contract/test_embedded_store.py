@@ -41,14 +41,14 @@ from truenext.record import (
     sequence_of,
 )
 from truenext.store import changes, checkpoint, journal
-from truenext.store.changes import producer_before
+from truenext.store.changes import producer_from_v9
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
-from truenext.store.checkpointer import SEGMENTS_BEHIND_MAX, Checkpointer
+from truenext.store.checkpointer import LAG_SEGMENTS_MAX, Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export
 from truenext.store.journal import Journal
-from truenext.store.messages_of_kind import Marks
+from truenext.store.message_tables import Marks
 from truenext.store.sealed import seal, unseal
 
 
@@ -172,7 +172,7 @@ def as_format_9(patch: pytest.MonkeyPatch) -> None:
 
     changes_encode = changes._encode_rest
     patch.setattr(changes, "_encode_rest", rest_before)
-    patch.setattr(checkpoint, "producer_value", value_before)
+    patch.setattr(checkpoint, "encode_producer", value_before)
 
 
 def format_of(folder: Path, *, becomes: int | None = None) -> int:
@@ -189,7 +189,7 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
 ) -> None:
     """What it knows of producers is numbers of which nobody knows whether SENDs or COMMITs had them."""
     highest = 2**63 - 1
-    before = {"p": producer_before(highest, 10, False), "ä": producer_before(0, 20, True)}
+    before = {"p": producer_from_v9(highest, 10, False), "ä": producer_from_v9(0, 20, True)}
     disk = Disk(kind, tmp_path)
     with monkeypatch.context() as patch:
         as_format_9(patch)
@@ -514,10 +514,10 @@ def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
 
     thread = threading.Thread(target=apply_many)
     thread.start()
-    until(lambda: len(journal_files(tmp_path)) == 1 + SEGMENTS_BEHIND_MAX)
+    until(lambda: len(journal_files(tmp_path)) == 1 + LAG_SEGMENTS_MAX)
     thread.join(0.05)
     assert thread.is_alive()
-    assert len(journal_files(tmp_path)) == 1 + SEGMENTS_BEHIND_MAX
+    assert len(journal_files(tmp_path)) == 1 + LAG_SEGMENTS_MAX
     assert len(sequences(disk.store)) == disk.number - 1
     go_on.set()
     thread.join()
@@ -576,8 +576,8 @@ class Stopped(Exception):
 
 
 @mock.patch.object(Checkpointer, "_checkpoint_segment", or_stand_still(Checkpointer._checkpoint_segment))
-@mock.patch.object(Checkpointer, "_clean", or_stand_still(Checkpointer._clean))
-@mock.patch.object(Checkpointer, "_is_behind", lambda _: False)
+@mock.patch.object(Checkpointer, "_clean_up", or_stand_still(Checkpointer._clean_up))
+@mock.patch.object(Checkpointer, "_is_lagging", lambda _: False)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
@@ -619,7 +619,7 @@ def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
         return call
 
     checkpoint: Any = store._checkpoint
-    for name in ("delete", "put", "finish", "clean"):
+    for name in ("delete", "put", "finish", "delete_old_transients"):
         setattr(checkpoint, name, counted(getattr(checkpoint, name)))
 
 
@@ -681,7 +681,7 @@ def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Pa
 
 def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpointer, "_is_checkpoint_due", lambda _: False)
-    monkeypatch.setattr(Checkpointer, "_is_behind", lambda _: False)
+    monkeypatch.setattr(Checkpointer, "_is_lagging", lambda _: False)
     disk = Disk("checkpointing", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))

@@ -25,11 +25,11 @@ from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, told_by
+from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, chunk_position
 from truenext.events import Kind as EventKind
 from truenext.history import export
 from truenext.history.check import last_batch
-from truenext.history.export import EVENTS, export_all, export_ended, forget_old
+from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_ended
 from truenext.history.exporter import Exporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
@@ -740,7 +740,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
         chunks.append(event_log.take(of_batch=of_batch))
         history.append(chunks[-1])
     history.close()
-    assert told_by(chunks[1]) == (3, 8)
+    assert chunk_position(chunks[1]) == (3, 8)
     assert last_batch_of(tmp_path) == (3, 8)
     # A newer file whose first chunk a crash tore; then one that has a chunk, and none of a batch.
     torn = tmp_path / "000000000000000a.history"
@@ -818,7 +818,7 @@ def test_what_version_4_called_failed_is_still_called_so(tmp_path: Path) -> None
             file.write(struct.pack("<I", crc32(rest)) + rest)
     (tmp_path / "0000000000001000.history").touch()
     list(export_ended(tmp_path))
-    assert [row["reason"] for row in read_parquet(tmp_path / EVENTS) if row["kind"] == "returned"] == ["failed"]
+    assert [row["reason"] for row in read_parquet(tmp_path / EVENTS_FOLDER) if row["kind"] == "returned"] == ["failed"]
 
 
 @pytest.mark.parametrize("version", [3, HISTORY_VERSION + 1])
@@ -868,7 +868,7 @@ def test_a_history_that_finds_the_disk_full_goes_on_with_the_space_it_is_given(
 
     monkeypatch.setattr(os, "write", write_some)
     monkeypatch.setattr(os, "open", open_some)
-    history = History(tmp_path, make_room=refused.append)
+    history = History(tmp_path, on_write_error=refused.append)
     for chunk in told.chunks:
         history.append(chunk)
     history.close()
@@ -887,7 +887,7 @@ def test_a_history_that_is_given_no_space_ends_with_the_full_disk_named(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "write", full)
-    history = History(tmp_path, make_room=lambda _: None)
+    history = History(tmp_path, on_write_error=lambda _: None)
     with pytest.raises(HistoryError, match=r"cannot write the history in .*No space left on device"):
         for chunk in busy(random.Random(1), steps=3).chunks:
             history.append(chunk)
@@ -912,7 +912,7 @@ def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) ->
     *_, growing = history_files(tmp_path)
     assert len(list(export_ended(tmp_path))) > 1
     assert history_files(tmp_path) == [growing]
-    exported = read_parquet(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == long_history.events()[: len(exported)]
     assert exported + read_folder(tmp_path) == long_history.events()
 
@@ -925,7 +925,7 @@ def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> No
     write(tmp_path, told).close()
     (tmp_path / "0000000000001000.history").touch()
     list(export_ended(tmp_path))
-    exported = read_parquet(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == told.events()
     assert Counter(event["kind"] for event in exported)["begun"] == 4
 
@@ -941,7 +941,7 @@ def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -
     write(tmp_path, told).close()
     (tmp_path / "0000000000001000.history").touch()
     list(export_ended(tmp_path))
-    exported = read_parquet(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == told.events()
     said = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
     assert said == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
@@ -952,7 +952,7 @@ def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tm
     before = history_files(tmp_path)
     files = export_all(tmp_path, tmp_path / "rest")
     assert history_files(tmp_path) == before
-    assert read_parquet(tmp_path / EVENTS) + read_parquet(tmp_path / "rest") == long_history.events()
+    assert read_parquet(tmp_path / EVENTS_FOLDER) + read_parquet(tmp_path / "rest") == long_history.events()
     assert len(files) == len(set(files)) == len(before) + 1
 
 
@@ -964,7 +964,7 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
         with pytest.raises(KeyboardInterrupt):
             list(export_ended(tmp_path))
     list(export_ended(tmp_path))
-    assert read_parquet(tmp_path / EVENTS) + read_folder(tmp_path) == long_history.events()
+    assert read_parquet(tmp_path / EVENTS_FOLDER) + read_folder(tmp_path) == long_history.events()
 
 
 def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -978,25 +978,25 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
         told.commit()
     write(tmp_path, told).close()
     list(export_ended(tmp_path))
-    folders = sorted(path.name for path in (tmp_path / EVENTS).iterdir())
+    folders = sorted(path.name for path in (tmp_path / EVENTS_FOLDER).iterdir())
     assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
-    exported = read_parquet(tmp_path / EVENTS)
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == told.events()[: len(exported)]
 
 
 def test_old_history_goes_first_by_age_then_by_size(long_history: Told, tmp_path: Path) -> None:
     list(export_ended(tmp_path))
-    files = sorted((tmp_path / EVENTS).glob("date=*/*.parquet"))
-    day = tmp_path / EVENTS / "date=2999-01-01"
+    files = sorted((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))
+    day = tmp_path / EVENTS_FOLDER / "date=2999-01-01"
     day.mkdir()
     for path in files[2:]:
         path.rename(day / path.name)
     left = sorted(day.iterdir())
-    assert forget_old(tmp_path) == files[:2]
+    assert delete_old_files(tmp_path) == files[:2]
     assert not files[0].parent.exists()
     size = sum(path.stat().st_size for path in left[1:])
-    assert forget_old(tmp_path, bytes_max=size) == left[:1]
-    assert forget_old(tmp_path, bytes_max=0) == left[1:]
+    assert delete_old_files(tmp_path, bytes_max=size) == left[:1]
+    assert delete_old_files(tmp_path, bytes_max=0) == left[1:]
     assert len(history_files(tmp_path)) == 1
 
 
@@ -1045,7 +1045,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
 def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:
     write(tmp_path, busy(random.Random(1))).close()
     assert list(export_ended(tmp_path)) == []
-    assert forget_old(tmp_path, bytes_max=0, days_max=0) == []
+    assert delete_old_files(tmp_path, bytes_max=0, days_max=0) == []
     (path,) = history_files(tmp_path)
     assert sum(1 for _ in chunks_of_file(path)) > 3
 

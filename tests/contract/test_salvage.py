@@ -43,8 +43,8 @@ from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.frame import FRAME, SECTOR, is_flipped
-from truenext.store.lmdb_file import LmdbFile, Tree, metas
+from truenext.store.frame import FRAME, SECTOR, has_flipped_bit
+from truenext.store.lmdb_file import LmdbFile, Tree, read_metas
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
@@ -537,7 +537,7 @@ def rewrite(data: Path, database: str, change: Callable[[lmdb.Transaction[bytes]
 def pages_of(data: Path, database: bytes) -> tuple[int, list[int]]:
     """Root and leaves."""
     path = data / "lmdb/data.mdb"
-    file = LmdbFile(path, metas(path)[0][0], pytest.fail)
+    file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
     tree = next(Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
     leaves = list(dict.fromkeys(leaf.page for leaf in file.walk(tree, "")))
     file.close()
@@ -562,10 +562,10 @@ def first_message(data: Path, database: str = "messages") -> tuple[bytes, bytes]
 
 def test_lmdb_reads_the_same(data: Path) -> None:
     path = data / "lmdb/data.mdb"
-    states, what = metas(path)
+    states, what = read_metas(path)
     assert not what
     file = LmdbFile(path, states[0], pytest.fail)
-    file.read_free()
+    file.read_free_pages()
     trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     assert trees[b"messages"].depth == 3
     assert trees[b"messages"].overflows
@@ -573,8 +573,8 @@ def test_lmdb_reads_the_same(data: Path) -> None:
         for name in DATABASES:
             expected = [*txn.cursor(env.open_db(name, txn=txn))]
             assert [(leaf.key, leaf.value) for leaf in file.walk(trees[name], "")] == expected
-    assert file.knows_free
-    assert file.unused == 0
+    assert file.is_free_list_complete
+    assert file.unreached_pages == 0
     file.close()
 
 
@@ -590,11 +590,11 @@ def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
         seed.shuffle(there)
         gone = [there.pop() for _ in range(seed.randrange(len(there)))]
         checkpoint.delete((name, False) for name in gone)
-        file = LmdbFile(tmp_path / "data.mdb", metas(tmp_path / "data.mdb")[0][0], pytest.fail)
-        file.read_free()
+        file = LmdbFile(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
+        file.read_free_pages()
         trees = [Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
         assert sum(1 for tree in trees for _ in file.walk(tree, "")) >= len(there)
-        assert (file.unused, file.seen) == (0, file.pages - 2)
+        assert (file.unreached_pages, file.pages_seen) == (0, file.pages - 2)
         file.close()
     checkpoint.close()
 
@@ -699,7 +699,7 @@ def test_what_the_root_of_a_database_led_to_is_found(data: Path, content: Conten
 
 
 def test_without_the_page_that_leads_to_the_databases_nothing_is_lost(data: Path, content: Content) -> None:
-    overwrite(data, metas(data / "lmdb/data.mdb")[0][0].main.root)
+    overwrite(data, read_metas(data / "lmdb/data.mdb")[0][0].main.root)
     found = check(data)
     assert all(f"lmdb/data.mdb: the database {name.decode()} is missing" in found for name in DATABASES)
     expect_all_but(export(data), content, [])
@@ -716,7 +716,7 @@ def test_a_leaf_costs_its_own_messages_only(data: Path, content: Content) -> Non
 def names_on(data: Path, page: int) -> list[bytes]:
     """Keys of messages on a leaf."""
     path = data / "lmdb/data.mdb"
-    file = LmdbFile(path, metas(path)[0][0], pytest.fail)
+    file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
     trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     found = [leaf.key for leaf in file.walk(trees[b"messages"], "") if leaf.page == page]
     file.close()
@@ -725,7 +725,7 @@ def names_on(data: Path, page: int) -> list[bytes]:
 
 def test_nothing_that_is_over_comes_back_when_nobody_knows_what_is_free(data: Path, content: Content) -> None:
     """Free pages hold what was acknowledged long ago."""
-    overwrite(data, metas(data / "lmdb/data.mdb")[0][0].free.root)
+    overwrite(data, read_metas(data / "lmdb/data.mdb")[0][0].free.root)
     expect_all_but(export(data), content, [])
     root, _ = pages_of(data, b"messages")
     overwrite(data, root)
@@ -759,7 +759,7 @@ def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
     """LMDB would write over it."""
     path = data / "lmdb/data.mdb"
     _, leaves = pages_of(data, b"messages")
-    meta = metas(path)[0][0]
+    meta = read_metas(path)[0][0]
     file = LmdbFile(path, meta, pytest.fail)
     (free, *_) = file.walk(meta.free, "list of free pages")
     file.close()
@@ -789,7 +789,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
 
 def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path / "data")
-    with mock.patch.object(Checkpointer, "_clean", lambda _: None):
+    with mock.patch.object(Checkpointer, "_clean_up", lambda _: None):
         disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
         for n in range(1, 6):
             message = message_of(key(n), random.Random(n), persistent=False)
@@ -867,7 +867,7 @@ def refused(data: Path) -> str:
 def test_a_state_that_is_over_is_not_taken_for_the_last(data: Path, content: Content) -> None:
     """One flipped bit makes the older of the first two pages the newer one."""
     path = data / "lmdb/data.mdb"
-    older = metas(path)[0][1]
+    older = read_metas(path)[0][1]
     pages = bytearray(path.read_bytes())
     at = older.transaction % 2 * PAGE + 16 + 128
     assert struct.unpack_from("<Q", pages, at) == (older.transaction,)
@@ -891,7 +891,7 @@ def flip_in_main(data: Path, name: bytes, offset: int, bit: int) -> None:
     """In the entry of a database: `offset` counts from its name on."""
     path = data / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
-    page = metas(path)[0][0].main.root * PAGE
+    page = read_metas(path)[0][0].main.root * PAGE
     at = content.index(struct.pack("<H", len(name)) + name, page, page + PAGE) + 2
     content[at + offset] ^= 1 << bit
     path.write_bytes(content)
@@ -920,7 +920,7 @@ def test_what_lmdb_refuses_is_found(data: Path) -> None:
     flip_in_main(data, b"messages", len(b"messages"), 0)
     flip_in_main(data, b"messages", -4, 1)
     (line,) = check(data)
-    assert f"page {metas(path)[0][0].main.root} has entries of a kind that does not belong here" in line
+    assert f"page {read_metas(path)[0][0].main.root} has entries of a kind that does not belong here" in line
     assert "LMDB says MDB_INCOMPATIBLE" in refused(data)
 
 
@@ -1067,7 +1067,7 @@ def test_a_sector_that_a_crash_left_as_it_was_is_no_flipped_bit_though_one_bit_i
     def flipped(at: int, bit: int) -> bool:
         content = bytearray(frame + behind)
         content[at] ^= bit
-        return is_flipped(memoryview(content), 0, segment, number, salt)
+        return has_flipped_bit(memoryview(content), 0, segment, number, salt)
 
     assert flipped(SECTOR, 0x40) is (old == "one bit less" and not is_used_again)
     assert flipped(100, 1) and flipped(FRAME.size, 0x80) and flipped(0, 1), "the first sector says which frame it is"

@@ -17,10 +17,10 @@ from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
 from tests.contract.test_embedded_store import journal_files, until
 from tests.drawing import one_of
 from truenext.batch import Batch, Mark, ProducerState
+from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
-from truenext.room import Room
-from truenext.store import checkpointer, folder, journal, room
+from truenext.store import checkpointer, disk_space, folder, journal
 from truenext.store.changes import Changes, Rest
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX
@@ -112,7 +112,7 @@ def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
     (first,) = journal_files(tmp_path)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(puts=put(5, 6, 7, 8))
-    until(lambda: bool(disk.store._checkpointer._views_in_the_way))  # type: ignore[attr-defined]
+    until(lambda: bool(disk.store._checkpointer._blocking_views))  # type: ignore[attr-defined]
     assert first.exists()
     assert sequences(disk.store) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert first.exists()
@@ -136,7 +136,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     # The newest segment never moves, so that these are read from the journal.
     disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
     # A batch may have to wait for a move, and that for the page.
-    monkeypatch.setattr(Checkpointer, "_is_behind", lambda _: False)
+    monkeypatch.setattr(Checkpointer, "_is_lagging", lambda _: False)
     page = HeldPage(disk, ask, monkeypatch)
     disk.apply(
         removes=[key(1), key(5)],
@@ -220,7 +220,7 @@ def test_an_unclean_start_drops_transients_without_touching_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = checkpointed_transients(tmp_path, 9)
-    monkeypatch.setattr(Checkpointer, "_clean", lambda _: None)
+    monkeypatch.setattr(Checkpointer, "_clean_up", lambda _: None)
     for _ in range(3):
         assert disk.crash().counts == {NEXT_QUEUE: 10}
         assert sequences(disk.store) == []
@@ -236,7 +236,7 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
     monkeypatch.setattr(checkpointer, "TRANSACTION_KEYS_MAX", 2)
     disk = checkpointed_transients(tmp_path, 9)
     left = transactions
-    clean = Checkpointer._clean
+    clean = Checkpointer._clean_up
 
     def limited(one: Checkpointer) -> None:
         nonlocal left
@@ -245,7 +245,7 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
             clean(one)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "_clean", limited)
+        patch.setattr(Checkpointer, "_clean_up", limited)
         disk.crash()
         until(lambda: not left)
         # Those of this generation are there, and stay.
@@ -258,7 +258,7 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
         assert len(transients) == 10 + max(0, min(9, 10 - 2 * transactions))
     assert disk.open().counts == {NEXT_QUEUE: 20}
     assert disk.crash().counts == {NEXT_QUEUE: 20}
-    until(lambda: not disk.store._checkpointer._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._checkpointer._needs_cleanup)  # type: ignore[attr-defined]
     disk.store.close()
     assert stored_transients(tmp_path) == ([], [])
 
@@ -269,7 +269,7 @@ def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
     disk.apply(transient_puts=put(10, 11))
     disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
     assert disk.stop().counts == {LANE: 2, NEXT_QUEUE: 20}
-    until(lambda: not disk.store._checkpointer._needs_cleaning)  # type: ignore[attr-defined]
+    until(lambda: not disk.store._checkpointer._needs_cleanup)  # type: ignore[attr-defined]
     assert sequences(disk.store) == [10, 11]
     disk.store.close()
 
@@ -315,7 +315,7 @@ def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], di
     try:
         for n in range(1, count + 1):
             overlay.add(changes(**make(n)), 1, n * 200)
-        overlay.indexes[0].timers_in_order = sorted(overlay.indexes[0].timers)
+        overlay.indexes[0].sorted_timers = sorted(overlay.indexes[0].timers)
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -354,22 +354,22 @@ def test_a_batch_larger_than_one_write_is_there_as_a_whole(tmp_path: Path, monke
 
 
 def test_marks_of_room_are_left_later_than_they_are_reached() -> None:
-    def course(*used: int) -> list[Room]:
-        now, seen = Room.PLENTY, []
+    def course(*used: int) -> list[DiskLevel]:
+        now, seen = DiskLevel.PLENTY, []
         for one in used:
-            now = room.within(100, one, now)
+            now = disk_space.level_of_limit(100, one, now)
             seen.append(now)
         return seen
 
-    plenty, little, none = Room.PLENTY, Room.LITTLE, Room.NONE
+    plenty, little, none = DiskLevel.PLENTY, DiskLevel.LITTLE, DiskLevel.NONE
     assert course(0, 89, 90, 89, 88, 86) == [plenty, plenty, little, little, little, plenty]
     assert course(99, 100, 98, 96, 120, 10) == [little, none, none, little, none, plenty]
 
 
 def test_marks_of_free_space_are_left_later_than_they_are_reached() -> None:
-    now, seen = Room.PLENTY, []
+    now, seen = DiskLevel.PLENTY, []
     for free in (200, 199, 203, 207, 99, 102, 104, 300):
-        now = room.beside(100, free, now)
+        now = disk_space.level_of_free_space(100, free, now)
         seen.append(now.name)
     assert seen == ["PLENTY", "LITTLE", "LITTLE", "PLENTY", "NONE", "NONE", "LITTLE", "PLENTY"]
 
@@ -384,16 +384,16 @@ def limited(kind: str, path: Path) -> MemoryStore | EmbeddedStore:
 def test_room_becomes_little_then_none_and_plenty_again_when_messages_have_gone(tmp_path: Path, kind: str) -> None:
     store = limited(kind, tmp_path)
     store.recover()
-    seen, put = [store.room], 0
-    while seen[-1] is not Room.NONE:
+    seen, put = [store.disk_level], 0
+    while seen[-1] is not DiskLevel.NONE:
         put += 1
         batch = Batch(put)
         batch.puts = {key(put): bytes(1500)}
         store.apply(batch)
-        if store.room is not seen[-1]:
-            seen.append(store.room)
+        if store.disk_level is not seen[-1]:
+            seen.append(store.disk_level)
         assert put < 4000
-    assert seen == [Room.PLENTY, Room.LITTLE, Room.NONE]
+    assert seen == [DiskLevel.PLENTY, DiskLevel.LITTLE, DiskLevel.NONE]
     for n in range(1, put + 1):
         batch = Batch(put + n)
         batch.removes = [key(n)]
@@ -403,7 +403,7 @@ def test_room_becomes_little_then_none_and_plenty_again_when_messages_have_gone(
         batch.puts = {key(put + n): bytes(1500)}
         batch.removes = [key(put + n - 1)] if n > 1 else []
         store.apply(batch)
-    until(lambda: store.room is Room.PLENTY)
+    until(lambda: store.disk_level is DiskLevel.PLENTY)
     store.close()
 
 
@@ -413,18 +413,23 @@ def test_a_store_that_opens_beyond_its_limit_says_so_at_once(tmp_path: Path) -> 
     disk.store.close()
     store = EmbeddedStore(tmp_path, segment_bytes=1 << 20, disk_limit=1 << 20)
     store.recover()
-    assert store.room is Room.NONE
+    assert store.disk_level is DiskLevel.NONE
     store.close()
 
 
 def test_others_who_fill_the_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))
-    for free_segments, expected in ((100, Room.PLENTY), (5, Room.LITTLE), (2, Room.NONE), (100, Room.PLENTY)):
+    for free_segments, expected in (
+        (100, DiskLevel.PLENTY),
+        (5, DiskLevel.LITTLE),
+        (2, DiskLevel.NONE),
+        (100, DiskLevel.PLENTY),
+    ):
         free = SimpleNamespace(f_bavail=free_segments, f_frsize=1 << 20)
         monkeypatch.setattr(os, "statvfs", lambda _, free=free: free)
-        until(lambda expected=expected: disk.store.room is expected)  # type: ignore[misc]
+        until(lambda expected=expected: disk.store.disk_level is expected)  # type: ignore[misc]
     disk.store.close()
 
 
@@ -453,12 +458,12 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
         self.is_full: Callable[[], bool] = lambda: True
         self.refused = 0
-        monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
         statvfs = os.statvfs
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
         )
-        for name in ("delete", "put", "finish", "write_down", "drop_transients"):
+        for name in ("delete", "put", "finish", "save_journal_end", "drop_transients"):
             monkeypatch.setattr(Checkpoint, name, self._failing(getattr(Checkpoint, name), error))
 
     def _failing(self, action: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
@@ -482,14 +487,14 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     disk.apply(puts=put(*range(9, 17)))
     until(lambda: full.refused > 2)
     assert not (tmp_path / "ballast").exists()
-    assert disk.store.room is Room.NONE
+    assert disk.store.disk_level is DiskLevel.NONE
     for n in range(1, 8):
         disk.apply(removes=[key(n)], history=bytes(100))
     assert sequences(disk.store) == list(range(8, 17))
-    assert len(journal_files(tmp_path)) > 1 + checkpointer.SEGMENTS_BEHIND_MAX
+    assert len(journal_files(tmp_path)) > 1 + checkpointer.LAG_SEGMENTS_MAX
     full.is_full = lambda: False
-    until(lambda: disk.store.room is Room.PLENTY and len(journal_files(tmp_path)) == 1)
-    assert (tmp_path / "ballast").stat().st_size == room.BALLAST_SEGMENTS * 200
+    until(lambda: disk.store.disk_level is DiskLevel.PLENTY and len(journal_files(tmp_path)) == 1)
+    assert (tmp_path / "ballast").stat().st_size == disk_space.BALLAST_SEGMENTS * 200
     assert [record.message for record in caplog.records] == [
         "the disk is full: sends are refused until there is room",
         "the disk has room again",
@@ -508,13 +513,13 @@ def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
     full = FullDisk(monkeypatch, no_space)
     full.is_full = (tmp_path / "ballast").exists
     # Not within this test, but at once.
-    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 60)
     monkeypatch.setattr(folder, "reserve", raise_no_space)
     disk.apply(puts=put(*range(1, 9)))
     disk.apply(puts=put(*range(9, 17)))
     until(lambda: len(journal_files(tmp_path)) == 1)
     assert full.refused == 1
-    assert disk.store.room is Room.NONE
+    assert disk.store.disk_level is DiskLevel.NONE
     assert disk.crash().counts == {LANE: 16}
     disk.store.close()
 
@@ -575,7 +580,7 @@ def test_an_unclean_stop_is_recovered_from_with_the_space_of_the_ballast(
     monkeypatch.setattr(folder, "reserve", raise_no_space)
     assert disk.crash().counts == {LANE: 1}
     assert full.refused == 1
-    assert disk.store.room is Room.NONE
+    assert disk.store.disk_level is DiskLevel.NONE
     disk.store.close()
 
 
@@ -601,7 +606,7 @@ def test_a_segment_that_finds_the_disk_full_is_made_in_the_space_of_the_ballast(
         batch.puts = put(2 * number, 2 * number + 1)
         store.apply(batch)
     assert not ballast.exists()
-    assert store.room is Room.NONE
+    assert store.disk_level is DiskLevel.NONE
     assert sequences(store) == list(range(2, 20))
     store.close()
 
@@ -610,7 +615,7 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is not taken back before there is room for messages."""
-    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
     disk = Disk("embedded", tmp_path)
     store = disk.store
     assert isinstance(store, EmbeddedStore)
@@ -622,21 +627,21 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     def statvfs(_: object) -> SimpleNamespace:
         nonlocal looks
         looks += 1
-        return SimpleNamespace(f_bavail=1 if ballast.exists() else 1 + room.BALLAST_SEGMENTS, f_frsize=1 << 20)
+        return SimpleNamespace(f_bavail=1 if ballast.exists() else 1 + disk_space.BALLAST_SEGMENTS, f_frsize=1 << 20)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", statvfs)
-        store.make_room(no_space())
-        assert store.room is Room.NONE
+        store.delete_ballast(no_space())
+        assert store.disk_level is DiskLevel.NONE
         until(lambda: looks > 10)
         assert not ballast.exists()
         disk.apply(removes=[key(1)])
         # Given up already.
-        store.make_room(no_space())
-    until(lambda: store.room is Room.PLENTY)
+        store.delete_ballast(no_space())
+    until(lambda: store.disk_level is DiskLevel.PLENTY)
     assert ballast.exists()
     with pytest.raises(OSError, match="Input/output error"):
-        store.make_room(OSError(errno.EIO, os.strerror(errno.EIO)))
+        store.delete_ballast(OSError(errno.EIO, os.strerror(errno.EIO)))
     assert ballast.exists()
     store.close()
 
@@ -645,7 +650,7 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To try for the ballast took the last bytes from the history for a moment, which then ended the broker."""
-    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
     looks = 0
 
     def statvfs(_: object) -> SimpleNamespace:
@@ -660,8 +665,8 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
         until(lambda: looks > 10)
         assert not (tmp_path / "ballast").exists()
         assert not list(tmp_path.glob("journal/spare-*"))
-        assert disk.store.room is Room.NONE
-    until(lambda: disk.store.room is Room.PLENTY)
+        assert disk.store.disk_level is DiskLevel.NONE
+    until(lambda: disk.store.disk_level is DiskLevel.PLENTY)
     until((tmp_path / "ballast").exists)
     assert list(tmp_path.glob("journal/spare-*"))
     disk.store.close()
@@ -695,7 +700,7 @@ def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: 
 def test_a_spare_that_finds_no_space_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpointer, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
     attempts = 0
 
     def failing(*_: object) -> None:
@@ -710,13 +715,13 @@ def test_a_spare_that_finds_no_space_is_tried_again(
         patch.setattr(journal, "allocate", failing)
         disk.apply(puts={key(2): bytes(600_000)})
         until(lambda: attempts > 2)
-        assert disk.store.room is Room.NONE
+        assert disk.store.disk_level is DiskLevel.NONE
         disk.apply(removes=[key(1)])
         with pytest.raises(StoreError, match="the disk is full; make room"):
             disk.apply(puts={key(3): bytes(600_000)})
     disk.crash()
     assert sequences(disk.store) == [2]
-    until(lambda: disk.store.room is Room.PLENTY and not disk.store._journal.needs_spare)  # type: ignore[attr-defined]
+    until(lambda: disk.store.disk_level is DiskLevel.PLENTY and not disk.store._journal.needs_spare)  # type: ignore[attr-defined]
     assert [record.message for record in caplog.records].count(
         "the disk is full: sends are refused until there is room"
     ) == 1

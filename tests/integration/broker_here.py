@@ -28,7 +28,7 @@ async def broker_here(
     store: Store = MemoryStore()
     if data is not None:
         store = embedded = EmbeddedStore(data)
-        history = History(data / "history", file_ended=lambda: None)
+        history = History(data / "history", on_rotate=lambda: None)
         embedded.sync_history = history.sync
     engine, recovered = recover(store, Policies(), history=history)
     broker = Broker(engine, store, loop, history=history)

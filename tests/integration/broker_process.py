@@ -19,8 +19,8 @@ from tests.drawing import one_of
 from tests.integration import held_disk
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import RawClient
+from truenext.disk_level import DiskLevel
 from truenext.limits import UNSENT_BYTES_MAX
-from truenext.room import Room
 from truenext.wire.stomp.frame import Frame
 
 TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
@@ -79,7 +79,7 @@ class BrokerProcess:
         self._hold = folder / "hold"
         self._break = folder / "break"
         self._hold_pages = folder / "hold-pages"
-        self._room = folder / "room"
+        self._disk_level = folder / "room"
         self._full = folder / "full"
         self._folder_of_held_disk = folder if can_hold_disk else None
         self._files_max = files_max
@@ -331,11 +331,11 @@ class BrokerProcess:
         """The history finds no space from here on, but what the ballast has."""
         self._full.touch()
 
-    def set_room(self, room: Room) -> None:
+    def set_disk_level(self, level: DiskLevel) -> None:
         """So much room is left on the disk from here on."""
-        new = self._room.with_suffix(".new")
-        new.write_text(room.name)
-        new.rename(self._room)
+        new = self._disk_level.with_suffix(".new")
+        new.write_text(level.name)
+        new.rename(self._disk_level)
 
     # ---- Memory ----
 

@@ -18,9 +18,9 @@ from truenext.batch import Batch
 from truenext.broker import pace
 from truenext.cli import serve
 from truenext.cli.main import main as truenext
+from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.room import Room
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Page
 
@@ -45,14 +45,14 @@ class HeldStore(EmbeddedStore):
             time.sleep(0.0005)
         return page
 
-    def make_room(self, error: OSError) -> None:
-        super().make_room(error)
+    def delete_ballast(self, error: OSError) -> None:
+        super().delete_ballast(error)
         (self.folder / "full").unlink(missing_ok=True)
 
     @property
-    def room(self) -> Room:
+    def disk_level(self) -> DiskLevel:
         said = self.folder / "room"
-        return Room[said.read_text()] if said.exists() else super().room
+        return DiskLevel[said.read_text()] if said.exists() else super().disk_level
 
 
 def _write(file: int, content: bytes) -> int:

@@ -7,9 +7,9 @@ import pytest
 
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.raw_client import RawClient
+from truenext.disk_level import DiskLevel
 from truenext.errors import Code
 from truenext.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
-from truenext.room import Room
 from truenext.store.memory import MemoryStore
 
 SAID_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
@@ -157,7 +157,7 @@ def test_each_refusal_says_its_code() -> None:
 
 
 def test_without_room_the_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStore, "room", Room.NONE)
+    monkeypatch.setattr(MemoryStore, "disk_level", DiskLevel.NONE)
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, SEND)))
     assert codes == [Code.NO_ROOM.value]

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerProcess, dying_with_us
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
-from truenext.history.export import EVENTS
+from truenext.history.export import EVENTS_FOLDER
 from truenext.history.exporter import Exporter
 
 MIB = 1 << 20
@@ -267,14 +267,14 @@ def test_a_broker_that_does_not_run_cannot_be_asked() -> None:
 
 def test_shorter_history_is_cut_at_once(tmp_path: Path) -> None:
     day = datetime.now(UTC) - timedelta(days=10)
-    kept = tmp_path / EVENTS / f"date={day:%Y-%m-%d}" / "1.parquet"
+    kept = tmp_path / EVENTS_FOLDER / f"date={day:%Y-%m-%d}" / "1.parquet"
     kept.parent.mkdir(parents=True)
     kept.touch()
     exporter = Exporter(tmp_path, bytes_max=1000, days_max=20)
-    exporter.keep(bytes_max=1000, days_max=11)
+    exporter.set_limits(bytes_max=1000, days_max=11)
     wait_for(exporter)
     assert kept.exists()
-    exporter.keep(bytes_max=1000, days_max=9)
+    exporter.set_limits(bytes_max=1000, days_max=9)
     wait_for(exporter)
     assert not kept.exists()
 

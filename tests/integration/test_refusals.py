@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies, numbered
-from truenext.room import Room
+from truenext.disk_level import DiskLevel
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS
@@ -137,13 +137,13 @@ def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
     client = broker.connect(headers=KEEP_OPEN)
     client.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
     client.send(queue, b"before", persistent=True, confirmed=True)
-    broker.set_room(Room.LITTLE)
+    broker.set_disk_level(DiskLevel.LITTLE)
     client.send(queue, b"refused", persistent=True)
     client.begin("t")
     client.say("SEND", {"destination": "/temp-queue/replies"}, b"a reply to myself", confirmed=True)
     assert [of(client.next_error())[0] for _ in range(2)] == ["no-room", "no-room"]
     assert bodies([client.message()]) == ["a reply to myself"]
-    broker.set_room(Room.PLENTY)
+    broker.set_disk_level(DiskLevel.PLENTY)
     client.send(queue, b"after", persistent=True, confirmed=True)
     assert bodies(broker.what_is_left(queue)) == ["before", "after"]
 

@@ -20,10 +20,10 @@ from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
 from truenext.client.core.outbox import MESSAGES_MAX, NO_ROOM_S
-from truenext.room import Room
+from truenext.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
-SHORT = pytest.mark.parametrize("room", [Room.LITTLE, Room.NONE])
+SHORT = pytest.mark.parametrize("room", [DiskLevel.LITTLE, DiskLevel.NONE])
 FULL = "disk is as full as it may be"
 
 
@@ -52,17 +52,17 @@ def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
 
 @SHORT
 def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
-    held_broker: BrokerProcess, queue: str, room: Room
+    held_broker: BrokerProcess, queue: str, room: DiskLevel
 ) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_room(room)
+    held_broker.set_disk_level(room)
 
     receipts = [send_unconfirmed(client, queue, b"%d" % number) for number in range(100)]
 
     assert_waits(client)
     assert held_broker.queues()[queue].waiting == 1
-    assert held_broker.status()["room"] == room.name.lower()
-    held_broker.set_room(Room.PLENTY)
+    assert held_broker.status()["disk_level"] == room.name.lower()
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     for receipt in receipts:
         client.await_receipt(receipt)
     left = held_broker.what_is_left(queue, once_durable=True)
@@ -72,14 +72,14 @@ def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
 def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerProcess, queue: str) -> None:
     """Its heart-beats lie in the socket unread, behind what it sent."""
     client = producer(held_broker, queue, heart_beat="300,300")
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     receipt = send_unconfirmed(client, queue, b"second")
     # Longer than a silent client is borne with, and longer than it takes to notice a silent broker.
     for _ in range(6):
         time.sleep(0.25)
         client.write(b"\n")
     assert set(client.read()) == {ord("\n")}
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     client.await_receipt(receipt)
     for _ in range(3):
         time.sleep(0.25)
@@ -93,7 +93,7 @@ def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerP
 def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker: BrokerProcess, queue: str) -> None:
     """Only what fills the disk waits; else consumers that said something first would never come to make room."""
     greeter, leaver, gone = (producer(held_broker, queue) for _ in range(3))
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     leaver.subscribe("other")
     leaver.unsubscribe()
     leaver.disconnect()
@@ -107,26 +107,26 @@ def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker:
 
 
 @SHORT
-def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, queue: str, room: Room) -> None:
+def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, queue: str, room: DiskLevel) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_room(room)
+    held_broker.set_disk_level(room)
     client.begin("t")
     client.send(queue, b"second", persistent=True, transaction="t")
     client.commit("t", confirmed=False)
     receipt = send_unconfirmed(client, queue, b"third")
     assert_waits(client)
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     client.await_receipt(receipt)
     assert bodies(held_broker.what_is_left(queue)) == ["first", "second", "third"]
 
 
 def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker: BrokerProcess, queue: str) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     send_unconfirmed(client, queue, b"second")
     client.say("SEND", {"destination": "/nowhere", "receipt": "in question"})
     assert_waits(client)
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     error = client.error()
     assert "unknown destination '/nowhere'" in error.body.decode()
     assert error.headers["receipt-id"] == "in question"
@@ -138,7 +138,7 @@ def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
     held_broker: BrokerProcess, queue: str, is_clean: bool
 ) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     send_unconfirmed(client, queue, b"second")
     assert_waits(client)
     held_broker.restart(is_clean=is_clean)
@@ -148,7 +148,7 @@ def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
 @REFUSING
 def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerProcess, queue: str) -> None:
     client, newcomer = producer(held_broker, queue), held_broker.connect()
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
 
     receipt = send_unconfirmed(client, queue, b"refused")
     error = client.error()
@@ -157,7 +157,7 @@ def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerPr
     newcomer.send(queue, b"refused")
     assert FULL in newcomer.error().body.decode()
 
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     producer(held_broker, queue)
     assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "first"]
 
@@ -166,7 +166,7 @@ def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str)
     """It may have to leave memory."""
     client = held_broker.connect()
     client.subscribe("other")
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
     client.send(queue, b"transient")
     assert FULL in client.error().body.decode()
 
@@ -190,32 +190,32 @@ def said_of_room(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
 
 
 def test_a_broker_that_starts_with_too_little_room_says_so_and_how_much_it_needs(held_broker: BrokerProcess) -> None:
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     held_broker.restart(is_clean=True)
     (line,) = said_of_room(held_broker, 1)
-    assert re.search(rf" WARNING {SHORT_OF_ROOM}.* room='little' free_bytes=\d+ needed_bytes=\d+$", line)
+    assert re.search(rf" WARNING {SHORT_OF_ROOM}.* disk_level='little' free_bytes=\d+ needed_bytes=\d+$", line)
     facts = held_broker.status()
-    assert f"needed_bytes={facts['room_bytes']['needed']}" in line
+    assert f"needed_bytes={facts['disk_bytes']['needed']}" in line
     shown = held_broker.said("status")
-    assert "room: little, messages of producers are not taken; " in shown
-    assert f"{facts['room_bytes']['needed']:,} needed" in shown
+    assert "level: little, messages of producers are not taken; " in shown
+    assert f"{facts['disk_bytes']['needed']:,} needed" in shown
 
 
 def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_broker: BrokerProcess, queue: str) -> None:
     producers = [producer(held_broker, queue) for _ in range(3)]
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     receipts = [send_unconfirmed(client, queue, b"second") for client in producers]
     assert len(said_of_room(held_broker, 1)) == 1
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
     assert len(said_of_room(held_broker, 2)) == 2
-    assert "room: none, all sends to queues and topics are refused; " in held_broker.said("status")
-    held_broker.set_room(Room.LITTLE)
+    assert "level: none, all sends to queues and topics are refused; " in held_broker.said("status")
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     assert_waits(producers[0])
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     for client, receipt in zip(producers, receipts, strict=True):
         client.await_receipt(receipt)
     short, none, again = said_of_room(held_broker, 3)
-    assert SHORT_OF_ROOM in short and f"{NO_ROOM} refused room='none' " in none and ROOM_AGAIN in again
+    assert SHORT_OF_ROOM in short and f"{NO_ROOM} refused disk_level='none' " in none and ROOM_AGAIN in again
 
 
 @pytest.mark.parametrize(
@@ -235,14 +235,14 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     monkeypatch.chdir(tmp_path)
     # Between two tries, in the pause of a client that was refused.
     monkeypatch.setattr(messages, "SEND_SECONDS", 2.5 * NO_ROOM_S)
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     url = f"stomp://127.0.0.1:{held_broker.port}"
     done = CliRunner().invoke(main, ["send", queue, *words, "--url", url])
     assert done.exit_code == 1
     waits, *_, ends = done.stderr.splitlines()
     assert waits.startswith(f"truenext: messages wait until {url} takes them: the broker's {FULL}")
     assert ends.startswith(f"truenext: {count} not taken: the broker's {FULL}")
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     assert held_broker.what_is_left(queue, once_durable=True) == []
 
 
@@ -258,7 +258,7 @@ def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_con
             lines.write("x\n" * 500)
             while queue not in held_broker.queues() or held_broker.queues()[queue].waiting < 500:
                 time.sleep(0.05)
-            held_broker.set_room(Room.LITTLE)
+            held_broker.set_disk_level(DiskLevel.LITTLE)
             with suppress(BrokenPipeError):
                 lines.write("x\n" * 100 * MESSAGES_MAX)
 
@@ -282,7 +282,7 @@ def test_messages_that_cannot_be_moved_for_lack_of_room_stay_and_the_command_say
     if command == "redrive":
         client.subscribe(queue)
         client.say("NACK", {"id": client.message().headers["ack"], "truenext-reject": "true"}, confirmed=True)
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
     words = [command, source, *(["other"] if command == "move" else [])]
     done = completed(*words, "--url", f"stomp://127.0.0.1:{held_broker.port}")
     assert done.returncode == 1
@@ -312,7 +312,7 @@ def test_at_the_end_of_the_room_a_consumer_that_sends_is_refused_and_nothing_cou
     worker.ack(held[0], transaction="t")
     worker.nack(held[1], transaction="t")
     worker.send("target", b"never", persistent=True, transaction="t", confirmed=True)
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
 
     worker.send("target", b"refused", persistent=True, transaction="t")
 
@@ -335,7 +335,7 @@ def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
     held = worker.messages(10)
     worker.begin("with sends")
     worker.send("target", b"sent before", persistent=True, transaction="with sends", confirmed=True)
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
 
     worker.ack(held[0], transaction="with sends")
     worker.commit("with sends")
@@ -380,10 +380,10 @@ def test_acknowledgements_get_through_when_the_history_finds_the_disk_full(
 def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: BrokerProcess, queue: str) -> None:
     client = held_broker.connect()
     client.subscribe("other")
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
     client.send(queue, b"numbered", persistent=True, headers=numbered("p", 1))
     assert FULL in client.error().body.decode()
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
 
     client = held_broker.connect()
     for _ in range(2):
@@ -395,17 +395,17 @@ def test_replies_and_questions_to_the_broker_need_no_room(held_broker: BrokerPro
     asker = held_broker.connect()
     asker.subscribe("requests", subscription="requests")
     asker.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
-    held_broker.set_room(Room.NONE)
+    held_broker.set_disk_level(DiskLevel.NONE)
     asker.say("SEND", {"destination": "/temp-queue/replies"}, b"an answer")
     assert asker.message().body == b"an answer"
-    assert held_broker.status()["room"] == "none"
+    assert held_broker.status()["disk_level"] == "none"
 
 
 def test_while_producers_wait_a_copier_on_one_connection_comes_to_its_end(held_broker: BrokerProcess) -> None:
     """Else nobody would ever make room."""
     fill(held_broker, "a", 300)
     producers = [producer(held_broker, "input") for _ in range(3)]
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     receipts = [
         [send_unconfirmed(client, "input", b"%d-%d" % (name, number)) for number in range(50)]
         for name, client in enumerate(producers)
@@ -430,7 +430,7 @@ def test_while_producers_wait_a_copier_on_one_connection_comes_to_its_end(held_b
         assert_waits(client, 0.01)
     assert held_broker.queues()["a"].waiting == 0
     assert bodies(held_broker.what_is_left("b")) == [str(number) for number in range(300)]
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     for client, awaited in zip(producers, receipts, strict=True):
         for receipt in awaited:
             client.await_receipt(receipt)
@@ -456,17 +456,17 @@ def test_a_producer_that_is_slowed_again_and_again_loses_nothing(held_broker: Br
         seen = []
         for number in range(count + 1):
             if number % 100 == 50:
-                held_broker.set_room(Room.LITTLE)
+                held_broker.set_disk_level(DiskLevel.LITTLE)
             if number % 100 == 75:
-                held_broker.set_room(Room.PLENTY)
+                held_broker.set_disk_level(DiskLevel.PLENTY)
             try:
                 message = receiver.message(0.2)
             except TimeoutError:
-                held_broker.set_room(Room.PLENTY)
+                held_broker.set_disk_level(DiskLevel.PLENTY)
                 message = receiver.message()
             receiver.ack(message)
             seen.append(message.body)
     finally:
-        held_broker.set_room(Room.PLENTY)
+        held_broker.set_disk_level(DiskLevel.PLENTY)
         sending.join()
     assert seen == [b"first", *(b"%d" % number for number in range(count))]

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient, bodies
+from truenext.disk_level import DiskLevel
 from truenext.limits import BODY_BYTES_MAX, MEMORY_LIMIT_MIN
-from truenext.room import Room
 from truenext.wire.stomp.frame import Frame
 
 SMALL = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
@@ -184,7 +184,7 @@ def test_only_who_stands_still_is_ended_when_room_is_short_and_is_told_why(
         # As long as nobody needs the room anybody may stand still.
         message = slow.message()
         assert numbers_of([message]) == [0]
-        broker.set_room(Room.LITTLE)
+        broker.set_disk_level(DiskLevel.LITTLE)
         for number in range(1, 20):
             slow.ack(message)
             message = slow.message()
@@ -193,7 +193,7 @@ def test_only_who_stands_still_is_ended_when_room_is_short_and_is_told_why(
         error = stalled.error()
         assert "took and acknowledged nothing for 3 seconds" in error.body.decode()
         assert "stalled_subscriber_ms" in error.body.decode()
-        broker.set_room(Room.PLENTY)
+        broker.set_disk_level(DiskLevel.PLENTY)
         publish(sender, MANY, 1)
         assert broker.status()["subscriptions"] == {"durable": 0, "others": 1}
         broker.stop()
@@ -206,12 +206,12 @@ def test_who_sends_to_a_topic_waits_while_room_is_short(held_broker: BrokerProce
     reader = follow(held_broker)
     sender = held_broker.connect()
     publish(sender, 0, 1)
-    held_broker.set_room(Room.LITTLE)
+    held_broker.set_disk_level(DiskLevel.LITTLE)
     sender.say("SEND", {"destination": "/topic/news", "number": "1", "receipt": "later"}, b"later")
     with pytest.raises(TimeoutError):
         sender.next_frame(0.3)
     assert taken(reader, 1) == [0]
-    held_broker.set_room(Room.PLENTY)
+    held_broker.set_disk_level(DiskLevel.PLENTY)
     sender.await_receipt("later")
     assert bodies(reader.only(1)) == ["later"]
     held_broker.stop()

@@ -41,7 +41,7 @@ def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProc
 
     assert facts["stuck"] == []
     assert (facts["queues"], facts["waiting"], facts["in_memory"]) == (1, 6, 10)
-    assert (facts["room"], facts["page_reads"]) == ("plenty", 0)
+    assert (facts["disk_level"], facts["page_reads"]) == ("plenty", 0)
     memory = facts["memory"]
     assert 10 * 1000 < memory["used"] < 20_000 < memory["limit"]
     assert 5000 < memory["open"] < 6000

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.room import Room
+from truenext.disk_level import DiskLevel
 
 pytestmark = LIMITS
 
@@ -122,11 +122,11 @@ def test_what_waits_for_room_on_the_disk_is_dropped(held_broker: BrokerProcess, 
     broker = held_broker
     old = broker.connect(headers=numbered(1))
     old.send(queue, b"before", persistent=True, confirmed=True)
-    broker.set_room(Room.LITTLE)
+    broker.set_disk_level(DiskLevel.LITTLE)
     old.send(queue, b"waits", persistent=True)
     new = broker.connect(headers=numbered(2, secret_of(old)))
     assert is_taken_over(new) == "true"
-    broker.set_room(Room.PLENTY)
+    broker.set_disk_level(DiskLevel.PLENTY)
     new.send(queue, b"after", persistent=True, confirmed=True)
     assert bodies(broker.what_is_left(queue)) == ["before", "after"]
 

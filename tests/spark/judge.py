@@ -38,7 +38,7 @@ class Letter:
     persistent: bool | None
     visible: bool
     where: str
-    """`waiting`, `held`, `doubtful`, `perhaps`, `gone`; `delayed` or `holding` until its next try"""
+    """`waiting`, `held`, `doubtful`, `uncertain`, `gone`; `delayed` or `holding` until its next try"""
     holder: int | None = None
     group: int | None = None
     is_ended: bool = False
@@ -163,7 +163,7 @@ class Judge:
             elif not letter.persistent and start["reason"] == "unclean":
                 letter.where = "gone"
             elif not letter.visible:
-                letter.where = "perhaps"
+                letter.where = "uncertain"
             elif letter.where in ("waiting", "held", "delayed", "holding") or (
                 letter.where == "doubtful" and letter.persistent
             ):
@@ -204,7 +204,7 @@ class Judge:
         elif kind == "drained":
             for each_letter in self._present(letters).values():
                 if each_letter.where == "waiting" and each_letter.visible:
-                    each_letter.where = "perhaps"
+                    each_letter.where = "uncertain"
         elif kind == "ended":
             for each_letter in self._present(letters).values():
                 each_letter.is_ended = True
@@ -223,7 +223,7 @@ class Judge:
     def _all_perhaps(self, letters: dict[int, Letter]) -> None:
         for letter in letters.values():
             if letter.where == "waiting":
-                letter.where = "perhaps"
+                letter.where = "uncertain"
 
     @staticmethod
     def ready(letters: dict[int, Letter]) -> list[Letter]:
@@ -488,7 +488,7 @@ class Judge:
         # `_letters` stops before the start.
         self._start(start, self._seen(letters, start["event"]))
         certain = [each for each in letters.values() if each.where == "waiting"]
-        perhaps = [each for each in letters.values() if each.where in ("doubtful", "perhaps")]
+        perhaps = [each for each in letters.values() if each.where in ("doubtful", "uncertain")]
         count = told["count"] if told else 0
         if count < len(certain):
             self.found["lost", queue] += len(certain) - count

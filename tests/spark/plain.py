@@ -8,7 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SAYS_WHY, SELECTIVE, UNLIMITED, Back, Code, Start, Way
+from truenext.spark.audit.facts import (
+    AUTO_WINDOW,
+    HAS_CAUSE,
+    NEVER,
+    SELECTIVE,
+    UNLIMITED,
+    Code,
+    ConsumerFlags,
+    ReturnReason,
+    Start,
+)
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
 
@@ -47,7 +57,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             flags = int(Start.CLEAN) if each["reason"] == "clean" else 0
             flags += int(Start.CONTINUED) if each["run"] - 1 in runs else 0
             others = {other["kind"] for other in events if other["run"] == each["run"]} - {"started", "recovered"}
-            flags += (int(Start.GOES_ON) if others else 0) + (int(Start.WHOLE) if is_whole else 0)
+            flags += (int(Start.RECOVERED) if others else 0) + (int(Start.COMPLETE) if is_whole else 0)
             for queue in queues:
                 row(
                     each["event"],
@@ -92,13 +102,13 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                 if each["priority"] is not None:
                     columns["sequence"] = each["priority"]
                 columns["more"] = sum(
-                    int(way)
-                    for word, way in {
-                        "auto": Way.AUTO,
-                        "express": Way.EXPRESS,
-                        "begun": Way.NAMES_BEGUN,
-                        "pulling": Way.PULLS,
-                        "exclusive": Way.EXCLUSIVE,
+                    int(flag)
+                    for word, flag in {
+                        "auto": ConsumerFlags.AUTO,
+                        "express": ConsumerFlags.EXPRESS,
+                        "begun": ConsumerFlags.NAMES_BEGUN,
+                        "pulling": ConsumerFlags.PULLS,
+                        "exclusive": ConsumerFlags.EXCLUSIVE,
                     }.items()
                     if word in mode
                 )
@@ -108,10 +118,10 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
         if each["kind"] == "returned":
             waits = {"delayed": Code.DELAYED, "holding": Code.HOLDING}
             code = waits.get(each["reason"].rpartition(" ")[2], code)
-            backs = {"released": Back.RELEASED, "lost": Back.STARTED, "aborted": Back.STARTED}
-            columns["more"] = int(backs.get(each["reason"].partition(" ")[0], Back.OTHER))
+            reasons = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
+            columns["more"] = int(reasons.get(each["reason"].partition(" ")[0], ReturnReason.OTHER))
         if each["kind"] in ("returned", "dead-lettered") and each.get("cause") is not None:
-            columns["more"] = columns.get("more", 0) + SAYS_WHY
+            columns["more"] = columns.get("more", 0) + HAS_CAUSE
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, Code.FINISHED, queue, at=micros(events[-1]))

@@ -18,7 +18,7 @@ from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from truenext.spark.audit.account import POINTS_MAX, Account
-from truenext.spark.audit.facts import SELECTIVE, Code, Gone, Start
+from truenext.spark.audit.facts import SELECTIVE, Code, RemovedMessages, Start
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -66,14 +66,14 @@ def _no_looking(self: Account, event: int, at: int) -> None:
 def _forget_what_ended(self: Account, event: int, at: int) -> None:
     """What it had is not looked for at a start."""
     self.messages.clear()
-    self.forget_order()
+    self.clear_lanes()
 
 
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "commits ignored": (Account, "become_visible", _blind_to_commits),
     "gaps ignored": (Account, "gap", _forget_nothing),
-    "idle time ignored": (Account, "look", _no_looking),
-    "what is gone forgotten": (Gone, "get", lambda self, sequence: 0),
+    "idle time ignored": (Account, "check_idle", _no_looking),
+    "what is gone forgotten": (RemovedMessages, "get", lambda self, sequence: 0),
     "order ignored": (Account, "judge", lambda self, event, at, message, consumer: None),
     "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
     "drained ignored": (Account, "drained", lambda self, event, at: None),
@@ -82,12 +82,16 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
     "credit ignored": (Account, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
     "windows that change ignored": (Account, "window_changed", lambda self, event, at, consumer, window: None),
-    "wishes ignored": (Account, "asked", lambda self, event, at, consumer, count: None),
+    "wishes ignored": (Account, "requested", lambda self, event, at, consumer, count: None),
     "what is begun ignored": (Account, "started", lambda self, event, at, sequence, consumer: None),
     "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
     "miscounts ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
-    "what is of an ended subscription ignored": (Account, "end_of_ended", lambda self, event, at, sequence, code: None),
+    "what is of an ended subscription ignored": (
+        Account,
+        "end_after_queue_ended",
+        lambda self, event, at, sequence, code: None,
+    ),
     "ended subscriptions forgotten at once": (Account, "queue_ended", _forget_what_ended),
 }
 
@@ -99,7 +103,7 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     assert any(_differs_or_fails(seed) for seed in range(300))
 
 
-@pytest.mark.parametrize("guard", [Start.CLEAN, Start.CONTINUED, Start.WHOLE])
+@pytest.mark.parametrize("guard", [Start.CLEAN, Start.CONTINUED, Start.COMPLETE])
 def test_each_flag_of_a_start_counts(guard: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Account.run_started
     always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
@@ -124,23 +128,23 @@ def test_depths_are_thinned_out_evenly() -> None:
 
 
 def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_others_get_is() -> None:
-    account = Account(Gone(), 10)
+    account = Account(RemovedMessages(), 10)
     for sequence in (1, 2, 3):
         account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
     account.subscribed(4, 4, 1, SELECTIVE)
     account.dispatched(5, 5, 3, 1)
-    assert account.free == 0 and account.findings == []
+    assert account.free_consumers == 0 and account.findings == []
     account.subscribed(6, 6, 2, 10)
     account.dispatched(7, 7, 2, 2)
     (finding,) = account.findings
     assert (finding.kind, finding.sequence, finding.overtaken_sequence) == ("order", 2, 1)
     account.returned(8, 8, 3, 0)
     account.unsubscribed(9, 9, 1)
-    assert account.free == 1
+    assert account.free_consumers == 1
 
 
 def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for_all() -> None:
-    account = Account(Gone(), 10)
+    account = Account(RemovedMessages(), 10)
     for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
         account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
     account.subscribed(7, 7, 1, 10)
@@ -153,7 +157,7 @@ def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for
     account.returned(11, 11, 6, 1)
     account.dispatched(12, 12, 3, 1)
     assert account.findings == []
-    account.delayed(13, 13, 3, 1, is_holding=False)
+    account.delayed(13, 13, 3, 1, is_blocking=False)
     account.dispatched(14, 14, 5, 1)
     assert account.findings == []
     account.dispatched(15, 15, 6, 1)
@@ -162,7 +166,7 @@ def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for
 
 def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidence_until_that_is_durable() -> None:
     for group in (7, 0):
-        account = Account(Gone(), 10)
+        account = Account(RemovedMessages(), 10)
         account.accepted(1, 1, 1, 5, True, 6, 6, 8)
         account.accepted(2, 2, 2, 5, False, 2, 2, group)
         for sequence in (3, 4):
@@ -177,7 +181,7 @@ def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidenc
 
 def ended(*, began_anew: bool = True) -> Account:
     """Of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
-    account = Account(Gone(), 10)
+    account = Account(RemovedMessages(), 10)
     account.subscribed(1, 1, 1, 10)
     for sequence in (1, 2):
         account.accepted(1 + sequence, 1 + sequence, sequence, 4, True, 1 + sequence, 1 + sequence)
@@ -199,8 +203,8 @@ def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to
     account.drained(11, 11)
     account.finish(2000, 2000)
     assert account.findings == []
-    assert Counter(each.how for each in account.ended) == {"ended": 2, "held": 1}
-    assert [each.wait is None for each in account.ended if each.sequence == 2] == [True]
+    assert Counter(each.end_reason for each in account.finished) == {"ended": 2, "held": 1}
+    assert [each.wait is None for each in account.finished if each.sequence == 2] == [True]
 
 
 def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_order() -> None:
@@ -210,8 +214,8 @@ def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_
         assert account.waiting == 1
     account.dispatched(2001, 2001, 3, 2)
     assert [finding.kind for finding in account.findings] == ["stuck"]
-    assert [(each.sequence, each.how) for each in account.ended] == [(2, "expired"), (1, "expired")]
-    assert account.ending == {}
+    assert [(each.sequence, each.end_reason) for each in account.finished] == [(2, "expired"), (1, "expired")]
+    assert account.expiring == {}
 
 
 def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() -> None:
@@ -227,7 +231,7 @@ def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() 
 @pytest.mark.parametrize(("count", "kinds"), [(2, ["lost"]), (3, []), (4, ["resurrected"])])
 def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int, kinds: list[str]) -> None:
     account = ended()
-    account.run_started(10, 10, Start.CONTINUED | Start.GOES_ON | Start.WHOLE, 9)
+    account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED | Start.COMPLETE, 9)
     account.recovered(11, 11, count)
     assert [finding.kind for finding in account.findings] == kinds
 
@@ -235,9 +239,9 @@ def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int,
 def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
     account = ended(began_anew=False)
     account.end(8, 8, 2, Code.EXPIRED)
-    account.run_started(10, 10, Start.CONTINUED | Start.GOES_ON, 9)
+    account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED, 9)
     account.settle_recovered(11)
     assert [(each.kind, each.sequence, each.count) for each in account.findings] == [("lost", 1, 1)]
-    account.run_started(12, 12, Start.CONTINUED | Start.GOES_ON, 11)
+    account.run_started(12, 12, Start.CONTINUED | Start.RECOVERED, 11)
     account.settle_recovered(13)
     assert len(account.findings) == 1

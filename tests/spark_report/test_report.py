@@ -281,7 +281,7 @@ def test_a_page_of_many_long_flows_stays_small() -> None:
     rows = [row for number in range(100) for row in runs_of(f"f{number}", messages=60, trace="t" * 200)]
     drawn = waterfalls.waterfalls_html(pandas.DataFrame(rows))
     assert drawn.count("<details") == 100
-    assert drawn.count('<details class="flow" open>') == waterfalls.OPEN
+    assert drawn.count('<details class="flow" open>') == waterfalls.OPEN_FLOWS
     assert drawn.count("20 more messages.") == 100
     assert len(drawn) < 2_500_000
 

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from truenext.client.core.message import Content
 from truenext.errors import ConfigurationError
-from truenext.history.stage_files import FORMAT, forget_old, stage_file, stage_files
+from truenext.history.stage_files import FORMAT, delete_old_files, stage_file, stage_files
 from truenext.stage import Flow, Reject, Service
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import Settings
@@ -173,7 +173,7 @@ def test_files_of_30_days_are_kept(tmp_path: Path) -> None:
         path = stage_file(tmp_path, f"p{number}", 1)
         path.write_text("")
         os.utime(path, (time.time() - 29 * DAY_S, time.time() - 29 * DAY_S))
-    assert not forget_old(tmp_path)
+    assert not delete_old_files(tmp_path)
 
 
 def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:

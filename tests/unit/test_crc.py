@@ -5,7 +5,7 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.store.crc import start_of, wrong_bit
+from truenext.store.crc import find_flipped_bit, initial_value
 
 CONTENTS = st.binary(min_size=1, max_size=500)
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -13,7 +13,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 
 @given(CONTENTS, NUMBERS)
 def test_what_a_checksum_was_begun_with_is_found(content: bytes, begin: int) -> None:
-    assert start_of(content, crc32(content, begin)) == begin
+    assert initial_value(content, crc32(content, begin)) == begin
 
 
 @given(CONTENTS, NUMBERS, st.data())
@@ -22,7 +22,7 @@ def test_a_wrong_bit_is_found(content: bytes, begin: int, data: st.DataObject) -
     bit = data.draw(st.integers(0, 7))
     damaged = bytearray(content)
     damaged[byte] ^= 1 << bit
-    assert wrong_bit(crc32(content, begin) ^ crc32(damaged, begin), len(content)) == (byte, bit)
+    assert find_flipped_bit(crc32(content, begin) ^ crc32(damaged, begin), len(content)) == (byte, bit)
 
 
 @given(CONTENTS, st.data())
@@ -30,4 +30,4 @@ def test_two_wrong_bits_are_not_taken_for_one(content: bytes, data: st.DataObjec
     damaged = bytearray(content)
     for bit in data.draw(st.sets(st.integers(0, 8 * len(content) - 1), min_size=2, max_size=2)):
         damaged[bit // 8] ^= 1 << bit % 8
-    assert wrong_bit(crc32(content) ^ crc32(damaged), len(content)) is None
+    assert find_flipped_bit(crc32(content) ^ crc32(damaged), len(content)) is None

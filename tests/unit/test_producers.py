@@ -17,7 +17,7 @@ from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, SETTLED_MAX
 from truenext.message import Message
-from truenext.store.changes import producer_before
+from truenext.store.changes import producer_from_v9
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
 NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_SO_FAR, CommitOutcome.UNKNOWN
@@ -391,7 +391,7 @@ def test_all_that_is_known_of_a_producer_outlives_a_restart(ledger: Ledger, prod
 
 
 def test_what_an_older_truenext_knew_counts_for_both_and_nobody_knows_of_which_it_was(producers: Producers) -> None:
-    producers.restore([("p", producer_before(5, 10, False)), ("once", producer_before(1, 11, True))])
+    producers.restore([("p", producer_from_v9(5, 10, False)), ("once", producer_from_v9(1, 11, True))])
     for said in (send("p", 4), send("p", 5), commit("p", 5)):
         assert producers.repeated(said) is not None and said.is_unknown
     assert [outcome(producers, number, settles=True) for number in (4, 5, 6)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]

@@ -12,6 +12,7 @@ from truenext.batch import Batch
 from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
+from truenext.disk_level import DiskLevel
 from truenext.engine.background.bulk import OfScheduled, Scheduled, ScheduledShown, Shown, Unschedule, wanted
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
@@ -21,7 +22,6 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import Message
 from truenext.record import split_lane_key
-from truenext.room import Room
 from truenext.schedule import FOR_EVER, Schedule, checked, due, started
 from truenext.store.memory import MemoryStore
 
@@ -272,10 +272,10 @@ def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
-    run.engine.ledger.room = Room.NONE
+    run.engine.ledger.disk_level = DiskLevel.NONE
     run.at(NOON_MS + 20)
     assert run.waiting() == {"q": (0, 1)}
-    run.engine.ledger.room = Room.PLENTY
+    run.engine.ledger.disk_level = DiskLevel.PLENTY
     run.settle()
     assert run.waiting() == {"q": (1, 0)}
 

@@ -11,13 +11,13 @@ from truenext.answers import Receipt
 from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import ENDED_PREFIX, parse
+from truenext.disk_level import DiskLevel
 from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
 from truenext.engine.state.pages import PageRead
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import Message
 from truenext.policy import Policies, Policy
 from truenext.record import CONTENTS, lane_key
-from truenext.room import Room
 from truenext.store.store import StoredMessage
 
 LARGE = CONTENT_BYTES_MIN
@@ -258,7 +258,7 @@ def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_ke
     spill(world.run)
     world.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
     assert world.after(100) == ""
-    world.run.engine.ledger.room = Room.LITTLE
+    world.run.engine.ledger.disk_level = DiskLevel.LITTLE
     told = world.after(1)
     assert told.startswith("much took and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
@@ -272,7 +272,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
     consumer = world.follower("slow")
     publish(world.run, *map(str, range(100)))
     spill(world.run)
-    world.run.engine.ledger.room = Room.NONE
+    world.run.engine.ledger.disk_level = DiskLevel.NONE
     for number in range(5):
         assert world.after(59) == ""
         if does == "takes bytes":
@@ -294,7 +294,7 @@ def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> No
         world.follower(topic, f"/topic/{topic}")
         publish(world.run, *"0123", to=f"/topic/{topic}")
     spill(world.run)
-    world.run.engine.ledger.room = Room.LITTLE
+    world.run.engine.ledger.disk_level = DiskLevel.LITTLE
     assert world.after(2) == ""
     assert world.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
 

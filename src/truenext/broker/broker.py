@@ -55,6 +55,7 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
+from truenext.disk_level import DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
@@ -74,7 +75,6 @@ from truenext.limits import (
     ROOM_SECONDS,
 )
 from truenext.policy import Policies
-from truenext.room import Room
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Broker:
         self.reload: Callable[[], Outcome] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
-        self._room_by_log = Room.PLENTY
+        self._logged_disk_level = DiskLevel.PLENTY
         """The least room for messages that the log has named since there was enough."""
         self._other_protocols: dict[str, float] = {}
         """Protocols other than STOMP that clients have spoken, and when that is logged again."""
@@ -277,7 +277,7 @@ class Broker:
         engine = self._engine
         self._tick()
         self._has_ticked = True
-        is_short = self._ledger.room is not Room.PLENTY
+        is_short = self._ledger.disk_level is not DiskLevel.PLENTY
         actions = self._actions
         self._schedule_turn()
         if self._asking.since and session in self._asking.since:
@@ -386,7 +386,7 @@ class Broker:
     def _read_on(self) -> None:
         if not self._ledger.has_room:
             return
-        has_disk = self._store.room is Room.PLENTY
+        has_disk = self._store.disk_level is DiskLevel.PLENTY
         for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
             del self._waiting_for_room[session]
             self._peers[session].read_on()
@@ -417,7 +417,7 @@ class Broker:
         self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
-        self._note_room()
+        self._log_disk_level()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
 
     async def stop(self) -> None:
@@ -537,7 +537,7 @@ class Broker:
             self._slices.go_on()
 
     def _tick(self) -> None:
-        self._ledger.room = self._store.room
+        self._ledger.disk_level = self._store.disk_level
         self._ledger.tick(self._clock_ns() // 1000, self._steady_ns() // 1000)
 
     def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, Session]:
@@ -550,24 +550,24 @@ class Broker:
                 answered[peer] = session
         return answered
 
-    def _note_room(self) -> None:
+    def _log_disk_level(self) -> None:
         """Log that there is too little room for messages of producers, or for any, and that there is enough again."""
-        room = self._store.room
-        if room == self._room_by_log or Room.PLENTY < room < self._room_by_log:
+        level = self._store.disk_level
+        if level == self._logged_disk_level or DiskLevel.PLENTY < level < self._logged_disk_level:
             return
-        self._room_by_log = room
-        found: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.room_bytes.items()}
-        short = {"room": room.name.lower()} | found
-        if room is Room.PLENTY:
+        self._logged_disk_level = level
+        found: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_bytes.items()}
+        short = {"disk_level": level.name.lower()} | found
+        if level is DiskLevel.PLENTY:
             logger.warning("there is room for messages again: producers go on", extra=found)
-        elif room is Room.LITTLE:
+        elif level is DiskLevel.LITTLE:
             logger.warning("too little room for messages: those of producers are not taken", extra=short)
         else:
             logger.warning("no room for messages: all sends to queues and topics are refused", extra=short)
 
     def _look_soon(self) -> None:
         self._tick()
-        self._note_room()
+        self._log_disk_level()
         if not self._look.pending:
             self._look.add(self._look_for_stuck_queues())
             self._slices.add(self._stretch_windows())
@@ -714,7 +714,7 @@ class Broker:
         if of is not None:
             return connection_question.answer(self._engine, of)
         asked = control.Asked(
-            self._engine, self._stuck_audit, self._pager, self.reload, self._caller, self._store.room_bytes
+            self._engine, self._stuck_audit, self._pager, self.reload, self._caller, self._store.disk_bytes
         )
         return control.VERBS[verb](asked)
 

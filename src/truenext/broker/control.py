@@ -67,8 +67,8 @@ class Asked(NamedTuple):
     pager: Pager
     reload: Callable[[], Outcome]
     caller: Callable[[Session], Caller]
-    room_bytes: dict[str, int]
-    """Bytes by which the room for messages was found, see `Store.room_bytes`."""
+    disk_bytes: dict[str, int]
+    """Bytes by which the room for messages was found, see `Store.disk_bytes`."""
 
 
 def check(verb: str) -> None:
@@ -186,8 +186,8 @@ def _status(asked: Asked) -> AnswerInTheMaking:
                 "unsent": memory.unsent,
                 "open": memory.open,
             },
-            "room": engine.ledger.room.name.lower(),
-            "room_bytes": asked.room_bytes,
+            "disk_level": engine.ledger.disk_level.name.lower(),
+            "disk_bytes": asked.disk_bytes,
             "page_reads": len(asked.pager.under_way),
             "queues": lasting,
             "subscriptions": {"durable": durable, "others": others},

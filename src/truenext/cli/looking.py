@@ -38,13 +38,13 @@ def queues(as_json: bool, url: str) -> None:
     terminal.show(table)
 
 
-def _room(facts: dict[str, Any]) -> str:
+def _disk_level(facts: dict[str, Any]) -> str:
     """Return how much room a broker has for messages, from its answer to `status`."""
-    found = facts["room_bytes"]
-    text = f"room: {facts['room']}"
-    if facts["room"] == "little":
+    found = facts["disk_bytes"]
+    text = f"level: {facts['disk_level']}"
+    if facts["disk_level"] == "little":
         text += ", messages of producers are not taken"
-    elif facts["room"] == "none":
+    elif facts["disk_level"] == "none":
         text += ", all sends to queues and topics are refused"
     if "free" in found:
         text += f"; {found['free']:,} bytes free, {found['needed']:,} needed"
@@ -88,7 +88,7 @@ def status(url: str) -> None:
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    terminal.say(f"disk       {_room(facts)}; {counted(facts['page_reads'], 'page read')} under way")
+    terminal.say(f"disk       {_disk_level(facts)}; {counted(facts['page_reads'], 'page read')} under way")
     for stuck in facts["stuck"]:
         terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

@@ -78,10 +78,10 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                     data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
                 )
                 opened.callback(exporter.close)
-                history = History(data / "history", file_ended=exporter.start, make_room=embedded.make_room)
+                history = History(data / "history", on_rotate=exporter.start, on_write_error=embedded.delete_ballast)
                 opened.callback(history.close)
                 embedded.sync_history = history.sync
-                embedded.history_told = history.last_batch
+                embedded.last_history_chunk = history.last_batch
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
@@ -100,7 +100,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
             logs.configure(changed.broker.log_level.value)
             if exporter is not None:
                 now = changed.broker
-                exporter.keep(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
+                exporter.set_limits(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
 
         def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
             if read_again is not None:

@@ -17,8 +17,8 @@ from truenext.cli.ending import Unasked
 from truenext.cli.terminal import counted
 from truenext.cli.values import Place
 from truenext.errors import TruenextError
-from truenext.history.check import damages, last_batch
-from truenext.store.check import InQueue, Summary
+from truenext.history.check import find_damage, last_batch
+from truenext.store.check import QueueSummary, Summary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
 
@@ -48,26 +48,26 @@ def check(data: Path) -> None:
     """
     try:
         with _progress("checked") as report:
-            summary = check_store(data, _say, report, history_told=last_batch(data / "history"))
+            summary = check_store(data, _say, report, last_history_chunk=last_batch(data / "history"))
         in_history = 0
-        for name, what in damages(data / "history"):
+        for name, what in find_damage(data / "history"):
             terminal.say(f"damaged: history/{name}: {what}")
             in_history += 1
     except (TruenextError, OSError) as error:
         raise Unasked(error) from error
     _show(summary, "there")
-    if summary.damages:
+    if summary.damage_count:
         terminal.say(
-            f"{data} is damaged: {counted(summary.damages, 'finding')}, above. What to do: restore it from a copy. If "
-            f"there is none, `truenext store export {data} NEW` writes what can be read into a new folder, on which a "
-            f"broker can start; it leaves {data} as it is."
+            f"{data} is damaged: {counted(summary.damage_count, 'finding')}, above. What to do: restore it from a "
+            f"copy. If there is none, `truenext store export {data} NEW` writes what can be read into a new folder, "
+            f"on which a broker can start; it leaves {data} as it is."
         )
     if in_history:
         terminal.say(
             "The history is damaged, which costs no message: an audit does not see what happened there. What to do: "
             "move the files named above elsewhere."
         )
-    if summary.damages or in_history:
+    if summary.damage_count or in_history:
         raise SystemExit(1)
     terminal.say(f"{data} is sound.")
 
@@ -86,13 +86,13 @@ def export(data: Path, new: Path) -> None:
     """
     try:
         with _progress("read") as report:
-            summary = export_store(data, new, _say, report, history_told=last_batch(data / "history"))
+            summary = export_store(data, new, _say, report, last_history_chunk=last_batch(data / "history"))
     except (TruenextError, OSError) as error:
         raise Unasked(error) from error
     _show(summary, f"in {new}")
-    if summary.damages:
+    if summary.damage_count:
         terminal.say(
-            f"Not all of {data} could be read: {counted(summary.damages, 'finding')}, above. What to do: start a "
+            f"Not all of {data} could be read: {counted(summary.damage_count, 'finding')}, above. What to do: start a "
             f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
             f"{data} until you know what is missing."
         )
@@ -119,7 +119,7 @@ def _show(summary: Summary, where: str) -> None:
     table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    total = InQueue()
+    total = QueueSummary()
     for number, queue in sorted(summary.queues.items()):
         name = summary.names.get(number, f"number {number}")
         table.add_row(

@@ -21,6 +21,7 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
+from truenext.disk_level import DiskLevel
 from truenext.engine.background.browsing import Browsing
 from truenext.engine.background.bulk_work import Bulk, Pieces
 from truenext.engine.background.expiry import Expiry
@@ -62,7 +63,6 @@ from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Producers
 from truenext.policy import Policies, WhenFull
 from truenext.record import DUE_TIMERS
-from truenext.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -333,7 +333,7 @@ class Engine:
         """To be called once a second or so: a connection that must be ended, and why. `bytes_taken` says how much its
         socket has ever taken.
         """
-        needs_room = self.ledger.room is not Room.PLENTY or self.memory.excess > 0
+        needs_room = self.ledger.disk_level is not DiskLevel.PLENTY or self.memory.excess > 0
         return self._spilling.stalled(self.clients.sessions, bytes_taken, needs_room=needs_room)
 
     def stretch_windows(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ def last_batch(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def damages(folder: Path) -> Iterator[tuple[str, str]]:
+def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
     """Names of files, and what is wrong with them. Raises: OSError"""
     paths = history_files(folder)
     for path in paths:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVENTS = "events"
+EVENTS_FOLDER = "events"
 """Folder of the Parquet files."""
 
-INSTALL = "pip install 'truenext[spark]'"
+INSTALL_HINT = "pip install 'truenext[spark]'"
 """What brings numpy and pyarrow."""
 
 
@@ -50,16 +50,16 @@ def export_ended(folder: Path) -> Iterator[Path]:
     """
     for path in history_files(folder)[:-1]:
         try:
-            table = _table(path)
+            table = _read_table(path)
         except FileNotFoundError:
             # Of two at once the other was quicker.
             continue
-        write_by_date(table, folder / EVENTS, path.stem)
+        write_by_date(table, folder / EVENTS_FOLDER, path.stem)
         path.unlink(missing_ok=True)
         yield path
 
 
-def export_all(folder: Path, into: Path) -> list[Path]:
+def export_all(folder: Path, target: Path) -> list[Path]:
     """Parquet files that together have every event once: those that are there, and for what is not Parquet yet new ones
     in a folder of the caller's; nothing else is changed.
 
@@ -67,16 +67,16 @@ def export_all(folder: Path, into: Path) -> list[Path]:
     """
     files: dict[str, list[Path]] = {}
     paths = history_files(folder)
-    for file in (folder / EVENTS).glob("date=*/*.parquet"):
+    for file in (folder / EVENTS_FOLDER).glob("date=*/*.parquet"):
         files.setdefault(file.stem, []).append(file)
     for path in paths:
         # One that the broker exported since it was listed is among the Parquet files, or gone from here.
         if path.stem not in files:
-            made_in = folder / EVENTS
+            source = folder / EVENTS_FOLDER
             with suppress(FileNotFoundError):
-                write_by_date(_table(path), into, path.stem)
-                made_in = into
-            files[path.stem] = list(made_in.glob(f"date=*/{path.stem}.parquet"))
+                write_by_date(_read_table(path), target, path.stem)
+                source = target
+            files[path.stem] = list(source.glob(f"date=*/{path.stem}.parquet"))
     return [file for stem in sorted(files) for file in sorted(files[stem])]
 
 
@@ -99,31 +99,33 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
     return written
 
 
-def forget_old(folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> list[Path]:
+def delete_old_files(
+    folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
+) -> list[Path]:
     """Delete what is too old or too much, oldest first, but never the file that still grows; says what went."""
-    files = [*sorted((folder / EVENTS).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
+    files = [*sorted((folder / EVENTS_FOLDER).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
     sizes = {path: path.stat().st_size for path in files}
     first_day = f"date={datetime.now(UTC) - timedelta(days=days_max):%Y-%m-%d}"
     too_much = sum(sizes.values()) - bytes_max
-    gone = []
+    deleted = []
     for path in files:
         is_old = path.parent.name.startswith("date=") and path.parent.name < first_day
         if not is_old and too_much <= 0:
             continue
         path.unlink()
         too_much -= sizes[path]
-        gone.append(path)
+        deleted.append(path)
         if path.parent.name.startswith("date=") and not any(path.parent.iterdir()):
             path.parent.rmdir()
-    return gone
+    return deleted
 
 
-def _table(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     try:
         from truenext.history.table import table_of
     except ImportError as error:
         raise HistoryError(
-            f"Parquet needs numpy and pyarrow ({error}): {INSTALL}; the history in {path.parent} was left as it is"
+            f"Parquet needs numpy and pyarrow ({error}): {INSTALL_HINT}; the history in {path.parent} was left as it is"
         ) from error
     return table_of(chunks_of_file(path))
 
@@ -137,7 +139,7 @@ def main(folder: Path, bytes_max: int, days_max: int) -> None:
         except (HistoryError, OSError) as error:
             logger.error("history not exported", extra={"error": str(error)})
     try:
-        forget_old(folder, bytes_max=bytes_max, days_max=days_max)
+        delete_old_files(folder, bytes_max=bytes_max, days_max=days_max)
     except OSError as error:
         logger.error("old history not deleted", extra={"error": str(error)})
 

@@ -58,8 +58,8 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
 
     Raises: HistoryError if it is no history of this truenext, OSError
     """
-    held = path.read_bytes()
-    content = memoryview(held)
+    data = path.read_bytes()
+    content = memoryview(data)
     if len(content) < FILE.size:
         return
     magic, version, _ = FILE.unpack_from(content)
@@ -73,7 +73,7 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
     while at is not None and at < len(content):
         chunk = chunk_at(content, at)
         if chunk is None:
-            at = next_chunk(held, at)
+            at = next_chunk(data, at)
         else:
             yield chunk
             at = chunk.end
@@ -94,14 +94,14 @@ def next_chunk(content: bytes, at: int) -> int | None:
     """Where the first whole chunk behind `at` begins, of the run of the file that has this content."""
     whole = memoryview(content)
     needle = FILE.unpack_from(content)[2].to_bytes(4, "little")
-    left = SEARCH_BYTES_MAX
+    budget = SEARCH_BYTES_MAX
     found = content.find(needle, at + 1 + _RUN_AT)
-    while found >= 0 and left > 0:
+    while found >= 0 and budget > 0:
         start = found - _RUN_AT
         if start + CHUNK.size <= len(content):
             if chunk_at(whole, start) is not None:
                 return start
-            left -= min(CHUNK.unpack_from(content, start)[1], len(content) - start)
+            budget -= min(CHUNK.unpack_from(content, start)[1], len(content) - start)
         found = content.find(needle, found + 1)
     return None
 

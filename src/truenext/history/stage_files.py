@@ -36,7 +36,9 @@ def stage_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def forget_old(folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> list[Path]:
+def delete_old_files(
+    folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
+) -> list[Path]:
     """Delete what is too old or too much of all files, as of the history; what has not grown for longest goes first.
     Says what went.
 
@@ -45,16 +47,16 @@ def forget_old(folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: in
     files = sorted(_with_times(folder))
     oldest = time.time() - days_max * 24 * 3600
     too_much = sum(size for _, _, size in files) - bytes_max
-    gone = []
+    deleted = []
     # Whoever calls this has just begun the newest.
     for changed, path, size in files[:-1]:
         if changed >= oldest and too_much <= 0:
             break
         with suppress(FileNotFoundError, PermissionError):
             path.unlink()
-            gone.append(path)
+            deleted.append(path)
         too_much -= size
-    return gone
+    return deleted
 
 
 def _with_times(folder: Path) -> Iterator[tuple[float, Path, int]]:

@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
 
 _KINDS = [kind.label for kind in Kind]
 _SUBSCRIBED = (Kind.SUBSCRIBED, Kind.SUBSCRIBED_EXCLUSIVE)
-_OF_ONE_CONSUMER = (*_SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
+_CONSUMER_KINDS = (*_SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
 """Whose blocks say the consumer."""
 _WITH_CAUSE = (Kind.RETURNED, Kind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -76,7 +76,7 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
                 causes.add(block.queue, bytes(block.columns).decode())
                 continue
             blocks.append(block)
-            causes.of_blocks.append(causes.at(block.other) if block.kind in _WITH_CAUSE else 0)
+            causes.by_block.append(causes.at(block.other) if block.kind in _WITH_CAUSE else 0)
             first_events.append(event)
             runs.append(chunk.run)
             event += block.events
@@ -85,51 +85,53 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
 
-    def each(values: list[int], dtype: str = "i8") -> _Array:
+    def repeat(values: list[int], dtype: str = "i8") -> _Array:
         """What a block says once, for each of its events."""
         repeated: _Array = np.repeat(np.array(values, dtype=dtype), counts)
         return repeated
 
-    kind = each([block.kind for block in blocks], "u1")
-    other = each([block.other for block in blocks])
-    code = each([block.code for block in blocks], "u1")
+    kind = repeat([block.kind for block in blocks], "u1")
+    other = repeat([block.other for block in blocks])
+    code = repeat([block.code for block in blocks], "u1")
     own = _own_columns(blocks, starts, total)
-    has = {one: kind == one for one in Kind}
-    accepted = has[Kind.ACCEPTED] | has[Kind.ACCEPTED_OF_GROUP]
+    is_kind = {one: kind == one for one in Kind}
+    accepted = is_kind[Kind.ACCEPTED] | is_kind[Kind.ACCEPTED_OF_GROUP]
 
     names_of = _Names(names)
     columns = {
-        "event": np.arange(total) - np.repeat(starts, counts) + each(first_events),
-        "run": each(runs, "i4"),
-        "at": pa.array(each([block.at for block in blocks])).cast(pa.timestamp("us", tz="UTC")),
+        "event": np.arange(total) - np.repeat(starts, counts) + repeat(first_events),
+        "run": repeat(runs, "i4"),
+        "at": pa.array(repeat([block.at for block in blocks])).cast(pa.timestamp("us", tz="UTC")),
         "kind": pa.DictionaryArray.from_arrays(pa.array(kind, pa.uint8()), _KINDS),
-        "queue": names_of(each([block.queue for block in blocks]), np.ones(total, dtype=bool)),
-        "sequence": _where(own["sequence"], _any(has, "sequence"), pa.int64()),
+        "queue": names_of(repeat([block.queue for block in blocks]), np.ones(total, dtype=bool)),
+        "sequence": _where(own["sequence"], _has_column(is_kind, "sequence"), pa.int64()),
         "priority": _where(
             np.where(accepted, own["flags"] % PERSISTENT_FLAG, own["priority"]),
-            accepted | _any(has, "priority"),
+            accepted | _has_column(is_kind, "priority"),
             pa.int8(),
         ),
         "persistent": _where(own["flags"] >= PERSISTENT_FLAG, accepted, pa.bool_()),
         "size": _where(own["size"], accepted, pa.int32()),
-        "batch": _where(other, accepted | has[Kind.COMMITTED], pa.int64()),
+        "batch": _where(other, accepted | is_kind[Kind.COMMITTED], pa.int64()),
         "consumer": _where(
-            np.where(_any(has, "consumer"), own["consumer"], other),
-            _any(has, "consumer") | np.logical_or.reduce([has[kind] for kind in _OF_ONE_CONSUMER]),
+            np.where(_has_column(is_kind, "consumer"), own["consumer"], other),
+            _has_column(is_kind, "consumer") | np.logical_or.reduce([is_kind[kind] for kind in _CONSUMER_KINDS]),
             pa.int64(),
         ),
-        "deliveries": _where(own["deliveries"], has[Kind.DISPATCHED], pa.int32()),
-        "attempts": _where(own["attempts"], has[Kind.RETURNED], pa.int32()),
-        "reason": _coded(code, REASONS, has[Kind.RETURNED] | has[Kind.STARTED]),
-        "mode": _coded(code, MODES, np.logical_or.reduce([has[kind] for kind in _SUBSCRIBED])),
-        "window": _where(own["window"], _any(has, "window") & (own["window"] != NO_WINDOW), pa.int32()),
-        "target_queue": names_of(own["target_queue"], _any(has, "target_queue")),
-        "target_sequence": _where(own["target_sequence"], _any(has, "target_sequence"), pa.int64()),
+        "deliveries": _where(own["deliveries"], is_kind[Kind.DISPATCHED], pa.int32()),
+        "attempts": _where(own["attempts"], is_kind[Kind.RETURNED], pa.int32()),
+        "reason": _coded(code, REASONS, is_kind[Kind.RETURNED] | is_kind[Kind.STARTED]),
+        "mode": _coded(code, MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
+        "window": _where(own["window"], _has_column(is_kind, "window") & (own["window"] != NO_WINDOW), pa.int32()),
+        "target_queue": names_of(own["target_queue"], _has_column(is_kind, "target_queue")),
+        "target_sequence": _where(own["target_sequence"], _has_column(is_kind, "target_sequence"), pa.int64()),
         "count": _where(
-            np.where(has[Kind.ASKED], own["count"], other), has[Kind.RECOVERED] | has[Kind.ASKED], pa.int64()
+            np.where(is_kind[Kind.ASKED], own["count"], other),
+            is_kind[Kind.RECOVERED] | is_kind[Kind.ASKED],
+            pa.int64(),
         ),
-        "group": _where(own["group"], has[Kind.ACCEPTED_OF_GROUP], pa.int64()),
-        "cause": causes(each(causes.of_blocks)),
+        "group": _where(own["group"], is_kind[Kind.ACCEPTED_OF_GROUP], pa.int64()),
+        "cause": causes(repeat(causes.by_block)),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
@@ -166,19 +168,19 @@ class _Causes:
 
     def __init__(self) -> None:
         self._texts = [""]
-        self._of_chunk: dict[int, int] = {}
-        self.of_blocks: list[int] = []
+        self._chunk_indices: dict[int, int] = {}
+        self.by_block: list[int] = []
         """Of each block, where its cause stands."""
 
     def start_chunk(self) -> None:
-        self._of_chunk = {0: 0}
+        self._chunk_indices = {0: 0}
 
     def add(self, number: int, text: str) -> None:
-        self._of_chunk[number] = len(self._texts)
+        self._chunk_indices[number] = len(self._texts)
         self._texts.append(text)
 
     def at(self, number: int) -> int:
-        return self._of_chunk[number]
+        return self._chunk_indices[number]
 
     def __call__(self, at: _Array) -> pa.Array:
         return pa.DictionaryArray.from_arrays(
@@ -186,8 +188,8 @@ class _Causes:
         )
 
 
-def _any(has: dict[Kind, _Array], column: str) -> _Array:
-    found: _Array = np.logical_or.reduce([has[kind] for kind in Kind if column in dict(COLUMNS[kind])])
+def _has_column(is_kind: dict[Kind, _Array], column: str) -> _Array:
+    found: _Array = np.logical_or.reduce([is_kind[kind] for kind in Kind if column in dict(COLUMNS[kind])])
     return found
 
 
@@ -195,8 +197,8 @@ def _where(values: _Array, valid: _Array, type_: pa.DataType) -> pa.Array:
     return pa.array(values, mask=~valid).cast(type_)
 
 
-def _coded(codes: _Array, words: tuple[str, ...], valid: _Array) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.uint8(), mask=~valid), list(words))
+def _coded(codes: _Array, labels: tuple[str, ...], valid: _Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.uint8(), mask=~valid), list(labels))
 
 
 def _column(values: Any, type_: pa.DataType) -> pa.Array:

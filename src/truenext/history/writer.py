@@ -35,23 +35,23 @@ class History:
         self,
         folder: Path,
         *,
-        file_ended: Callable[[], None] | None = None,
-        make_room: Callable[[OSError], None] | None = None,
+        on_rotate: Callable[[], None] | None = None,
+        on_write_error: Callable[[OSError], None] | None = None,
     ) -> None:
-        """`file_ended` is told, on the thread that appends, of every file that will not grow any more. `make_room` is
-        asked for space, on any thread, after a write that found none, and that is then repeated once; it raises what it
-        is given if that says anything else.
+        """`on_rotate` is told, on the thread that appends, of every file that will not grow any more. `on_write_error`
+        is asked for space, on any thread, after a write that found none, and that is then repeated once; it raises what
+        it is given if that says anything else.
 
         Raises: HistoryError if the folder cannot be used.
         """
         self._folder = folder
-        self._file_ended = file_ended
-        self._make_room = make_room
+        self._on_rotate = on_rotate
+        self._on_write_error = on_write_error
         self._file = -1
-        self._file_change = Lock()
+        self._file_lock = Lock()
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
-        self._appending = Lock()
+        self._append_lock = Lock()
         self._next_event = 1
         self._last_run = 0
         self.last_batch: tuple[int, int] | None = None
@@ -61,7 +61,7 @@ class History:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)
             if files:
-                self._go_on_with(files[-1])
+                self._continue_file(files[-1])
         except OSError as error:
             raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
 
@@ -74,7 +74,7 @@ class History:
             chunk = chunk_at(memoryview(one), 0)
             if chunk is not None and chunk.first_event >= self._next_event:
                 self.append(one)
-                self._note(chunk)
+                self._note_chunk(chunk)
 
     def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
         """Numbers of the run that begins and of its first event. After an unclean stop numbers are left out, so that
@@ -92,7 +92,7 @@ class History:
         if not chunk:
             return
         try:
-            with self._appending:
+            with self._append_lock:
                 whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or _starts_file(chunk) else None
                 if whole is not None:
                     self._write()
@@ -107,23 +107,23 @@ class History:
     def flush(self) -> None:
         """All that was appended before can be read in the file when this returns. Raises: HistoryError"""
         try:
-            with self._appending:
+            with self._append_lock:
                 self._write()
         except OSError as error:
             raise self._failure(error) from error
 
     def sync(self) -> None:
         """All that was appended before is durable when this returns. Raises: OSError"""
-        with self._appending:
+        with self._append_lock:
             self._write()
         # Whoever appends does not have to wait for the disk.
-        with self._file_change:
+        with self._file_lock:
             if self._file >= 0:
                 os.fdatasync(self._file)
 
     def close(self) -> None:
         """Raises: OSError"""
-        with self._appending, self._file_change:
+        with self._append_lock, self._file_lock:
             self._write()
             if self._file >= 0:
                 os.fdatasync(self._file)
@@ -142,15 +142,15 @@ class History:
         while written < len(content):
             # What a full disk has taken of it is not written again.
             rest = content[written:] if written else content
-            written += self._with_room(partial(os.write, file, rest))
+            written += self._with_retry(partial(os.write, file, rest))
 
-    def _with_room(self, action: Callable[[], int]) -> int:
+    def _with_retry(self, action: Callable[[], int]) -> int:
         try:
             return action()
         except OSError as error:
-            if self._make_room is None:
+            if self._on_write_error is None:
                 raise
-            self._make_room(error)
+            self._on_write_error(error)
         return action()
 
     def _failure(self, error: OSError) -> HistoryError:
@@ -159,24 +159,24 @@ class History:
             "again (--no-history runs it without)"
         )
 
-    def _go_on_with(self, path: Path) -> None:
+    def _continue_file(self, path: Path) -> None:
         """Cut what a crash left of a chunk, and go on behind it."""
         end = FILE.size
         for chunk in chunks_of_file(path):
-            self._note(chunk)
+            self._note_chunk(chunk)
             end = chunk.end
         if end == FILE.size:
             # Not even the first chunk is whole: the file before it is the last one.
             path.unlink()
             files = history_files(self._folder)
             if files:
-                self._go_on_with(files[-1])
+                self._continue_file(files[-1])
             return
         self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         os.ftruncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
 
-    def _note(self, chunk: Chunk) -> None:
+    def _note_chunk(self, chunk: Chunk) -> None:
         self._next_event = chunk.first_event + events_in(chunk)
         self._last_run = chunk.run
         if chunk.flags & OF_BATCH:
@@ -185,9 +185,9 @@ class History:
     def _start_file(self, chunk: Chunk) -> None:
         path = file_path(self._folder, chunk.first_event)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        file = self._with_room(partial(os.open, path, flags, 0o600))
+        file = self._with_retry(partial(os.open, path, flags, 0o600))
         self._write_to(file, FILE.pack(MAGIC, HISTORY_VERSION, chunk.run))
-        with self._file_change:
+        with self._file_lock:
             old, self._file = self._file, file
             if old >= 0:
                 os.fdatasync(old)
@@ -197,8 +197,8 @@ class History:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        if old >= 0 and self._file_ended is not None:
-            self._file_ended()
+        if old >= 0 and self._on_rotate is not None:
+            self._on_rotate()
 
 
 def _starts_file(chunk: bytes) -> bool:

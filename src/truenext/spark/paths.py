@@ -9,7 +9,7 @@ from pathlib import Path
 
 from truenext.errors import ConfigurationError
 
-_OF_PATTERNS = re.compile(r"[\\\[\]{}*?]")
+_PATTERN_CHARACTERS = re.compile(r"[\\\[\]{}*?]")
 
 
 def path_to_read(path: Path) -> str:
@@ -20,13 +20,13 @@ def path_to_read(path: Path) -> str:
 
     Raises: ConfigurationError if Hadoop or Java cannot open the path
     """
-    pattern = _OF_PATTERNS.search(str(path))
+    pattern = _PATTERN_CHARACTERS.search(str(path))
     if pattern is not None and ":" in str(path):
         raise ConfigurationError(
             f"Spark cannot read {str(path)!r}: Hadoop cannot open a path that has {pattern[0]!r} and ':'; rename the "
             "folder or file"
         )
-    return _OF_PATTERNS.sub(r"\\\g<0>", path_to_write(path))
+    return _PATTERN_CHARACTERS.sub(r"\\\g<0>", path_to_write(path))
 
 
 def path_to_write(path: Path) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from truenext.client.recorder import Event
 from truenext.errors import ConfigurationError, StoreError
-from truenext.history.export import INSTALL, write_by_date
+from truenext.history.export import INSTALL_HINT, write_by_date
 
 
 def check_folder(folder: Path) -> None:
@@ -48,6 +48,6 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError(
-            f"a recording is written as Parquet, by pyarrow, which is missing: {INSTALL}"
+            f"a recording is written as Parquet, by pyarrow, which is missing: {INSTALL_HINT}"
         ) from error
     return pyarrow

@@ -120,7 +120,7 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
 def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
     """The sections with plots; a plot's specification goes to `specs`, and its place on the page has the number."""
 
-    def place(spec: plots.Spec | None, kind: str) -> str:
+    def plot_slot(spec: plots.Spec | None, kind: str) -> str:
         if spec is None:
             return '<p class="note">Nothing to show.</p>'
         specs.append(spec)
@@ -132,13 +132,13 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
     else:
         # Each run puts forward its own, in turn, so that one busy run does not crowd out the others.
         longest = max((len(names) for names in named), default=0)
-        in_turn = [names[place] for place in range(longest) for names in named if place < len(names)]
+        in_turn = [names[n] for n in range(longest) for names in named if n < len(names)]
         rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
     left_out = len(rows) - QUEUES_MAX
     rows = rows[:QUEUES_MAX]
 
-    def section(heading: str, words: str, draw: Callable[[list[str]], list[str]]) -> str:
-        parts = [f"<h2>{heading}</h2>{words}"]
+    def section(heading: str, intro: str, draw: Callable[[list[str]], list[str]]) -> str:
+        parts = [f"<h2>{heading}</h2>{intro}"]
         for row in rows:
             figures = []
             for run, names, queue, figure in zip(runs, named, row, draw(row), strict=True):
@@ -151,10 +151,12 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
 
     def draw_order(row: list[str]) -> list[str]:
         tables = [_of_queue(run, "positions", queue) for run, queue in zip(runs, row, strict=True)]
-        deliveries, arrivals = (int(_most(tables, column)) for column in ("delivery", "arrival"))
+        deliveries, arrivals = (int(_maximum(tables, column)) for column in ("delivery", "arrival"))
         return [
             _last_of_highest(table)
-            + place(None if table.empty else plots.order_plot(table, deliveries=deliveries, arrivals=arrivals), "order")
+            + plot_slot(
+                None if table.empty else plots.order_plot(table, deliveries=deliveries, arrivals=arrivals), "order"
+            )
             for table in tables
         ]
 
@@ -162,20 +164,21 @@ def _plots(runs: Sequence[Run], specs: list[plots.Spec]) -> Iterator[str]:
         tables = [_of_queue(run, "latency", queue) for run, queue in zip(runs, row, strict=True)]
         tables = [table[table["measure"] == measure] if not table.empty else table for table in tables]
         low = min((float(table["p50"].min()) for table in tables if not table.empty), default=1.0)
-        high = _most(tables, "p99")
+        high = _maximum(tables, "p99")
         return [
-            place(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency") for table in tables
+            plot_slot(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency")
+            for table in tables
         ]
 
     def draw_depth(row: list[str]) -> list[str]:
         tables = [
-            _with_seconds(_of_queue(run, "depth", queue), run.tables["depth"]) if "depth" in run.tables else _NOTHING
+            _with_seconds(_of_queue(run, "depth", queue), run.tables["depth"]) if "depth" in run.tables else _NO_ROWS
             for run, queue in zip(runs, row, strict=True)
         ]
-        most = int(max(_most(tables, "waiting"), _most(tables, "held")))
-        seconds = _most(tables, "seconds")
+        most = int(max(_maximum(tables, "waiting"), _maximum(tables, "held")))
+        seconds = _maximum(tables, "seconds")
         return [
-            place(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
+            plot_slot(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
             for table in tables
         ]
 
@@ -256,15 +259,15 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
     )
 
 
-_NOTHING = pandas.DataFrame()
+_NO_ROWS = pandas.DataFrame()
 
 
 def _of_queue(run: Run, key: str, queue: str) -> pandas.DataFrame:
     table = run.tables.get(key)
-    return _NOTHING if table is None or table.empty else table[table["queue"] == queue]
+    return _NO_ROWS if table is None or table.empty else table[table["queue"] == queue]
 
 
-def _most(tables: Sequence[pandas.DataFrame], column: str) -> float:
+def _maximum(tables: Sequence[pandas.DataFrame], column: str) -> float:
     return max((float(table[column].max()) for table in tables if not table.empty), default=0.0)
 
 

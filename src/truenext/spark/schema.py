@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from truenext.errors import ConfigurationError
-from truenext.history.export import EVENTS as EVENTS_FOLDER
+from truenext.history.export import EVENTS_FOLDER as EVENTS_FOLDER
 from truenext.history.export import export_all
 from truenext.history.files import history_files
 from truenext.spark.paths import path_to_read

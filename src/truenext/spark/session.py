@@ -71,11 +71,11 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     try:
         with log.open("wb") as file:
             os.dup2(file.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)

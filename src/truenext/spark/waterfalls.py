@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas
 
-OPEN = 3
+OPEN_FLOWS = 3
 """Flows that are shown open; of the others a reader sees one line each."""
 LINES_MAX = 40
 """Messages of one flow that are shown."""
 DEPTH_MAX = 8
 """Steps by which what a message has brought about is indented."""
-MARKS = {
+BAR_STYLES = {
     "ended": "ended",
     "handled before": "ended",
     "failed": "failed",
@@ -27,7 +27,7 @@ MARKS = {
     "cut off": "failed",
 }
 """How the bar of a run looks, by what became of it."""
-GONE = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
+END_TEXTS = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
 HEAD = (
     '<tr><th>stage</th><th class="number">waited</th><th class="number">worked</th><th>what became of it</th>'
     '<th class="track">0 to {}</th></tr>'
@@ -55,10 +55,10 @@ def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
     others = [runs for runs in flows.values() if not runs[0]["given_up"]]
     others.sort(key=lambda runs: runs[0]["seconds"], reverse=True)
     parts = [LEGEND]
-    places = count()
+    numbers = count()
     for heading, some in (("Given up, the latest first", given_up), ("The slowest of the others", others)):
         if some:
-            shown = "".join(_flow(runs, is_open=next(places) < OPEN) for runs in some)
+            shown = "".join(_flow(runs, is_open=next(numbers) < OPEN_FLOWS) for runs in some)
             parts.append(f"<h3>{heading}</h3>{shown}")
     return "".join(parts)
 
@@ -91,7 +91,7 @@ def _lines(runs: list[Run], started: pandas.Timestamp, seconds: float) -> Iterat
         messages.setdefault(run["message"], []).append(run)
     depths: dict[str, int] = {}
 
-    def place(at: pandas.Timestamp) -> float:
+    def position(at: pandas.Timestamp) -> float:
         return min(max(float((at - started).total_seconds()) / seconds, 0.0), 1.0)
 
     for message, own in messages.items():
@@ -101,35 +101,40 @@ def _lines(runs: list[Run], started: pandas.Timestamp, seconds: float) -> Iterat
         accepted_at, dispatched_at = first["accepted_at"], first["dispatched_at"]
         if accepted_at is not None:
             # The broker's clock and that of a process meet here, and nothing but the bar comes of it.
-            bars += _bar("waited", place(accepted_at), place(first["begun_at"]))
+            bars += _bar("waited", position(accepted_at), position(first["begun_at"]))
             if dispatched_at is not None:
                 waited = _duration((dispatched_at - accepted_at).total_seconds() * 1e3)
         for run in own:
-            bars += _bar(MARKS[_outcome(run)], place(run["begun_at"]), place(run["ended_at"] or run["begun_at"]))
+            bars += _bar(
+                BAR_STYLES[_outcome(run)], position(run["begun_at"]), position(run["ended_at"] or run["begun_at"])
+            )
         times = [run["total_us"] for run in own if run["total_us"] is not None]
         worked = _duration(sum(times) / 1e3) if times else ""
         indent = 0.7 + 0.9 * min(depth, DEPTH_MAX)
         yield (
             f'<tr><td style="padding-left:{indent:.1f}rem">{escape(first["stage"])}</td>'
-            f'<td class="number">{waited}</td><td class="number">{worked}</td><td>{escape(_became(own))}</td>'
+            f'<td class="number">{waited}</td><td class="number">{worked}</td><td>{escape(_describe_outcome(own))}</td>'
             f'<td class="track"><div>{bars}</div></td></tr>'
         )
 
 
-def _became(runs: list[Run]) -> str:
+def _describe_outcome(runs: list[Run]) -> str:
     """Of the runs, one after the other, and of their message."""
-    said: list[str] = []
+    descriptions: list[str] = []
     times: list[int] = []
     for run in runs:
         outcome = _outcome(run)
-        one = outcome if run["error"] is None else f"{outcome}: {run['error']}"
-        if said and said[-1] == one:
+        description = outcome if run["error"] is None else f"{outcome}: {run['error']}"
+        if descriptions and descriptions[-1] == description:
             times[-1] += 1
         else:
-            said.append(one)
+            descriptions.append(description)
             times.append(1)
-    text = ", then ".join(one if count == 1 else f"{one} {count} times" for one, count in zip(said, times, strict=True))
-    return text + GONE.get(runs[-1]["gone"] or "", "")
+    text = ", then ".join(
+        description if count == 1 else f"{description} {count} times"
+        for description, count in zip(descriptions, times, strict=True)
+    )
+    return text + END_TEXTS.get(runs[-1]["gone"] or "", "")
 
 
 def _outcome(run: Run) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
-from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, forget_old, stage_file
+from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
 from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class StageEvents:
             # A full disk still takes empty files, any number of them.
             path.unlink()
             raise
-        forget_old(self._folder, **self._kept)
+        delete_old_files(self._folder, **self._kept)
 
     def _leave_file(self) -> None:
         if self._file >= 0:

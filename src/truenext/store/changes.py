@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 
-PUTS_AT = _HEAD.size
+PUTS_OFFSET = _HEAD.size
 """Where the first put begins."""
 
-BEFORE_RECORD = _PUT.size
+PUT_HEADER_BYTES = _PUT.size
 """Bytes of a put that come before its record."""
 
 
 class Rest(
-    msgspec.Struct, frozen=True, omit_defaults=True, rename={"producers": "numbers", "producers_before": "producers"}
+    msgspec.Struct, frozen=True, omit_defaults=True, rename={"producers": "numbers", "producers_v9": "producers"}
 ):
     """What most batches have nothing of; each field is that of the batch."""
 
@@ -53,7 +53,7 @@ class Rest(
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
     producers: dict[str, ProducerState] = {}
-    producers_before: dict[str, tuple[int, int, bool]] = {}
+    producers_v9: dict[str, tuple[int, int, bool]] = {}
     """As format 9 has them: number, time of use, whether it had one SEND alone. None is written any more."""
     forgotten_producers: list[str] = []
     timers: list[bytes] = []
@@ -84,7 +84,7 @@ class Changes(msgspec.Struct, gc=False):
         rest = self.rest
         if rest is not None:
             self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues) + len(rest.paused)
-            self.count += len(rest.producers) + len(rest.producers_before) + len(rest.forgotten_producers)
+            self.count += len(rest.producers) + len(rest.producers_v9) + len(rest.forgotten_producers)
             self.count += len(rest.timers) + len(rest.cleared_timers)
 
 
@@ -141,19 +141,19 @@ def decode(payload: memoryview) -> Changes:
 
 def _decode(payload: memoryview) -> Changes:
     puts, transient_puts, removes, transient_removes, rest_size, history_size = _HEAD.unpack_from(payload)
-    keys_at = PUTS_AT
+    keys_at = PUTS_OFFSET
     found: list[tuple[bytes, int]] = []
     for _ in range(puts + transient_puts):
         key, length = _PUT.unpack_from(payload, keys_at)
         found.append((key, length))
-        keys_at += BEFORE_RECORD + length
+        keys_at += PUT_HEADER_BYTES + length
     rest_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
     history_at = rest_at + rest_size
     if history_at + history_size != len(payload):
         raise ValueError(f"a batch of {history_at + history_size} bytes in {len(payload)}")
     keys = list(_keys(payload[keys_at:rest_at]))
     rest = _decode_rest(payload[rest_at:history_at]) if rest_size else None
-    if rest is not None and any(not 0 <= at < len(rest.texts) for both in rest.causes.values() for at in both):
+    if rest is not None and any(not 0 <= at < len(rest.texts) for pair in rest.causes.values() for at in pair):
         raise ValueError("a cause that is not there")
     return Changes(
         puts=found[:puts],
@@ -184,7 +184,7 @@ def _rest_of(batch: Batch) -> Rest | None:
         or batch.clean_stop is not None
     ):
         return None
-    causes, texts = _numbered(batch.causes)
+    causes, texts = _number_texts(batch.causes)
     return Rest(
         marks=batch.marks,
         causes=causes,
@@ -202,7 +202,7 @@ def _rest_of(batch: Batch) -> Rest | None:
     )
 
 
-def _numbered(causes: dict[bytes, Causes]) -> tuple[dict[bytes, tuple[int, int]], list[str]]:
+def _number_texts(causes: dict[bytes, Causes]) -> tuple[dict[bytes, tuple[int, int]], list[str]]:
     if not causes:
         return {}, []
     numbers = {"": 0}
@@ -215,30 +215,30 @@ def _numbered(causes: dict[bytes, Causes]) -> tuple[dict[bytes, tuple[int, int]]
 
 def causes_of(rest: Rest) -> dict[bytes, Causes]:
     texts = rest.texts
-    made: dict[tuple[int, int], Causes] = {}
+    by_numbers: dict[tuple[int, int], Causes] = {}
     for numbers in rest.causes.values():
-        if numbers not in made:
+        if numbers not in by_numbers:
             first, last = numbers
-            made[numbers] = Causes(texts[first], texts[last])
-    return {key: made[numbers] for key, numbers in rest.causes.items()}
+            by_numbers[numbers] = Causes(texts[first], texts[last])
+    return {key: by_numbers[numbers] for key, numbers in rest.causes.items()}
 
 
 def producers_of(rest: Rest) -> dict[str, ProducerState]:
-    if not rest.producers_before:
+    if not rest.producers_v9:
         return rest.producers
-    return {name: producer_before(*state) for name, state in rest.producers_before.items()} | rest.producers
+    return {name: producer_from_v9(*state) for name, state in rest.producers_v9.items()} | rest.producers
 
 
-def producer_before(number: int, used_ms: int, is_once: bool) -> ProducerState:
+def producer_from_v9(number: int, used_ms: int, is_once: bool) -> ProducerState:
     """What format 9 knew: a number of a SEND or of a COMMIT. It counts for both, and nobody knows of which it was."""
     return ProducerState(number, used_ms, is_once, number, number, number, is_gapless=False)
 
 
-def with_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
+def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
     """What queues are called after what a batch or a segment says."""
     return {number: name for number, name in (queues | changes).items() if name}
 
 
-def with_changes(paused: set[int], changes: dict[int, bool]) -> set[int]:
+def apply_pauses(paused: set[int], changes: dict[int, bool]) -> set[int]:
     """Which queues are paused after what a batch or a segment says."""
     return {number for number in paused | changes.keys() if changes.get(number, True)}

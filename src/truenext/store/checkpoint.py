@@ -19,7 +19,7 @@ import lmdb
 
 from truenext.batch import NO_MARK, Mark
 from truenext.record import TIMER_SIZE
-from truenext.store.changes import with_changes
+from truenext.store.changes import apply_pauses
 from truenext.store.checkpoint_format import (
     CLEAN,
     DATA_FILE,
@@ -28,35 +28,35 @@ from truenext.store.checkpoint_format import (
     FORMAT,
     FORMAT_VERSION,
     GENERATION,
-    META,
+    META_KEYS,
     NUMBER,
     PERSISTENT,
     QUEUE,
-    READ,
+    READABLE_VERSIONS,
     SALT,
     TRANSIENT,
     UNCLEAN,
     Kind,
     Position,
-    paused_of,
-    paused_value,
-    position_of,
+    decode_paused,
+    decode_position,
+    decode_recovered,
+    encode_paused,
+    encode_producer,
     producer_key,
-    producer_value,
-    recovered_of,
 )
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
-from truenext.store.lmdb_file import holds_nothing, metas
-from truenext.store.messages_of_kind import MessagesOfKind
+from truenext.store.lmdb_file import is_uninitialized, read_metas
+from truenext.store.message_tables import MessageTables
 from truenext.store.sealed import SealedDatabase
-from truenext.store.trouble import damage, empty, other_format
+from truenext.store.store_errors import damage_error, empty_folder_error, format_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from truenext.store.messages_of_kind import Marks
+    from truenext.store.message_tables import Marks
     from truenext.store.segment_index import SegmentIndex
     from truenext.store.store import Recovered, StoredMessage
 
@@ -94,13 +94,13 @@ class Checkpoint:
         self._data = folder.parent
         path = folder / DATA_FILE
         if path.exists() and path.stat().st_size:
-            self._look_at_file(path, may_be_new=may_be_new)
+            self._check_file(path, may_be_new=may_be_new)
         elif may_be_new:
             _make(folder, map_size, segment_bytes)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
-            what = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
-            raise damage("checkpoint", f"{what}, and the journal is not", self._data)
+            problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
+            raise damage_error("checkpoint", f"{problem}, and the journal is not", self._data)
         self._env = _open(folder, map_size)
         self._databases: list[lmdb._Database] = []
         try:
@@ -109,16 +109,16 @@ class Checkpoint:
             with self._env.begin(write=True) as txn:
                 entries = txn.stat()["entries"]
                 if not entries:
-                    raise damage("checkpoint", "it is empty", self._data)
-                self._meta = self._sealed(txn, b"meta")
+                    raise damage_error("checkpoint", "it is empty", self._data)
+                self._meta = self._open_sealed_database(txn, b"meta")
                 self._check_format(txn)
                 if entries != len(DATABASES):
-                    raise damage("checkpoint", f"it has {entries} databases", self._data)
-                self._persistent = self._of_kind(txn, PERSISTENT)
-                self._transient = self._of_kind(txn, TRANSIENT, self._meta.need(txn, b"generation"))
-                self._queues = self._sealed(txn, b"queues")
-                self._producers = self._sealed(txn, b"producers")
-                self._timers = self._sealed(txn, b"timers")
+                    raise damage_error("checkpoint", f"it has {entries} databases", self._data)
+                self._persistent = self._open_message_tables(txn, PERSISTENT)
+                self._transient = self._open_message_tables(txn, TRANSIENT, self._meta.need(txn, b"generation"))
+                self._queues = self._open_sealed_database(txn, b"queues")
+                self._producers = self._open_sealed_database(txn, b"producers")
+                self._timers = self._open_sealed_database(txn, b"timers")
                 self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self.segment_bytes: int = NUMBER.unpack(self._meta.need(txn, b"segment bytes"))[0]
         except BaseException:
@@ -128,32 +128,32 @@ class Checkpoint:
     def close(self) -> None:
         self._env.close()
 
-    def _look_at_file(self, path: Path, *, may_be_new: bool) -> None:
+    def _check_file(self, path: Path, *, may_be_new: bool) -> None:
         """What LMDB would believe."""
-        if may_be_new and holds_nothing(path):
-            raise empty(self._data)
-        found, what = metas(path)
-        if found and what:
-            raise damage("checkpoint", what, self._data)
+        if may_be_new and is_uninitialized(path):
+            raise empty_folder_error(self._data)
+        found, problem = read_metas(path)
+        if found and problem:
+            raise damage_error("checkpoint", problem, self._data)
 
-    def _database(self, txn: lmdb.Transaction[bytes], name: bytes) -> lmdb._Database:
+    def _open_database(self, txn: lmdb.Transaction[bytes], name: bytes) -> lmdb._Database:
         try:
             db = self._env.open_db(name, txn=txn, create=False)
         except lmdb.NotFoundError as error:
-            raise damage("checkpoint", f"the database {name.decode()} is missing", self._data) from error
+            raise damage_error("checkpoint", f"the database {name.decode()} is missing", self._data) from error
         if any(db.flags().values()):
-            raise damage("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
+            raise damage_error("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
         self._databases.append(db)
         return db
 
-    def _sealed(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
-        return SealedDatabase(self._database(txn, name), name, self._data)
+    def _open_sealed_database(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
+        return SealedDatabase(self._open_database(txn, name), name, self._data)
 
-    def _of_kind(self, txn: lmdb.Transaction[bytes], kind: Kind, generation: bytes = b"") -> MessagesOfKind:
-        return MessagesOfKind(
-            self._database(txn, kind.messages),
-            self._sealed(txn, kind.marks),
-            self._sealed(txn, kind.counts),
+    def _open_message_tables(self, txn: lmdb.Transaction[bytes], kind: Kind, generation: bytes = b"") -> MessageTables:
+        return MessageTables(
+            self._open_database(txn, kind.messages),
+            self._open_sealed_database(txn, kind.marks),
+            self._open_sealed_database(txn, kind.counts),
             generation,
             self._data,
         )
@@ -164,8 +164,8 @@ class Checkpoint:
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
-        if found not in READ:
-            raise other_format(self._data, found, FORMAT_VERSION)
+        if found not in READABLE_VERSIONS:
+            raise format_error(self._data, found, FORMAT_VERSION)
         if found != FORMAT_VERSION:
             # What comes from here on is nothing for an older truenext.
             meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
@@ -175,9 +175,9 @@ class Checkpoint:
     def read(self) -> tuple[Recovered, Position]:
         """What it says by itself, but for the counts, which change with what recovery drops."""
         with self._env.begin() as txn:
-            meta = {name: self._meta.need(txn, name) for name in META}
-            recovered = recovered_of(meta, self._queues.items(txn), self._producers.items(txn))
-        return recovered, position_of(meta)
+            meta = {name: self._meta.need(txn, name) for name in META_KEYS}
+            recovered = decode_recovered(meta, self._queues.items(txn), self._producers.items(txn))
+        return recovered, decode_position(meta)
 
     def counts(self) -> Counter[bytes]:
         """Lane key to messages of either kind that are here.
@@ -185,7 +185,7 @@ class Checkpoint:
         Raises: StoreError if they are not as many
         """
         with self._env.begin() as txn:
-            return self._persistent.counted(txn) + self._transient.counted(txn)
+            return self._persistent.read_counts(txn) + self._transient.read_counts(txn)
 
     def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient.
@@ -216,15 +216,15 @@ class Checkpoint:
             return messages
         return merge(messages, _chained(first, transients), key=_key)
 
-    def some(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[StoredMessage]:
+    def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[StoredMessage]:
         """Those of these messages that are here, in the order of `keys`, without contents."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
             if found is not None:
                 yield found
             else:
-                self._persistent.look_around(snapshot, key)
-                self._transient.look_around(snapshot, key)
+                self._persistent.check_order_around(snapshot, key)
+                self._transient.check_order_around(snapshot, key)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
         """The record of a content; empty if it is not here."""
@@ -239,11 +239,11 @@ class Checkpoint:
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
         """Those behind `after`, in order."""
         last = after
-        for timer, _ in self._timers.behind(snapshot, after):
+        for timer, _ in self._timers.iter_from(snapshot, after):
             if timer == after:
                 continue
             if timer < last or len(timer) != TIMER_SIZE:
-                raise damage("checkpoint", f"timer {timer.hex()} stands behind {last.hex()}", self._data)
+                raise damage_error("checkpoint", f"timer {timer.hex()} stands behind {last.hex()}", self._data)
             last = timer
             yield timer
 
@@ -262,18 +262,18 @@ class Checkpoint:
 
         Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
         """
-        of_kind: tuple[list[bytes], list[bytes]] = ([], [])
+        keys_by_kind: tuple[list[bytes], list[bytes]] = ([], [])
         for key, is_transient in keys:
-            of_kind[is_transient].append(key)
+            keys_by_kind[is_transient].append(key)
         with self._env.begin(write=True) as txn:
-            self._persistent.delete(txn, of_kind[False])
-            self._transient.delete(txn, of_kind[True])
+            self._persistent.delete(txn, keys_by_kind[False])
+            self._transient.delete(txn, keys_by_kind[True])
 
     def put(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
         """Raises: StoreError if one of them is here already, and then none is written."""
-        of_kind = self._transient if are_transient else self._persistent
+        tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
-            of_kind.put(txn, messages)
+            tables.put(txn, messages)
 
     def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
         """Set those with True and clear the others, wherever they are or are not."""
@@ -302,21 +302,21 @@ class Checkpoint:
                 self._finish_index(txn, index)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
             self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
-            self._raise(txn, b"written", position.written)
+            self._put_if_greater(txn, b"written", position.written)
 
-    def write_down(self, written: int, sequence_limit: int) -> None:
+    def save_journal_end(self, written: int, sequence_limit: int) -> None:
         """The journal was given the frame of this number, and all before it; one of them has the limit, if not 0."""
         with self._env.begin(write=True) as txn:
-            self._raise(txn, b"written", written)
-            self._raise(txn, b"sequence limit", sequence_limit)
+            self._put_if_greater(txn, b"written", written)
+            self._put_if_greater(txn, b"sequence limit", sequence_limit)
 
-    def _raise(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
+    def _put_if_greater(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
         # What is written down at once is ahead of a move.
         if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
             self._meta.put(txn, name, NUMBER.pack(number))
 
     def drop_transients(self) -> None:
-        """However many there are: what is left of them is for `clean`."""
+        """However many there are: what is left of them is for `delete_old_transients`."""
         transient = self._transient
         generation = GENERATION.pack(GENERATION.unpack(transient.generation)[0] + 1)
         with self._env.begin(write=True) as txn:
@@ -324,13 +324,13 @@ class Checkpoint:
             transient.counts.clear(txn)
         transient.generation = generation
 
-    def clean(self, keys_max: int) -> bool:
+    def delete_old_transients(self, keys_max: int) -> bool:
         """Delete up to `keys_max` of what earlier generations left; whether there may be more of it."""
         with self._env.begin() as txn:
-            if not self._transient.has_left(txn):
+            if not self._transient.has_old_generations(txn):
                 return False
         with self._env.begin(write=True) as txn:
-            self._transient.delete_left(txn, keys_max)
+            self._transient.delete_old_generations(txn, keys_max)
         return True
 
     def _finish_index(self, txn: lmdb.Transaction[bytes], index: SegmentIndex) -> None:
@@ -340,14 +340,14 @@ class Checkpoint:
             else:
                 self._queues.delete(txn, QUEUE.pack(number))
         if index.paused:
-            paused = with_changes(paused_of(self._meta.need(txn, b"paused")), index.paused)
-            self._meta.put(txn, b"paused", paused_value(paused))
+            paused = apply_pauses(decode_paused(self._meta.need(txn, b"paused")), index.paused)
+            self._meta.put(txn, b"paused", encode_paused(paused))
         # Before the producers, as one can be forgotten and come back.
         for name in index.forgotten_producers:
             self._producers.delete(txn, producer_key(name))
         for name, state in index.producers.items():
-            self._producers.put(txn, producer_key(name), producer_value(name, state))
-        self._raise(txn, b"sequence limit", index.sequence_limit)
+            self._producers.put(txn, producer_key(name), encode_producer(name, state))
+        self._put_if_greater(txn, b"sequence limit", index.sequence_limit)
         if index.redelivered_below:
             self._meta.put(txn, b"redelivered below", NUMBER.pack(index.redelivered_below))
         if index.clean_stop is not None:

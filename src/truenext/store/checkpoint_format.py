@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from truenext.batch import NO_CAUSES, Causes, Mark, ProducerState
-from truenext.store.changes import producer_before
+from truenext.store.changes import producer_from_v9
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ DATA_FILE = "data.mdb"
 
 FORMAT_VERSION = 11
 
-READ = frozenset({9, 10, FORMAT_VERSION})
+READABLE_VERSIONS = frozenset({9, 10, FORMAT_VERSION})
 """Formats of which all is understood."""
 
 DATABASES = (
@@ -75,7 +75,7 @@ DATABASES = (
     b"producers",
     b"timers",
 )
-META = (
+META_KEYS = (
     b"format",
     b"identity",
     b"salt",
@@ -112,16 +112,16 @@ SALT = struct.Struct(">I")
 GENERATION = struct.Struct(">I")
 NUMBER = struct.Struct(">Q")
 _MARK = struct.Struct(">IIQ")
-_LOST = 1 << 31
+_LOST_FLAG = 1 << 31
 _CAUSE_SIZE = struct.Struct(">I")
-_PRODUCER_BEFORE = struct.Struct(">QQ?")
+_PRODUCER_V9 = struct.Struct(">QQ?")
 CLEAN, UNCLEAN = b"\1", b"\0"
 
 _decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 
 
-def mark_value(mark: Mark, causes: Causes = NO_CAUSES) -> bytes:
-    value = _MARK.pack(mark.attempts | _LOST if mark.was_lost else mark.attempts, mark.deliveries, mark.due_ms)
+def encode_mark(mark: Mark, causes: Causes = NO_CAUSES) -> bytes:
+    value = _MARK.pack(mark.attempts | _LOST_FLAG if mark.was_lost else mark.attempts, mark.deliveries, mark.due_ms)
     if causes is NO_CAUSES:
         return value
     first = causes.first.encode()
@@ -129,9 +129,9 @@ def mark_value(mark: Mark, causes: Causes = NO_CAUSES) -> bytes:
     return b"%b%b%b%b" % (value, _CAUSE_SIZE.pack(len(first)), first, last)
 
 
-def read_mark(value: bytes) -> tuple[Mark, Causes]:
+def decode_mark(value: bytes) -> tuple[Mark, Causes]:
     attempts, deliveries, due_ms = _MARK.unpack_from(value)
-    mark = Mark(attempts & ~_LOST, deliveries, due_ms, attempts >= _LOST)
+    mark = Mark(attempts & ~_LOST_FLAG, deliveries, due_ms, attempts >= _LOST_FLAG)
     if len(value) == _MARK.size:
         return mark, NO_CAUSES
     first_at = _MARK.size + _CAUSE_SIZE.size
@@ -149,38 +149,38 @@ class Position(msgspec.Struct, frozen=True):
     """Number of a frame that the journal was given, later ones than `frame` included."""
 
 
-POSITION = (b"segment", b"frame", b"written")
+POSITION_KEYS = (b"segment", b"frame", b"written")
 """Where meta has the fields of one."""
 
 
-def position_of(meta: Mapping[bytes, bytes]) -> Position:
-    """`meta` has all of POSITION."""
-    return Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION))
+def decode_position(meta: Mapping[bytes, bytes]) -> Position:
+    """`meta` has all of POSITION_KEYS."""
+    return Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
 
 
-def recovered_of(
+def decode_recovered(
     meta: Mapping[bytes, bytes], queues: Iterable[tuple[bytes, bytes]], producers: Iterable[tuple[bytes, bytes]]
 ) -> Recovered:
-    """What the checkpoint says by itself, but for the counts. `meta` has all of META; the others are keys and values of
-    their databases.
+    """What the checkpoint says by itself, but for the counts. `meta` has all of META_KEYS; the others are keys and
+    values of their databases.
     """
     return Recovered(
         identity=meta[b"identity"].decode(),
         clean_stop=meta[b"clean stop"] == CLEAN,
         sequence_limit=NUMBER.unpack(meta[b"sequence limit"])[0],
         redelivered_below=NUMBER.unpack(meta[b"redelivered below"])[0],
-        paused=paused_of(meta[b"paused"]),
+        paused=decode_paused(meta[b"paused"]),
         queues={QUEUE.unpack(key)[0]: name.decode() for key, name in queues},
-        producers=dict(_producer_of(value) for _, value in producers),
+        producers=dict(_decode_producer_value(value) for _, value in producers),
     )
 
 
-def paused_of(value: bytes) -> set[int]:
+def decode_paused(value: bytes) -> set[int]:
     return {number for (number,) in QUEUE.iter_unpack(value)}
 
 
-def paused_value(paused: Iterable[int]) -> bytes:
-    """What `paused_of` makes the same of again."""
+def encode_paused(paused: Iterable[int]) -> bytes:
+    """What `decode_paused` makes the same of again."""
     return b"".join(map(QUEUE.pack, sorted(paused)))
 
 
@@ -188,11 +188,11 @@ def producer_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 
 
-def producer_value(name: str, state: ProducerState) -> bytes:
+def encode_producer(name: str, state: ProducerState) -> bytes:
     return msgspec.msgpack.encode((name, state))
 
 
-def _producer_of(value: bytes) -> tuple[str, ProducerState]:
+def _decode_producer_value(value: bytes) -> tuple[str, ProducerState]:
     if value[0] & 0x80:
         return _decode_producer(value)
-    return value[_PRODUCER_BEFORE.size :].decode(), producer_before(*_PRODUCER_BEFORE.unpack_from(value))
+    return value[_PRODUCER_V9.size :].decode(), producer_from_v9(*_PRODUCER_V9.unpack_from(value))

@@ -20,9 +20,9 @@ from truenext.batch import NO_CAUSES
 from truenext.errors import StoreError
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.checkpoint_format import Position
-from truenext.store.overlay import alive
-from truenext.store.segment_index import causes_said
-from truenext.store.trouble import CAUSES, explained
+from truenext.store.overlay import iter_spans
+from truenext.store.segment_index import merge_causes
+from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from threading import Condition
 
     from truenext.store.checkpoint import Checkpoint
+    from truenext.store.disk_space import DiskSpace
     from truenext.store.journal import Journal
-    from truenext.store.messages_of_kind import Marks
+    from truenext.store.message_tables import Marks
     from truenext.store.overlay import Overlay
-    from truenext.store.room import RoomOnDisk
     from truenext.store.spans import Span
     from truenext.store.views import View
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 SEGMENTS_MAX = 12
 """Segments of the journal that are kept while anything in them lives."""
 
-SEGMENTS_BEHIND_MAX = 3
+LAG_SEGMENTS_MAX = 3
 """Further segments that the journal may grow by while the oldest are moved; then batches wait for the move. With a
 spare and SEGMENT_BYTES, that makes half a gigabyte."""
 
@@ -56,15 +56,15 @@ are more, as batches are that large, older segments are moved sooner."""
 TRANSACTION_KEYS_MAX = 1000
 """Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL_S = 1.0
 """Longest time until room is looked at again: others fill the disk as well, and make room."""
 
-CLEAN_SECONDS = 0.01
+CLEANUP_INTERVAL_S = 0.01
 """Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
 
 
 class Checkpointer:
-    """`enable`, `wait`, `is_segment_full` and `let_go` are for other threads."""
+    """`enable`, `wait_for_segment`, `is_segment_full` and `close_view` are for other threads."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Checkpointer:
         journal: Journal,
         checkpoint: Checkpoint,
         overlay: Overlay,
-        room: RoomOnDisk,
+        disk_space: DiskSpace,
         changed: Condition,
         *,
         segments_max: int,
@@ -85,13 +85,13 @@ class Checkpointer:
         self._journal = journal
         self._checkpoint = checkpoint
         self._overlay = overlay
-        self._room = room
+        self._disk_space = disk_space
         self._changed = changed
         self._segments_max = segments_max
         self._sync_history = sync_history
         self._thread: Thread | None = None
-        self._needs_cleaning = True
-        self._views_in_the_way: set[View] = set()
+        self._needs_cleanup = True
+        self._blocking_views: set[View] = set()
         """Pages under way that may read the segment that is to be released."""
         self._is_closing = False
         self.is_enabled = False
@@ -129,29 +129,29 @@ class Checkpointer:
             index.records > 0 and index.records + records > SEGMENT_RECORDS_MAX
         )
 
-    def wait(self) -> None:
+    def wait_for_segment(self) -> None:
         """Until the journal may grow by a segment.
 
         Raises: StoreError if nothing moves any more
         """
         with self._changed:
             if self._thread is not None:
-                self._changed.wait_for(lambda: self.failure is not None or not self._is_behind())
+                self._changed.wait_for(lambda: self.failure is not None or not self._is_lagging())
             if self.failure is not None:
                 raise self.failure
 
-    def let_go(self, view: View) -> None:
+    def close_view(self, view: View) -> None:
         """What the view shows is not read any more."""
         with self._changed:
             self._overlay.views.discard(view)
-            if view in self._views_in_the_way:
+            if view in self._blocking_views:
                 self._changed.notify_all()
 
-    def _is_behind(self) -> bool:
+    def _is_lagging(self) -> bool:
         # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
-        if self._room.is_full:
+        if self._disk_space.is_full:
             return False
-        segments, segments_max = self._journal.segments, self._segments_max + SEGMENTS_BEHIND_MAX
+        segments, segments_max = self._journal.segments, self._segments_max + LAG_SEGMENTS_MAX
         # One batch may be large: a message for all subscriptions to a topic.
         is_large = len(segments) > 1 and self._overlay.memory > segments_max * SEGMENT_MEMORY_MAX
         return len(segments) >= segments_max or is_large
@@ -161,24 +161,24 @@ class Checkpointer:
     def _run(self) -> None:
         try:
             while True:
-                self._room.provide()
+                self._disk_space.allocate_reserves()
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: self._is_closing or self._is_checkpoint_due() or self._room.is_spare_due,
-                        timeout=CLEAN_SECONDS if self._needs_cleaning else LOOK_SECONDS,
+                        lambda: self._is_closing or self._is_checkpoint_due() or self._disk_space.is_spare_due,
+                        timeout=CLEANUP_INTERVAL_S if self._needs_cleanup else CHECK_INTERVAL_S,
                     )
                     if self._is_closing:
                         return
                     is_due = self._is_checkpoint_due()
                 if is_due:
                     self._checkpoint_segment(self._journal.segments[0])
-                elif self._needs_cleaning:
-                    self._clean()
+                elif self._needs_cleanup:
+                    self._clean_up()
         except _Closing:
             return
         except Exception as error:
-            if isinstance(error, CAUSES):
-                failure = explained(f"write to the store in {self._path}", error, self._path)
+            if isinstance(error, STORAGE_ERRORS):
+                failure = store_error(f"write to the store in {self._path}", error, self._path)
             else:
                 failure = StoreError(f"the store failed: {error!r}")
             failure.__cause__ = error
@@ -199,26 +199,26 @@ class Checkpointer:
         overlay = self._overlay
         with self._changed:
             overlay.checkpointing = segment
-            held = overlay.held(segment)
+            copied = overlay.copy_segment(segment)
             indexes = [index for index in overlay.indexes if index.segment <= segment]
         for index in indexes:
-            gone = iter(index.gone.items())
-            while keys := list(islice(gone, TRANSACTION_KEYS_MAX)):
+            removed = iter(index.removed.items())
+            while keys := list(islice(removed, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.delete, keys))
             # In order, as many then share a page.
             timers = iter(sorted(index.timers.items()))
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
-            for messages in self._records(alive(segment, held), are_transient=are_transient):
+            for messages in self._records(iter_spans(segment, copied), are_transient=are_transient):
                 self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
         with self._changed:
             # Copied: to remove a message takes its mark out of every layer.
             marks = {key: (mark, NO_CAUSES) for index in indexes for key, mark in index.marks.items()}
-            said = {key for index in indexes for key in index.causes}
+            keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
-            with_causes = {key: (marks.pop(key)[0], causes_said(key, of_indexes)) for key in said}
-        for some in _pieces(with_causes):
+            with_causes = {key: (marks.pop(key)[0], merge_causes(key, of_indexes)) for key in keys_with_causes}
+        for some in _transaction_pieces(with_causes):
             self._write(partial(self._checkpoint.put_marks, some))
         self._sync_history()
         position = Position(segment, self._journal.last_frame(segment), self._journal.number)
@@ -226,20 +226,20 @@ class Checkpointer:
         with self._changed:
             overlay.drop_indexes(segment)
             # Those that begin later know nothing of this segment.
-            self._views_in_the_way = set(overlay.views)
-            self._changed.wait_for(lambda: self._views_in_the_way.isdisjoint(overlay.views))
-            self._views_in_the_way = set()
+            self._blocking_views = set(overlay.views)
+            self._changed.wait_for(lambda: self._blocking_views.isdisjoint(overlay.views))
+            self._blocking_views = set()
         self._journal.free(segment)
         with self._changed:
             self._changed.notify_all()
 
     def _records(
-        self, held: Iterable[tuple[bytes, Span]], *, are_transient: bool
+        self, spans_by_key: Iterable[tuple[bytes, Span]], *, are_transient: bool
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Keys and records of one kind, in pieces that one transaction can take."""
         piece: list[tuple[bytes, bytes]] = []
         size = 0
-        for key, record in self._read((key, span) for key, span in held if span.is_transient is are_transient):
+        for key, record in self._read((key, span) for key, span in spans_by_key if span.is_transient is are_transient):
             if piece and (size + len(record) > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
                 yield piece
                 piece, size = [], 0
@@ -249,15 +249,15 @@ class Checkpointer:
             yield piece
 
     def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
-        keys, where = tee(spans)
-        records = self._journal.read((span.segment, span.offset, span.length) for _, span in where)
+        keys, located = tee(spans)
+        records = self._journal.read((span.segment, span.offset, span.length) for _, span in located)
         return zip((key for key, _ in keys), records, strict=True)
 
-    def _clean(self) -> None:
+    def _clean_up(self) -> None:
         try:
-            self._needs_cleaning = self._checkpoint.clean(TRANSACTION_KEYS_MAX)
-        except CAUSES as error:
-            self._room.expect_no_space(error)
+            self._needs_cleanup = self._checkpoint.delete_old_transients(TRANSACTION_KEYS_MAX)
+        except STORAGE_ERRORS as error:
+            self._disk_space.note_disk_full(error)
 
     def _write(self, transaction: Callable[[], None]) -> None:
         """One transaction of a move, which waits for room where there is none. It can be done again: it is done as a
@@ -266,17 +266,17 @@ class Checkpointer:
         while True:
             try:
                 transaction()
-                self._room.look()
+                self._disk_space.check()
                 return
-            except CAUSES as error:
-                if self._room.make_room(error):
+            except STORAGE_ERRORS as error:
+                if self._disk_space.delete_ballast(error):
                     continue
             with self._changed:
-                if self._changed.wait_for(lambda: self._is_closing, timeout=LOOK_SECONDS):
+                if self._changed.wait_for(lambda: self._is_closing, timeout=CHECK_INTERVAL_S):
                     raise _Closing
 
 
-def _pieces(marks: Marks) -> Iterator[Marks]:
+def _transaction_pieces(marks: Marks) -> Iterator[Marks]:
     """What one transaction can take."""
     piece: Marks = {}
     size = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import Batch, Mark
 from truenext.record import sequence_of
-from truenext.store.trouble import disagreement
+from truenext.store.store_errors import disagreement_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,9 @@ def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
         for key, dereferenced in Counter(keys).items():
             left = mark_of(key).attempts - dereferenced
             if left < 0:
-                raise disagreement(batch.number, f"releases content {sequence_of(key)}, which is not there so often")
+                raise disagreement_error(
+                    batch.number, f"releases content {sequence_of(key)}, which is not there so often"
+                )
             if left:
                 settled.marks[key] = Mark(left, 0)
             else:

@@ -9,34 +9,34 @@ _POLYNOMIAL = 0xEDB88320
 _ONES = 0xFFFFFFFF
 
 
-def _step(byte: int) -> int:
+def _table_entry(byte: int) -> int:
     register = byte
     for _ in range(8):
         register = (register >> 1) ^ (_POLYNOMIAL if register & 1 else 0)
     return register
 
 
-_STEPS = [_step(byte) for byte in range(256)]
+_TABLE = [_table_entry(byte) for byte in range(256)]
 """What a byte does to an empty register."""
 
-_BACK = bytearray(256)
+_REVERSE_TABLE = bytearray(256)
 """Highest byte of such a step to the byte that made it."""
-for _byte, _register in enumerate(_STEPS):
-    _BACK[_register >> 24] = _byte
+for _byte, _register in enumerate(_TABLE):
+    _REVERSE_TABLE[_register >> 24] = _byte
 
-_ONE_BIT = {_STEPS[1 << bit]: bit for bit in range(8)}
+_ONE_BIT = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
-def start_of(content: bytes | memoryview, checksum: int) -> int:
+def initial_value(content: bytes | memoryview, checksum: int) -> int:
     """The number that `crc32(content, number)` gives `checksum` for; there is exactly one. A microsecond a byte."""
     register = checksum ^ _ONES
     for byte in reversed(content):
-        index = _BACK[register >> 24]
-        register = ((register ^ _STEPS[index]) << 8 & _ONES) | (index ^ byte)
+        index = _REVERSE_TABLE[register >> 24]
+        register = ((register ^ _TABLE[index]) << 8 & _ONES) | (index ^ byte)
     return register ^ _ONES
 
 
-def wrong_bit(difference: int, size: int) -> tuple[int, int] | None:
+def find_flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
     """Byte and bit that make the checksum of `size` bytes wrong by `difference` (exclusive or, not 0), None if no bit
     does. Other damage passes for that once in 2^29 / `size` times.
     """
@@ -45,6 +45,6 @@ def wrong_bit(difference: int, size: int) -> tuple[int, int] | None:
         bit = _ONE_BIT.get(register)
         if bit is not None:
             return byte, bit
-        index = _BACK[register >> 24]
-        register = ((register ^ _STEPS[index]) << 8 & _ONES) | index
+        index = _REVERSE_TABLE[register >> 24]
+        register = ((register ^ _TABLE[index]) << 8 & _ONES) | index
     return None

@@ -21,16 +21,16 @@ from truenext.store import folder
 from truenext.store.check import Summary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import Position
-from truenext.store.salvage.folder import opened
+from truenext.store.salvage.folder import open_salvage
 from truenext.store.salvage.references import References
 from truenext.store.segment_index import SegmentIndex
-from truenext.store.trouble import CAUSES, explained
+from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from truenext.store.salvage.findings import Finding, Kept
+    from truenext.store.salvage.findings import Finding, SalvagedMessage
     from truenext.store.salvage.folder import Salvage
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
@@ -46,14 +46,14 @@ UNFINISHED = "unfinished"
 def export(
     data: Path,
     new: Path,
-    found: Callable[[Finding], None],
-    report: Callable[[int, int], None],
+    on_finding: Callable[[Finding], None],
+    on_progress: Callable[[int, int], None],
     *,
-    history_told: tuple[int, int] | None = None,
+    last_history_chunk: tuple[int, int] | None = None,
 ) -> Summary:
-    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `found` is told of all
-    that cannot, `report` how many bytes of how many were read; `history_told` is that of salvage/folder.py. It is
-    durable when this returns.
+    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `on_finding` is told of
+    all that cannot, `on_progress` how many bytes of how many were read; `last_history_chunk` is that of
+    salvage/folder.py. It is durable when this returns.
 
     Raises: StoreInUseError, StoreError if `data` cannot be read at all, or `new` not be written; nothing is left then
     """
@@ -61,7 +61,7 @@ def export(
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new} is in {data}, in which nothing is changed: name a folder elsewhere")
-    with opened(data, found, report, history_told) as salvage:
+    with open_salvage(data, on_finding, on_progress, last_history_chunk) as salvage:
         try:
             folder.make(new)
             lock = folder.lock(new)
@@ -73,8 +73,8 @@ def export(
                 raise
             finally:
                 os.close(lock)
-        except CAUSES as error:
-            raise explained(f"write to the store in {new}", error, new) from error
+        except STORAGE_ERRORS as error:
+            raise store_error(f"write to the store in {new}", error, new) from error
     return summary
 
 
@@ -84,16 +84,16 @@ def _export(salvage: Salvage, new: Path) -> Summary:
     try:
         writer = _Writer(checkpoint)
         writer.set_timers(salvage.timers())
-        for kept in salvage.messages():
-            summary.count(kept)
-            if not kept.damage:
-                writer.add(kept)
+        for message in salvage.messages():
+            summary.count(message)
+            if not message.damage:
+                writer.add(message)
         writer.flush()
         writer.settle()
-        writer.set_timers(salvage.timers_left)
+        writer.set_timers(salvage.unreached_timers)
         summary.timers = writer.timers
         summary.finish(salvage)
-        summary.names.update(_names(salvage))
+        summary.names.update(_replacement_names(salvage))
         checkpoint.finish([_segment_index(salvage, summary.names)], {}, Position(0, 0))
     finally:
         checkpoint.close()
@@ -105,19 +105,19 @@ def _export(salvage: Salvage, new: Path) -> Summary:
 class _Writer:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._piece: dict[bytes, Kept] = {}
+        self._piece: dict[bytes, SalvagedMessage] = {}
         self._size = 0
         self.timers = 0
         self._references = References()
         """With the references that were written."""
-        self._highest = {False: b"", True: b""}
+        self._highest_keys = {False: b"", True: b""}
         """The highest key of each kind that was written: what stands behind it was not written yet."""
 
-    def add(self, kept: Kept) -> None:
-        size = len(kept.record) + sum(map(len, kept.causes))
+    def add(self, message: SalvagedMessage) -> None:
+        size = len(message.record) + sum(map(len, message.causes))
         if self._size + size > PIECE_BYTES_MAX or len(self._piece) == PIECE_KEYS_MAX:
             self.flush()
-        self._piece[kept.key] = kept
+        self._piece[message.key] = message
         self._size += size
 
     def set_timers(self, timers: Iterable[bytes]) -> None:
@@ -127,34 +127,34 @@ class _Writer:
             self.timers += len(piece)
 
     def flush(self) -> None:
-        maybe_there = [key for key, kept in self._piece.items() if key <= self._highest[kept.is_transient]]
-        for key in self._checkpoint.kinds(maybe_there):
+        maybe_stored = [key for key, message in self._piece.items() if key <= self._highest_keys[message.is_transient]]
+        for key in self._checkpoint.kinds(maybe_stored):
             del self._piece[key]
         self._count_references()
         for are_transient in (False, True):
-            keys = sorted(key for key, kept in self._piece.items() if kept.is_transient is are_transient)
+            keys = sorted(key for key, message in self._piece.items() if message.is_transient is are_transient)
             if keys:
                 messages = [(key, self._piece[key].record) for key in keys]
                 self._checkpoint.put(messages, are_transient=are_transient)
-                self._highest[are_transient] = max(keys[-1], self._highest[are_transient])
-        marks = {key: (kept.mark, kept.causes) for key, kept in self._piece.items() if kept.mark != NO_MARK}
+                self._highest_keys[are_transient] = max(keys[-1], self._highest_keys[are_transient])
+        marks = {key: (message.mark, message.causes) for key, message in self._piece.items() if message.mark != NO_MARK}
         if marks:
             self._checkpoint.put_marks(marks)
         self._piece = {}
         self._size = 0
 
     def _count_references(self) -> None:
-        for key, kept in self._piece.items():
+        for key, message in self._piece.items():
             if key.startswith(CONTENTS):
-                self._references.add(sequence_of(key), kept.mark.attempts)
-        for kept in self._piece.values():
-            if number := reference_of(kept.record):
-                is_there = self._references.refer(number)
-                assert is_there, "a reference comes behind its content"
+                self._references.add(sequence_of(key), message.mark.attempts)
+        for message in self._piece.values():
+            if number := reference_of(message.record):
+                has_content = self._references.count_reference(number)
+                assert has_content, "a reference comes behind its content"
 
     def settle(self) -> None:
         """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
-        wrong = self._references.wrong()
+        wrong = self._references.mismatches()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
             self._checkpoint.put_marks(
                 {content_key(number): (Mark(found, 0), NO_CAUSES) for number, _, found in piece if found}
@@ -163,13 +163,13 @@ class _Writer:
             self._checkpoint.delete(unused.items())
 
 
-def _names(salvage: Salvage) -> dict[int, str]:
+def _replacement_names(salvage: Salvage) -> dict[int, str]:
     """What queues are called whose names were lost."""
-    taken = set(salvage.recovered.queues.values())
+    used = set(salvage.recovered.queues.values())
     names = {}
-    for number in sorted(salvage.nameless):
+    for number in sorted(salvage.unnamed_queues):
         name = f"recovered.{number}"
-        while name in taken:
+        while name in used:
             name += "_"
         names[number] = name
     return names
@@ -182,12 +182,12 @@ def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
     index.queues = names
     index.paused = dict.fromkeys(recovered.paused, True)
     index.producers = dict(recovered.producers)
-    index.sequence_limit = max(recovered.sequence_limit, salvage.highest + 1)
+    index.sequence_limit = max(recovered.sequence_limit, salvage.highest_sequence + 1)
     index.redelivered_below = recovered.redelivered_below
-    if salvage.damages:
+    if salvage.damage_count:
         # What was lost may have had later ones.
         index.sequence_limit += SEQUENCE_BLOCK
-    if salvage.damages or not recovered.clean_stop:
+    if salvage.damage_count or not recovered.clean_stop:
         index.redelivered_below = index.sequence_limit
     # Transients that are here are to stay.
     index.clean_stop = True

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-OURS = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
+OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
 """All that a broker makes in a data folder, in whatever moment of its first start it ends; `new` becomes `ballast`."""
 
-HARMLESS = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
+IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
 """What a file system keeps at its root, our own configuration file, what keeps an empty folder in git."""
 
-OTHERS_SHOWN = 3
+FOREIGN_FILES_SHOWN = 3
 """Names of others' files that a refusal says."""
 
 _ZEROS = bytes(1 << 20)
@@ -40,11 +40,11 @@ def check_no_foreign_files(path: Path) -> None:
     if not path.is_dir():
         return
     names = {each.name for each in path.iterdir()}
-    others = sorted(names - OURS - HARMLESS)
+    foreign = sorted(names - OWN_FILES - IGNORED_FILES)
     # A broker that was here has what it needs, whatever somebody has put beside it.
-    if not others or names >= {"lock", "journal", "lmdb"}:
+    if not foreign or names >= {"lock", "journal", "lmdb"}:
         return
-    shown = ", ".join(others[:OTHERS_SHOWN]) + (", ..." if len(others) > OTHERS_SHOWN else "")
+    shown = ", ".join(foreign[:FOREIGN_FILES_SHOWN]) + (", ..." if len(foreign) > FOREIGN_FILES_SHOWN else "")
     raise ConfigurationError(
         f"data folder {path} has files that are not truenext's: {shown}; name an empty folder, or that of a broker"
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 
 from truenext.checksum import crc32
-from truenext.store.crc import wrong_bit
+from truenext.store.crc import find_flipped_bit
 
 FLIP_BYTES_MAX = 1024 * 1024
 """Size of a frame in which a single wrong bit is looked for; that one which tore seems to have one is then as likely as
@@ -33,7 +33,7 @@ OLD_BYTES = 64 * 1024
 FRAME = struct.Struct("<IIQQ")
 CHECKSUM = struct.Struct("<I")
 REST = struct.Struct("<IQQ")
-SEGMENT_AT = 8
+SEGMENT_OFFSET = 8
 
 
 def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
@@ -56,7 +56,7 @@ def may_follow(number: int, last: int, between: int) -> bool:
     return last < number <= last + 1 + between // FRAME.size
 
 
-def needed_by_first(content: memoryview, segment: int, number: int) -> int:
+def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
     """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
 
     What says so stands in one sector, so that no crash leaves a part of it.
@@ -67,12 +67,12 @@ def needed_by_first(content: memoryview, segment: int, number: int) -> int:
     return FRAME.size + int(size) if (in_segment, found) == (segment, number) else 0
 
 
-def cut(segment: int, size: int, made: int) -> str:
+def describe_cut(segment: int, size: int, expected: int) -> str:
     """In words. A crash does not leave that: a segment gets its name when all of it is on the disk."""
-    return f"segment {segment:016x} has {size} bytes and was made with {made}"
+    return f"segment {segment:016x} has {size} bytes and was made with {expected}"
 
 
-def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
+def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
     """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
     does not leave that, but for one that leaves the old content of a sector that differs from the new one by that bit.
     """
@@ -80,8 +80,8 @@ def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt
     if payload > len(content):
         return False
     checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
-    others = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
-    if others > 1:
+    header_difference = (in_segment ^ segment).bit_count() + (found ^ number).bit_count()
+    if header_difference > 1:
         return False
 
     def difference(size: int) -> int | None:
@@ -92,7 +92,7 @@ def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt
         return int(crc32(content[payload : payload + size], rest) ^ checksum)
 
     wrong = difference(size)
-    if others == 1:
+    if header_difference == 1:
         return wrong == 0
     if any(difference(size ^ 1 << bit) == 0 for bit in range(32)):
         return True
@@ -100,7 +100,7 @@ def is_flipped(content: memoryview, offset: int, segment: int, number: int, salt
         return False
     if wrong.bit_count() == 1:
         return True
-    at = wrong_bit(wrong, REST.size + size)
+    at = find_flipped_bit(wrong, REST.size + size)
     if at is None or at[0] < REST.size:
         return False
     return not _may_be_old(content, offset, payload + size, payload + at[0] - REST.size)

@@ -24,14 +24,14 @@ from truenext.store.frame import (
     CHECKSUM,
     FRAME,
     REST,
-    SEGMENT_AT,
-    cut,
-    is_flipped,
+    SEGMENT_OFFSET,
+    describe_cut,
+    has_flipped_bit,
     may_follow,
-    needed_by_first,
     payload_at,
+    size_for_first_frame,
 )
-from truenext.store.trouble import damage
+from truenext.store.store_errors import damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -75,7 +75,7 @@ class Journal:
         """Bytes of each segment's file."""
         self._end = 0
         """Where the next frame goes, in the newest segment."""
-        self._last = 0
+        self._last_start = 0
         """Where the last frame that was replayed begins in it, or its beginning."""
         self._size = 0
         """Size of the newest segment."""
@@ -85,7 +85,7 @@ class Journal:
         """Number of the last frame in or before each segment."""
         self._newest = 0
         self._spares = 0
-        self._files_change = Lock()
+        self._files_lock = Lock()
         for spare in folder.glob("spare-*"):
             if spare.stat().st_size == segment_bytes:
                 self._spares += 1
@@ -115,7 +115,7 @@ class Journal:
             self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
             self._sizes[segment] = os.fstat(self._files[segment]).st_size
             self._newest = segment
-            yield from self._frames(segment)
+            yield from self._replay_segment(segment)
             self._last_frames[segment] = self._number
 
     def settle(self) -> None:
@@ -124,43 +124,43 @@ class Journal:
         Raises: OSError
         """
         if self._files:
-            self._write_last_again()
+            self._rewrite_last()
             self._clear_tail()
 
-    def _frames(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
+    def _replay_segment(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
         size = self._sizes[segment]
-        self._expect_size(segment, self._segment_bytes)
-        held = _read_all(self._files[segment], size)
-        content = memoryview(held)
+        self._check_size(segment, self._segment_bytes)
+        buffer = _read_all(self._files[segment], size)
+        content = memoryview(buffer)
         offset = 0
-        self._last = 0
+        self._last_start = 0
         while (payload := payload_at(content, offset, segment, self._number + 1, self._salt)) is not None:
             self._number += 1
-            self._last = offset
+            self._last_start = offset
             yield segment, offset + FRAME.size, payload
             offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
-        self._expect_nothing_behind(held, segment, offset)
-        if is_flipped(content, offset, segment, self._number + 1, self._salt):
+        self._check_nothing_after(buffer, segment, offset)
+        if has_flipped_bit(content, offset, segment, self._number + 1, self._salt):
             raise self._damage(
                 f"one bit of frame {self._number + 1} at byte {offset} of segment {segment:016x} is wrong"
             )
-        self._expect_size(segment, needed_by_first(content, segment, self._number + 1))
+        self._check_size(segment, size_for_first_frame(content, segment, self._number + 1))
 
-    def _expect_size(self, segment: int, made: int) -> None:
+    def _check_size(self, segment: int, expected: int) -> None:
         size = self._sizes[segment]
-        if size < made:
-            raise self._damage(cut(segment, size, made))
+        if size < expected:
+            raise self._damage(describe_cut(segment, size, expected))
 
-    def _expect_nothing_behind(self, content: bytearray, segment: int, end: int) -> None:
+    def _check_nothing_after(self, content: bytearray, segment: int, end: int) -> None:
         """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
         whole = memoryview(content)
         needle = struct.pack("<Q", segment)
-        at = content.find(needle, end + SEGMENT_AT)
+        at = content.find(needle, end + SEGMENT_OFFSET)
         suspects = 0
         while at >= 0 and suspects < SUSPECTS_MAX:
-            start = at - SEGMENT_AT
+            start = at - SEGMENT_OFFSET
             if start + FRAME.size <= len(content):
                 number = FRAME.unpack_from(content, start)[3]
                 if may_follow(number, self._number, start - end):
@@ -172,12 +172,12 @@ class Journal:
                         )
             at = content.find(needle, at + 1)
 
-    def _write_last_again(self) -> None:
+    def _rewrite_last(self) -> None:
         """The last frame may be in the system's memory only: its write failed, or the broker was killed meanwhile. Now
         that it counts it must not be lost. To sync the file would not do, as a system tells of a failure only once.
         """
         file = self._files[self._newest]
-        for offset in range(self._last, self._end, WRITE_BYTES_MAX):
+        for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
@@ -188,8 +188,8 @@ class Journal:
             if os.pread(file, end - offset, offset).strip(b"\0"):
                 clear(file, offset, end)
 
-    def _damage(self, what: str) -> StoreError:
-        return damage("journal", what, self._folder.parent)
+    def _damage(self, problem: str) -> StoreError:
+        return damage_error("journal", problem, self._folder.parent)
 
     # ---- Work ----
 
@@ -226,7 +226,7 @@ class Journal:
         """Number of the last frame in or before the segment."""
         return self._last_frames[segment]
 
-    def has_place(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """A payload of `size` bytes fits into the newest segment."""
         return self._end + FRAME.size + size <= self._size
 
@@ -263,7 +263,7 @@ class Journal:
         segment = self._newest + 1
         path = self._path(segment)
         needed = FRAME.size + size
-        with self._files_change:
+        with self._files_lock:
             spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
             if spare is None:
                 allocate(path, max(needed, self._segment_bytes))
@@ -278,12 +278,12 @@ class Journal:
         self._end = 0
         self._size = self._sizes[segment] = os.fstat(file).st_size
 
-    def prepare(self) -> None:
+    def allocate_spare(self) -> None:
         """See to it that the next `roll` need not allocate. May be called while another thread appends.
 
         Raises: OSError
         """
-        with self._files_change:
+        with self._files_lock:
             if not self._spares:
                 allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
@@ -322,7 +322,7 @@ class Journal:
         """
         os.close(self._files.pop(segment))
         del self._last_frames[segment], self._sizes[segment]
-        with self._files_change:
+        with self._files_lock:
             self._make_spare(self._path(segment))
 
     def close(self) -> None:

@@ -42,8 +42,8 @@ _IN_OVERFLOW, _IS_TREE = 1, 2
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _NO_PAGE = 2**64 - 1
-_SIZES = [1 << bits for bits in range(9, 17)]
-_FIRST = 2
+_PAGE_SIZES = [1 << bits for bits in range(9, 17)]
+_FIRST_PAGE = 2
 """The first page that is no meta page."""
 
 _FREE, _USED = 1, 2
@@ -100,7 +100,7 @@ class _Node(NamedTuple):
     size: int
 
 
-def metas(path: Path) -> tuple[list[Meta], str]:
+def read_metas(path: Path) -> tuple[list[Meta], str]:
     """The meta pages that can be read, the one that counts first, and what is wrong with them, if anything.
 
     The page with the greater transaction counts, so a flipped bit in the other's can bring back a state that is over.
@@ -110,10 +110,10 @@ def metas(path: Path) -> tuple[list[Meta], str]:
     Raises: OSError
     """
     with path.open("rb") as file:
-        content = file.read(2 * _SIZES[-1])
-    first = _meta(content, 0)
-    sizes = _SIZES if first is None else [first.page_size]
-    second = next((meta for meta in (_meta(content, size) for size in sizes) if meta is not None), None)
+        content = file.read(2 * _PAGE_SIZES[-1])
+    first = _read_meta(content, 0)
+    sizes = _PAGE_SIZES if first is None else [first.page_size]
+    second = next((meta for meta in (_read_meta(content, size) for size in sizes) if meta is not None), None)
     found = [meta for meta in (first, second) if meta is not None]
     found.sort(key=lambda meta: meta.transaction, reverse=True)
     if not found:
@@ -127,25 +127,25 @@ def metas(path: Path) -> tuple[list[Meta], str]:
     return found, ""
 
 
-def holds_nothing(path: Path) -> bool:
+def is_uninitialized(path: Path) -> bool:
     """It is empty or all zeros, or a part of what LMDB begins with, as a power cut leaves it while LMDB makes it.
 
     Raises: OSError
     """
-    states, what = metas(path)
+    states, problem = read_metas(path)
     if states:
-        return bool(what) and not any(meta.transaction for meta in states)
+        return bool(problem) and not any(meta.transaction for meta in states)
     with path.open("rb") as file:
         return not any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _meta(content: bytes, at: int) -> Meta | None:
+def _read_meta(content: bytes, at: int) -> Meta | None:
     if at + _HEAD.size + _META.size > len(content):
         return None
     flags = _HEAD.unpack_from(content, at)[2]
     magic, version, _, _, free, main, last_page, transaction = _META.unpack_from(content, at + _HEAD.size)
     meta = Meta(Tree.of(free).pad, Tree.of(free), Tree.of(main), last_page, transaction)
-    if (flags, magic, version) != (_META_FLAG, _MAGIC, _VERSION) or meta.page_size not in _SIZES:
+    if (flags, magic, version) != (_META_FLAG, _MAGIC, _VERSION) or meta.page_size not in _PAGE_SIZES:
         return None
     return meta
 
@@ -153,46 +153,46 @@ def _meta(content: bytes, at: int) -> Meta | None:
 class LmdbFile:
     """One state of the file. Keeps one byte of memory for each page."""
 
-    def __init__(self, path: Path, meta: Meta, found: Callable[[str], None]) -> None:
-        """`found` is told of everything that is wrong. Raises: OSError"""
-        self.found = found
+    def __init__(self, path: Path, meta: Meta, on_damage: Callable[[str], None]) -> None:
+        """`on_damage` is told of everything that is wrong. Raises: OSError"""
+        self.on_damage = on_damage
         self.meta = meta
-        self.seen = 0
+        self.pages_seen = 0
         """Pages that are known to be free, or in use."""
-        self.knows_free = False
+        self.is_free_list_complete = False
         """No page is free without being known to be."""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        there = os.fstat(self._file).st_size // meta.page_size
-        self.pages = min(meta.last_page + 1, there)
-        if meta.last_page >= there:
-            found(f"it should have {meta.last_page + 1} pages and has {there}")
-        self._use = bytearray(self.pages)
+        pages_available = os.fstat(self._file).st_size // meta.page_size
+        self.pages = min(meta.last_page + 1, pages_available)
+        if meta.last_page >= pages_available:
+            on_damage(f"it should have {meta.last_page + 1} pages and has {pages_available}")
+        self._page_use = bytearray(self.pages)
 
     def close(self) -> None:
         os.close(self._file)
 
     # ---- Free pages ----
 
-    def read_free(self) -> None:
+    def read_free_pages(self) -> None:
         """Find out which pages are free, before anything else. LMDB writes over those, whatever is on them."""
         walk = _Walk(self, self.meta.free, "list of free pages")
         for entry in walk.entries():
-            if not self._take_free(entry.value):
-                walk.found(f"page {entry.page}: it does not tell which pages are free")
-        self.knows_free = not walk.problems
+            if not self._mark_free(entry.value):
+                walk.report(f"page {entry.page}: it does not tell which pages are free")
+        self.is_free_list_complete = not walk.problems
 
-    def _take_free(self, value: bytes) -> bool:
+    def _mark_free(self, value: bytes) -> bool:
         count = _NUMBER.unpack_from(value)[0] if len(value) >= _NUMBER.size else -1
         if not 0 <= count < len(value) // _NUMBER.size:
             return False
         is_whole = True
         last = self.meta.last_page + 1
         for number in struct.unpack_from(f"<{count}Q", value, _NUMBER.size):
-            if not _FIRST <= number < last or (number < self.pages and self._use[number]):
+            if not _FIRST_PAGE <= number < last or (number < self.pages and self._page_use[number]):
                 is_whole = False
             elif number < self.pages:
-                self._use[number] = _FREE
-                self.seen += 1
+                self._page_use[number] = _FREE
+                self.pages_seen += 1
             last = min(number, last)
         return is_whole
 
@@ -208,9 +208,9 @@ class LmdbFile:
         """Entries on pages that are not free and that nothing leads to, of whatever database, as often as it is asked;
         once all databases were walked, and if it is known what is free. A page that led there is damaged.
         """
-        number = _FIRST
+        number = _FIRST_PAGE
         while number < self.pages:
-            page = None if self._use[number] else self.read(number, 1)
+            page = None if self._page_use[number] else self.read(number, 1)
             number += 1
             if page is None:
                 continue
@@ -221,30 +221,30 @@ class LmdbFile:
                 # What stands behind it on its further pages may look like a page.
                 number += max(0, _PAGES.unpack_from(page, _PAGES_AT)[0] - 1)
             elif flags == _LEAF:
-                walk = _Walk(self, _NOTHING, "")
-                for node in nodes_of(page, is_leaf=True)[0]:
+                walk = _Walk(self, _EMPTY_TREE, "")
+                for node in read_nodes(page, is_leaf=True)[0]:
                     yield Leaf(node.key, walk.value(page, node), own)
 
     @property
-    def unused(self) -> int:
+    def unreached_pages(self) -> int:
         """Pages that are not free and that nothing leads to."""
-        return self._use.count(0, _FIRST)
+        return self._page_use.count(0, _FIRST_PAGE)
 
     # ---- Pages ----
 
-    def take(self, number: int, count: int) -> str:
+    def mark_used(self, number: int, count: int) -> str:
         """Pages are in use; what is wrong with that."""
-        if number < _FIRST or number + count > self.pages:
+        if number < _FIRST_PAGE or number + count > self.pages:
             return "is not in the file"
-        use = self._use[number : number + count]
-        self._use[number : number + count] = bytes([_USED]) * count
-        self.seen += use.count(0)
+        use = self._page_use[number : number + count]
+        self._page_use[number : number + count] = bytes([_USED]) * count
+        self.pages_seen += use.count(0)
         if _USED in use:
             return "is in use twice"
         return "is in use and free" if _FREE in use else ""
 
     def is_free(self, number: int) -> bool:
-        return number < self.pages and self._use[number] == _FREE
+        return number < self.pages and self._page_use[number] == _FREE
 
     def read(self, number: int, count: int) -> bytes | None:
         """None if the disk does not give them."""
@@ -266,41 +266,41 @@ class _Walk:
         self._overflows = 0
         self.problems = 0
 
-    def found(self, what: str) -> None:
+    def report(self, problem: str) -> None:
         self.problems += 1
         if self._name:
-            self._file.found(f"{what} ({self._name})")
+            self._file.on_damage(f"{problem} ({self._name})")
 
     def entries(self) -> Iterator[Leaf]:
         tree = self._tree
         has_integers = tree is self._file.meta.free
         # LMDB notes there for good that the file was made without a folder of its own.
         if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
-            self.found(f"it has flags {tree.flags:#x}")
+            self.report(f"it has flags {tree.flags:#x}")
         if tree.pad and not has_integers:
-            self.found(f"it has {tree.pad:#x} where nothing should be")
+            self.report(f"it has {tree.pad:#x} where nothing should be")
         node_flags = (_IS_TREE,) if tree is self._file.meta.main else (0, _IN_OVERFLOW)
         branches = leaves = entries = 0
         pending: list[tuple[int, int, bytes, bytes, bool]] = []
         if tree.root != _NO_PAGE:
             pending.append((tree.root, 1, b"", b"", True))
         while pending:
-            number, level, low, high, is_sure = pending.pop()
-            page = self._page(number, is_sure=is_sure)
+            number, level, low, high, is_trusted = pending.pop()
+            page = self._page(number, is_trusted=is_trusted)
             if page is None:
                 continue
             is_leaf = self._is_leaf(page, number, level)
-            nodes, what = nodes_of(page, is_leaf=is_leaf)
+            nodes, problem = read_nodes(page, is_leaf=is_leaf)
             keys = [node.key[::-1] if has_integers else node.key for node in nodes]
             if not is_leaf:
                 # What it says of the first page below is never looked at.
                 keys[:1] = [low] if nodes else []
-            if not what and not _are_in_order(low, keys, high):
-                what = "has keys that are not in order"
-            if not what and is_leaf and any(node.flags not in node_flags for node in nodes):
-                what = "has entries of a kind that does not belong here"
-            if what:
-                self.found(f"page {number} {what}")
+            if not problem and not _are_in_order(low, keys, high):
+                problem = "has keys that are not in order"
+            if not problem and is_leaf and any(node.flags not in node_flags for node in nodes):
+                problem = "has entries of a kind that does not belong here"
+            if problem:
+                self.report(f"page {number} {problem}")
             if is_leaf:
                 leaves += 1
                 entries += len(nodes)
@@ -310,37 +310,37 @@ class _Walk:
                 branches += 1
                 highs = [*keys[1:], high]
                 pending += [
-                    (node.child, level + 1, keys[n], highs[n], not what) for n, node in reversed([*enumerate(nodes)])
+                    (node.child, level + 1, keys[n], highs[n], not problem) for n, node in reversed([*enumerate(nodes)])
                 ]
         found = (branches, leaves, self._overflows, entries)
         if found != (tree.branches, tree.leaves, tree.overflows, tree.entries):
-            self.found(
+            self.report(
                 f"of {tree.branches} branches, {tree.leaves} leaves, {tree.overflows} pages of large values and "
                 f"{tree.entries} entries, {branches}, {leaves}, {self._overflows} and {entries} can be reached"
             )
 
-    def _page(self, number: int, *, is_sure: bool) -> bytes | None:
-        if not is_sure and self._file.is_free(number):
+    def _page(self, number: int, *, is_trusted: bool) -> bytes | None:
+        if not is_trusted and self._file.is_free(number):
             # What was damaged leads there, and what was on it is over.
             return None
-        what = self._file.take(number, 1)
+        problem = self._file.mark_used(number, 1)
         page = None
-        if what in ("", "is in use and free"):
+        if problem in ("", "is in use and free"):
             page = self._file.read(number, 1)
             if page is None:
-                what = "cannot be read from the disk"
+                problem = "cannot be read from the disk"
             elif _NUMBER.unpack_from(page)[0] != number:
-                what = f"says that it is page {_NUMBER.unpack_from(page)[0]}"
+                problem = f"says that it is page {_NUMBER.unpack_from(page)[0]}"
                 page = None
-        if what:
-            self.found(f"page {number} {what}")
+        if problem:
+            self.report(f"page {number} {problem}")
         return page
 
     def _is_leaf(self, page: bytes, number: int, level: int) -> bool:
         flags = _HEAD.unpack_from(page)[2]
         is_leaf = level >= self._tree.depth
         if flags != (_LEAF if is_leaf else _BRANCH):
-            self.found(f"page {number} has flags {flags:#x} and should be a {'leaf' if is_leaf else 'branch'}")
+            self.report(f"page {number} has flags {flags:#x} and should be a {'leaf' if is_leaf else 'branch'}")
             return flags == _LEAF or (is_leaf and flags != _BRANCH)
         return is_leaf
 
@@ -351,44 +351,44 @@ class _Walk:
         size = len(page)
         number = _NUMBER.unpack_from(page, node.at)[0]
         count = (_HEAD.size - 1 + node.size) // size + 1
-        what = self._file.take(number, count)
+        problem = self._file.mark_used(number, count)
         content = None
-        if what != "is not in the file":
+        if problem != "is not in the file":
             content = self._file.read(number, count)
             if content is None:
-                what = what or "cannot be read from the disk"
-            elif not what:
+                problem = problem or "cannot be read from the disk"
+            elif not problem:
                 own, _, flags, *_ = _HEAD.unpack_from(content)
                 if (own, flags, _PAGES.unpack_from(content, _PAGES_AT)[0]) != (number, _OVERFLOW, count):
-                    what = "is not the large value that it should be"
+                    problem = "is not the large value that it should be"
         self._overflows += count
-        if what:
-            self.found(f"page {number} {what}")
+        if problem:
+            self.report(f"page {number} {problem}")
         return b"" if content is None else content[_HEAD.size : _HEAD.size + node.size]
 
 
-def nodes_of(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
+def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
     """The nodes of a page, and what is wrong with them, if anything. Of a damaged leaf all that may be one."""
     _, _, _, lower, upper = _HEAD.unpack_from(page)
     size = len(page)
     if _HEAD.size <= lower <= upper <= size and lower % 2 == 0:
-        nodes, taken = _nodes_at(page, (lower - _HEAD.size) // 2, upper, is_leaf=is_leaf)
-        if nodes and len(nodes) == (lower - _HEAD.size) // 2 and taken == size - upper:
+        nodes, used_bytes = _read_nodes_at(page, (lower - _HEAD.size) // 2, upper, is_leaf=is_leaf)
+        if nodes and len(nodes) == (lower - _HEAD.size) // 2 and used_bytes == size - upper:
             return nodes, ""
     elif not is_leaf:
         return [], "is damaged"
     else:
         nodes, upper = [], _HEAD.size
     if is_leaf:
-        nodes, _ = _nodes_at(page, (size - _HEAD.size) // 2, upper, is_leaf=True)
+        nodes, _ = _read_nodes_at(page, (size - _HEAD.size) // 2, upper, is_leaf=True)
     return nodes, "is damaged"
 
 
-def _nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[list[_Node], int]:
+def _read_nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[list[_Node], int]:
     """Of the first `count` places those where a node can be, and the bytes that these take."""
     size = len(page)
     nodes = []
-    taken = 0
+    used_bytes = 0
     starts = set()
     for start in memoryview(page)[_HEAD.size : _HEAD.size + 2 * count].cast("H"):
         if not upper <= start <= size - _NODE.size or start % 2 or start in starts:
@@ -400,10 +400,10 @@ def _nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[li
         if end > size:
             continue
         starts.add(start)
-        taken += end - start + (end - start) % 2
+        used_bytes += end - start + (end - start) % 2
         key = page[start + _NODE.size : at]
         nodes.append(_Node(key, flags, low | high << 16 | flags << 32, at, value_size))
-    return nodes, taken
+    return nodes, used_bytes
 
 
 def _are_in_order(low: bytes, keys: list[bytes], high: bytes) -> bool:
@@ -412,4 +412,4 @@ def _are_in_order(low: bytes, keys: list[bytes], high: bytes) -> bool:
     return not keys or (low <= keys[0] and (not high or keys[-1] < high))
 
 
-_NOTHING = Tree(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
+_EMPTY_TREE = Tree(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)

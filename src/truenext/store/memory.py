@@ -16,13 +16,13 @@ from threading import Lock
 
 from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark, ProducerState
 from truenext.destination import may_be_named
+from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
-from truenext.room import Room
-from truenext.store.changes import with_changes, with_names
+from truenext.store.changes import apply_names, apply_pauses
 from truenext.store.contents import settled
-from truenext.store.room import within
+from truenext.store.disk_space import level_of_limit
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
 
@@ -33,7 +33,7 @@ class MemoryStore:
         """`limit` is how many bytes of records there is room for; None is any number."""
         self._limit = limit
         self._used = 0
-        self._room = Room.PLENTY
+        self._disk_level = DiskLevel.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
@@ -50,30 +50,30 @@ class MemoryStore:
         self._sequence_limit = 1
         self._redelivered_below = 0
         self._clean_stop = True
-        self._applied = 0
+        self._last_applied = 0
         self._unwritable_reason = "recover() comes first"
-        self._whole = Lock()
+        self._lock = Lock()
         """Held wherever half of a batch could be seen."""
 
     @property
-    def room(self) -> Room:
-        return self._room
+    def disk_level(self) -> DiskLevel:
+        return self._disk_level
 
     @property
-    def room_bytes(self) -> dict[str, int]:
+    def disk_bytes(self) -> dict[str, int]:
         return {} if self._limit is None else {"used": self._used, "limit": self._limit}
 
     def recover(self) -> Recovered:
-        with self._whole:
+        with self._lock:
             if not self._clean_stop:
                 for key, record in self._transients.items():
                     self._marks.pop(key, None)
                     self._causes.pop(key, None)
-                    self._take_from_lane(key)
+                    self._remove_from_lane(key)
                     self._used -= len(record)
                 self._transients.clear()
-                self._measure()
-            self._applied = 0
+                self._update_disk_level()
+            self._last_applied = 0
             self._unwritable_reason = ""
             return Recovered(
                 identity=self._identity,
@@ -90,30 +90,30 @@ class MemoryStore:
         if self._unwritable_reason:
             raise StoreError(f"batch {batch.number} is refused: {self._unwritable_reason}")
         self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
-        with self._whole:
+        with self._lock:
             self._check_references(batch)
             batch = settled(batch, lambda key: self._marks.get(key, NO_MARK))
             self._check(batch)
             self._write(batch)
-            self._applied = batch.number
+            self._last_applied = batch.number
         self._unwritable_reason = ""
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        with self._whole:
+        with self._lock:
             after = message_key(lane, after_sequence)
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (self._stored(key) for key in keys)
-            return Page.of(messages, limit, size_max, as_of=self._applied)
+            return Page.of(messages, limit, size_max, as_of=self._last_applied)
 
     def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        with self._whole:
-            there = [key for key in sorted(keys) if key in self._messages or key in self._transients]
-            return Page.of(map(self._stored, there), len(there), size_max, as_of=self._applied)
+        with self._lock:
+            existing = [key for key in sorted(keys) if key in self._messages or key in self._transients]
+            return Page.of(map(self._stored, existing), len(existing), size_max, as_of=self._last_applied)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
-        with self._whole:
+        with self._lock:
             following = islice(self._timers, bisect_right(self._timers, after), None)
-            return TimerPage.of(following, limit, as_of=self._applied)
+            return TimerPage.of(following, limit, as_of=self._last_applied)
 
     def close(self) -> None:
         """Nothing is let go: `recover` opens the store again."""
@@ -125,8 +125,8 @@ class MemoryStore:
     def _stored(self, key: bytes) -> StoredMessage:
         record = self._record(key)
         number = reference_of(record)
-        of_kind = self._messages if key in self._messages else self._transients
-        content = of_kind.get(content_key(number), b"") if number else b""
+        same_kind = self._messages if key in self._messages else self._transients
+        content = same_kind.get(content_key(number), b"") if number else b""
         return StoredMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
     def _check_references(self, batch: Batch) -> None:
@@ -139,14 +139,18 @@ class MemoryStore:
             counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS)})
             _require(batch, put == counted, "puts contents that have not as many references as their marks say")
             removed = (messages.get(key, b"") for key in removes)
-            gone = Counter(content_key(number) for number in map(reference_of, removed) if number)
-            _require(batch, gone == Counter(dereferenced), "releases other contents than it removes references to")
+            removed_references = Counter(content_key(number) for number in map(reference_of, removed) if number)
+            _require(
+                batch,
+                removed_references == Counter(dereferenced),
+                "releases other contents than it removes references to",
+            )
 
     def _check(self, batch: Batch) -> None:
         """Everything else that can be wrong with a batch, found before any of it is done."""
 
-        def require(fact: bool, otherwise: str) -> None:
-            _require(batch, fact, otherwise)
+        def require(fact: bool, problem: str) -> None:
+            _require(batch, fact, problem)
 
         removes = [*batch.removes, *batch.transient_removes]
         puts = [*batch.puts, *batch.transient_puts]
@@ -163,23 +167,24 @@ class MemoryStore:
         )
         for number, name in batch.queues.items():
             require(may_be_named(self._queues.get(number), name), "puts a queue that is there already")
-        gone = {number for number, name in batch.queues.items() if not name}
-        if gone:
-            there = (self._messages.keys() | self._transients.keys()) - removed | put
+        removed_queues = {number for number, name in batch.queues.items() if not name}
+        if removed_queues:
+            remaining = (self._messages.keys() | self._transients.keys()) - removed | put
             require(
-                gone.isdisjoint(split_lane_key(key[:LANE_KEY_SIZE])[0] for key in there),
+                removed_queues.isdisjoint(split_lane_key(key[:LANE_KEY_SIZE])[0] for key in remaining),
                 "takes the name of a queue in which messages are",
             )
             require(
-                gone.isdisjoint(with_changes(self._paused, batch.paused)), "takes the name of a queue that is paused"
+                removed_queues.isdisjoint(apply_pauses(self._paused, batch.paused)),
+                "takes the name of a queue that is paused",
             )
 
         require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that is not there")
 
         unmarked = set(batch.unmarks)
         for key in batch.marks.keys() - unmarked:
-            held = key in put or ((key in self._messages or key in self._transients) and key not in removed)
-            require(held, f"marks message {key.hex()}, which is not there")
+            exists = key in put or ((key in self._messages or key in self._transients) and key not in removed)
+            require(exists, f"marks message {key.hex()}, which is not there")
         require(batch.causes.keys() <= batch.marks.keys(), "says causes of a message that it does not mark")
         for key in removed - unmarked:
             require(key not in self._marks, f"leaves the mark of message {key.hex()}, which it removes")
@@ -188,20 +193,20 @@ class MemoryStore:
         for messages, keys in ((self._messages, batch.removes), (self._transients, batch.transient_removes)):
             for key in keys:
                 self._used -= len(messages.pop(key))
-                self._take_from_lane(key)
+                self._remove_from_lane(key)
         for messages, puts in ((self._messages, batch.puts), (self._transients, batch.transient_puts)):
             for key, record in puts.items():
                 messages[key] = record
                 self._used += len(record)
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)
-        for key, said in batch.causes.items():
-            self._causes[key] = said.over(self._causes.get(key, NO_CAUSES))
+        for key, causes in batch.causes.items():
+            self._causes[key] = causes.over(self._causes.get(key, NO_CAUSES))
         for key in batch.unmarks:
             self._marks.pop(key, None)
             self._causes.pop(key, None)
-        self._queues = with_names(self._queues, batch.queues)
-        self._paused = with_changes(self._paused, batch.paused)
+        self._queues = apply_names(self._queues, batch.queues)
+        self._paused = apply_pauses(self._paused, batch.paused)
         for name in batch.forgotten_producers:
             self._producers.pop(name, None)
         self._producers.update(batch.producers)
@@ -217,13 +222,13 @@ class MemoryStore:
         self._redelivered_below = batch.redelivered_below or self._redelivered_below
         if batch.clean_stop is not None:
             self._clean_stop = batch.clean_stop
-        self._measure()
+        self._update_disk_level()
 
-    def _measure(self) -> None:
+    def _update_disk_level(self) -> None:
         if self._limit is not None:
-            self._room = within(self._limit, self._used, self._room)
+            self._disk_level = level_of_limit(self._limit, self._used, self._disk_level)
 
-    def _take_from_lane(self, key: bytes) -> None:
+    def _remove_from_lane(self, key: bytes) -> None:
         lane = key[:LANE_KEY_SIZE]
         keys = self._lanes[lane]
         del keys[key]
@@ -231,6 +236,6 @@ class MemoryStore:
             del self._lanes[lane]
 
 
-def _require(batch: Batch, fact: bool, otherwise: str) -> None:
+def _require(batch: Batch, fact: bool, problem: str) -> None:
     if not fact:
-        raise StoreError(f"store and broker disagree: batch {batch.number} {otherwise}. This is a bug of truenext")
+        raise StoreError(f"store and broker disagree: batch {batch.number} {problem}. This is a bug of truenext")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import BEFORE_RECORD, PUTS_AT, causes_of, producers_of
+from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of, producers_of
 from truenext.store.segment_index import SegmentIndex
-from truenext.store.spans import Chunk, JournalLane, span_of
+from truenext.store.spans import Chunk, JournalLane, unpack_span
 from truenext.store.views import TimerView, View
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Overlay:
     def add(self, changes: Changes, segment: int, offset: int) -> None:
         """A batch that stands at `offset` in `segment` is in force."""
         for view in self.views:
-            view.keep(changes)
+            view.save_before(changes)
         indexes = self.indexes
         index = indexes[-1] if indexes and indexes[-1].segment == segment else self._new_index(segment)
         index.records += changes.count
@@ -71,7 +71,7 @@ class Overlay:
             self._remove(changes.removes, index, is_transient=False)
         if changes.transient_removes:
             self._remove(changes.transient_removes, index, is_transient=True)
-        at = offset + PUTS_AT
+        at = offset + PUTS_OFFSET
         if changes.puts:
             at = self._put(changes.puts, index, at, is_transient=False)
         if changes.transient_puts:
@@ -83,7 +83,7 @@ class Overlay:
         chunks = index.chunks
         index.memory += _PUT_BYTES * len(puts)
         for key, length in puts:
-            at += BEFORE_RECORD
+            at += PUT_HEADER_BYTES
             chunk = chunks.get(key[:LANE_KEY_SIZE]) or self._new_chunk(key[:LANE_KEY_SIZE], index)
             sequence = sequence_of(key)
             packed = at << 32 | length << 1 | is_transient
@@ -95,7 +95,7 @@ class Overlay:
                 chunk.packed.append(packed)
             else:
                 chunk.insert(sequence, packed)
-            chunk.alive += 1
+            chunk.live_count += 1
             at += length
         return at
 
@@ -110,11 +110,11 @@ class Overlay:
 
     def _remove(self, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if self._forget(key) <= self.checkpointing:
-                index.gone[key] = is_transient
+            if self._delete(key) <= self.checkpointing:
+                index.removed[key] = is_transient
                 index.memory += _KEY_BYTES
 
-    def _forget(self, key: bytes) -> int:
+    def _delete(self, key: bytes) -> int:
         """Take the message out; the segment that it was in, 0 if the journal has none."""
         lane_key = key[:LANE_KEY_SIZE]
         lane = self._lanes.get(lane_key)
@@ -122,16 +122,16 @@ class Overlay:
         if found is None:
             return 0
         chunk, at = found
-        chunk.forget(at)
+        chunk.remove(at)
         # The newest layer keeps what may be used again at once.
-        if not chunk.alive and chunk.segment != self.indexes[-1].segment:
+        if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
             index = next(index for index in self.indexes if index.segment == chunk.segment)
             self._drop_chunk(lane_key, index)
         return chunk.segment
 
     def _drop_chunk(self, lane_key: bytes, index: SegmentIndex) -> None:
-        lane, gone = self._lanes[lane_key], index.chunks.pop(lane_key)
-        lane.chunks = [chunk for chunk in lane.chunks if chunk is not gone]
+        lane, dropped = self._lanes[lane_key], index.chunks.pop(lane_key)
+        lane.chunks = [chunk for chunk in lane.chunks if chunk is not dropped]
         if not lane.chunks:
             del self._lanes[lane_key]
 
@@ -162,19 +162,19 @@ class Overlay:
             index.clean_stop = rest.clean_stop
         index.memory += sum(
             _NAME_BYTES + 4 * len(name)
-            for name in (*rest.queues.values(), *rest.producers, *rest.producers_before, *rest.forgotten_producers)
+            for name in (*rest.queues.values(), *rest.producers, *rest.producers_v9, *rest.forgotten_producers)
         )
         index.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
 
     def _add_causes(self, rest: Rest, index: SegmentIndex) -> None:
-        for key, said in causes_of(rest).items():
-            index.causes[key] = said.over(index.causes.get(key, NO_CAUSES))
+        for key, causes in causes_of(rest).items():
+            index.causes[key] = causes.over(index.causes.get(key, NO_CAUSES))
         index.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
 
     def _drop_transients(self) -> None:
         for key, span in list(self.messages()):
             if span.is_transient:
-                self._forget(key)
+                self._delete(key)
                 for index in self.indexes:
                     index.marks.pop(key, None)
                     index.causes.pop(key, None)
@@ -182,7 +182,7 @@ class Overlay:
     def _new_index(self, segment: int) -> SegmentIndex:
         if self.indexes:
             before = self.indexes[-1]
-            for lane_key in [lane_key for lane_key, chunk in before.chunks.items() if not chunk.alive]:
+            for lane_key in [lane_key for lane_key, chunk in before.chunks.items() if not chunk.live_count]:
                 self._drop_chunk(lane_key, before)
         index = SegmentIndex(segment)
         self.indexes = (*self.indexes, index)
@@ -199,22 +199,22 @@ class Overlay:
     def view(self, lane: bytes, after_sequence: int, limit: int) -> View:
         """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
-        here = found.behind(after_sequence, limit) if found is not None else []
-        return self._add_view(View((lane,), here, self.indexes, self._contents()))
+        spans = found.find_after(after_sequence, limit) if found is not None else []
+        return self._add_view(View((lane,), spans, self.indexes, self._contents()))
 
-    def view_of(self, keys: list[bytes]) -> View:
+    def view_keys(self, keys: list[bytes]) -> View:
         """The same of the messages with these keys."""
-        of_journal: list[bytes] = []
-        here: list[tuple[int, int, int]] = []
+        journal_keys: list[bytes] = []
+        spans: list[tuple[int, int, int]] = []
         for key in keys:
             lane, sequence = self._lanes.get(key[:LANE_KEY_SIZE]), sequence_of(key)
             found = lane.find(sequence) if lane is not None else None
             if found is not None:
                 chunk, at = found
-                of_journal.append(key)
-                here.append((sequence, chunk.segment, chunk.packed[at]))
+                journal_keys.append(key)
+                spans.append((sequence, chunk.segment, chunk.packed[at]))
         lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
-        return self._add_view(View(lanes, here, self.indexes, self._contents(), keys=of_journal))
+        return self._add_view(View(lanes, spans, self.indexes, self._contents(), keys=journal_keys))
 
     def _add_view(self, view: View) -> View:
         self.views.add(view)
@@ -237,10 +237,10 @@ class Overlay:
                 chunk = index.chunks[lane_key]
                 for sequence, packed in zip(chunk.sequences[:], chunk.packed[:], strict=True):
                     if packed:
-                        yield message_key(lane_key, sequence), span_of(index.segment, packed)
+                        yield message_key(lane_key, sequence), unpack_span(index.segment, packed)
 
-    def held(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """The messages of a segment for `alive`: a copy, of 16 bytes for each."""
+    def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
+        """The messages of a segment for `iter_spans`: a copy, of 16 bytes for each."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -249,18 +249,20 @@ class Overlay:
         ]
 
     def has_messages(self, segment: int) -> bool:
-        return any(chunk.alive for index in self.indexes if index.segment == segment for chunk in index.chunks.values())
+        return any(
+            chunk.live_count for index in self.indexes if index.segment == segment for chunk in index.chunks.values()
+        )
 
     def counts(self) -> dict[bytes, int]:
         """Messages of each lane that the journal has."""
-        return {key: sum(chunk.alive for chunk in lane.chunks) for key, lane in self._lanes.items()}
+        return {key: sum(chunk.live_count for chunk in lane.chunks) for key, lane in self._lanes.items()}
 
     # ---- The checkpoint ----
 
-    def leave_to_checkpoint(self, keys: Iterable[bytes]) -> None:
+    def remove_checkpointed(self, keys: Iterable[bytes]) -> None:
         """The checkpoint has these messages."""
         for key in keys:
-            self._forget(key)
+            self._delete(key)
 
     def drop_indexes(self, up_to_segment: int) -> None:
         """The checkpoint says what these segments said, and has their messages."""
@@ -271,9 +273,9 @@ class Overlay:
         self.indexes = tuple(index for index in self.indexes if index.segment > up_to_segment)
 
 
-def alive(segment: int, held: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Span]]:
-    """Keys and spans of what `Overlay.held` gave, in the order of the keys."""
-    for lane_key, sequences, spans in held:
+def iter_spans(segment: int, copied: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Span]]:
+    """Keys and spans of what `Overlay.copy_segment` gave, in the order of the keys."""
+    for lane_key, sequences, spans in copied:
         for sequence, packed in zip(sequences, spans, strict=True):
             if packed:
-                yield message_key(lane_key, sequence), span_of(segment, packed)
+                yield message_key(lane_key, sequence), unpack_span(segment, packed)

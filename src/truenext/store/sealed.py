@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from truenext.checksum import crc32
-from truenext.store.trouble import damage
+from truenext.store.store_errors import damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class SealedDatabase:
     def need(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes:
         value = self.get(txn, key)
         if value is None:
-            raise damage("checkpoint", f"{key.decode()} is missing in {self._name.decode()}", self._data)
+            raise damage_error("checkpoint", f"{key.decode()} is missing in {self._name.decode()}", self._data)
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -65,13 +65,15 @@ class SealedDatabase:
         last = b""
         for key, sealed in txn.cursor(self._db):
             if key <= last:
-                raise damage("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
+                raise damage_error("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
             last = key
             yield key, self._unseal(key, sealed)
             count += 1
         expected = txn.stat(self._db)["entries"]
         if count != expected:
-            raise damage("checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data)
+            raise damage_error(
+                "checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data
+            )
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
         txn.put(key, seal(self._name, key, value), db=self._db)
@@ -82,7 +84,7 @@ class SealedDatabase:
     def clear(self, txn: lmdb.Transaction[bytes]) -> None:
         txn.drop(self._db, delete=False)
 
-    def behind(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def iter_from(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """From `key` on, to the end of the database."""
         cursor = txn.cursor(self._db)
         if cursor.set_range(key):
@@ -96,4 +98,4 @@ class SealedDatabase:
         try:
             return unseal(self._name, key, sealed)
         except DamagedValue as error:
-            raise damage("checkpoint", str(error), self._data) from error
+            raise damage_error("checkpoint", str(error), self._data) from error

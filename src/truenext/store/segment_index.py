@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
-from truenext.store.changes import with_changes, with_names
+from truenext.store.changes import apply_names, apply_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,6 @@ class SegmentIndex:
         "chunks",
         "clean_stop",
         "forgotten_producers",
-        "gone",
         "marks",
         "memory",
         "paused",
@@ -32,10 +31,11 @@ class SegmentIndex:
         "queues",
         "records",
         "redelivered_below",
+        "removed",
         "segment",
         "sequence_limit",
+        "sorted_timers",
         "timers",
-        "timers_in_order",
     )
 
     def __init__(self, segment: int) -> None:
@@ -46,7 +46,7 @@ class SegmentIndex:
         """Bytes that all of this takes, at the most and roughly."""
         self.chunks: dict[bytes, Chunk] = {}
         """Lane key to the messages that the segment holds."""
-        self.gone: dict[bytes, bool] = {}
+        self.removed: dict[bytes, bool] = {}
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
         self.marks: dict[bytes, Mark] = {}
         self.causes: dict[bytes, Causes] = {}
@@ -57,19 +57,19 @@ class SegmentIndex:
         self.forgotten_producers: set[str] = set()
         self.timers: dict[bytes, bool] = {}
         """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
-        self.timers_in_order: list[bytes] | None = None
+        self.sorted_timers: list[bytes] | None = None
         """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
         self.sequence_limit = 0
         self.redelivered_below = 0
         self.clean_stop: bool | None = None
 
 
-def is_gone(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:
+def is_removed(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:
     """A message of the checkpoint was removed since."""
-    return any(key in index.gone for index in indexes)
+    return any(key in index.removed for index in indexes)
 
 
-def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
+def find_mark(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
     """What the first of `marks` says that says anything."""
     for one in marks:
         mark = one.get(key)
@@ -78,23 +78,23 @@ def mark_of(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
     return None
 
 
-def causes_said(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
+def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
     """What `causes` say together, of which each says more than those behind it."""
-    said = NO_CAUSES
+    merged = NO_CAUSES
     for one in causes:
         before = one.get(key)
         if before is not None:
-            said = said.over(before)
-    return said
+            merged = merged.over(before)
+    return merged
 
 
-def laid_over(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
+def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
     """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
     queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
     for index in indexes:
-        queues = with_names(queues, index.queues)
-        paused = with_changes(paused, index.paused)
+        queues = apply_names(queues, index.queues)
+        paused = apply_pauses(paused, index.paused)
         for name in index.forgotten_producers:
             producers.pop(name, None)
         producers.update(index.producers)

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-_SPARSE = 64
+_COMPACTION_MIN = 64
 """Messages of a chunk, gone ones too, from which on it is worth to look for those that are gone."""
 
 
@@ -23,11 +23,11 @@ class Span(NamedTuple):
     is_transient: bool
 
 
-def span_of(segment: int, packed: int) -> Span:
-    return Span(*extent_of(segment, packed), bool(packed & 1))
+def unpack_span(segment: int, packed: int) -> Span:
+    return Span(*unpack_extent(segment, packed), bool(packed & 1))
 
 
-def extent_of(segment: int, packed: int) -> tuple[int, int, int]:
+def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
     """Segment, offset and length."""
     return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
 
@@ -35,7 +35,7 @@ def extent_of(segment: int, packed: int) -> tuple[int, int, int]:
 class Chunk:
     """The messages of one lane in one segment."""
 
-    __slots__ = ("alive", "lane", "packed", "segment", "sequences")
+    __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
     def __init__(self, segment: int, lane: JournalLane) -> None:
         self.segment = segment
@@ -44,7 +44,7 @@ class Chunk:
         """In order."""
         self.packed = array("Q")
         """The span of each but for its segment, packed into one number; 0 for one that is gone."""
-        self.alive = 0
+        self.live_count = 0
 
     def insert(self, sequence: int, packed: int) -> None:
         """In front of others, as it is not in a broker; else it is appended."""
@@ -55,15 +55,15 @@ class Chunk:
             self.sequences.insert(at, sequence)
             self.packed.insert(at, packed)
 
-    def forget(self, at: int) -> None:
+    def remove(self, at: int) -> None:
         packed = self.packed
         packed[at] = 0
-        self.alive -= 1
-        if self.alive * 4 < len(packed) > _SPARSE:
+        self.live_count -= 1
+        if self.live_count * 4 < len(packed) > _COMPACTION_MIN:
             # So that neither memory nor a page has to do with more than a few that are gone for each that is not.
-            alive = [n for n, one in enumerate(packed) if one]
-            self.sequences = array("Q", [self.sequences[n] for n in alive])
-            self.packed = array("Q", [packed[n] for n in alive])
+            live = [n for n, one in enumerate(packed) if one]
+            self.sequences = array("Q", [self.sequences[n] for n in live])
+            self.packed = array("Q", [packed[n] for n in live])
 
 
 class JournalLane:
@@ -83,7 +83,7 @@ class JournalLane:
         if sequence > self.last:
             return None
         for chunk in self.chunks:
-            if chunk.alive:
+            if chunk.live_count:
                 sequences = chunk.sequences
                 if sequences[0] <= sequence <= sequences[-1]:
                     at = bisect_left(sequences, sequence)
@@ -91,11 +91,11 @@ class JournalLane:
                         return chunk, at
         return None
 
-    def behind(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
+    def find_after(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
         """Up to `limit` triples of sequence, segment and packed span, in order."""
         found: list[tuple[int, int, int]] = []
         for chunk in self.chunks:
-            if not chunk.alive or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
+            if not chunk.live_count or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
                 continue
             segment, known = chunk.segment, len(found)
             start = bisect_right(chunk.sequences, after_sequence)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from truenext.batch import NO_CAUSES, Batch, Causes, Mark, ProducerState
+from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
-from truenext.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -98,16 +98,16 @@ class Store(Protocol):
     """Durable state of one broker. `apply`, `recover` and `close` are called from one thread at a time."""
 
     @property
-    def room(self) -> Room:
+    def disk_level(self) -> DiskLevel:
         """What was found last, within a second or so; costs nothing to ask, on any thread, from `recover` on.
 
         It is advice: the store takes every batch that it can, whatever it said.
         """
 
     @property
-    def room_bytes(self) -> dict[str, int]:
-        """Bytes by which `room` was found last: `free` and `needed` of a disk, below which producers wait; `used` and
-        `limit` where the store has a limit of its own."""
+    def disk_bytes(self) -> dict[str, int]:
+        """Bytes by which `disk_level` was found last: `free` and `needed` of a disk, below which producers wait; `used`
+        and `limit` where the store has a limit of its own."""
 
     def recover(self) -> Recovered:
         """Read what is there, once, before anything else; after an unclean stop drop the transients first.

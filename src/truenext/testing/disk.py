@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from truenext.batch import Batch
 from truenext.broker.pace import Pace
+from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
-from truenext.room import Room
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Page, Recovered, TimerPage
 from truenext.testing.clock import Loop, Timer
@@ -61,12 +61,12 @@ class Disk:
     # ---- The store ----
 
     @property
-    def room(self) -> Room:
-        return Room.NONE if self._faults.is_disk_full else self._store.room
+    def disk_level(self) -> DiskLevel:
+        return DiskLevel.NONE if self._faults.is_disk_full else self._store.disk_level
 
     @property
-    def room_bytes(self) -> dict[str, int]:
-        return self._store.room_bytes
+    def disk_bytes(self) -> dict[str, int]:
+        return self._store.disk_bytes
 
     def recover(self) -> Recovered:
         return self._store.recover()

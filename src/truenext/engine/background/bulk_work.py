@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.writing.work import Work
 from truenext.errors import Code, NoRoomError, RemoteProtocolError
 from truenext.limits import PIECES_MAX
-from truenext.room import FULL, Room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,8 +85,8 @@ class Bulk:
             )
         if isinstance(asked, bulk.Move) and asked.to not in self._queues.by_name:
             self._queues.check_room()
-        if self._ledger.room is Room.NONE:
-            raise NoRoomError(f"{FULL}: what is moved is written once more")
+        if self._ledger.disk_level is DiskLevel.NONE:
+            raise NoRoomError(f"{DISK_FULL}: what is moved is written once more")
         return queue
 
     @property

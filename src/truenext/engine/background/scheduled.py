@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from truenext import schedule, selector
 from truenext.destination import SCHEDULED_PREFIX
+from truenext.disk_level import DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.memory.timers import Timers
 from truenext.engine.state.pages import Look, PageRead
@@ -38,7 +39,6 @@ from truenext.envelope import read_header
 from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
 from truenext.message import Message, living
 from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
-from truenext.room import Room
 from truenext.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Scheduler(Work):
         if first is None or self._look is not None or self._held_since is not None:
             return False
         ledger = self._ledger
-        if ledger.is_full or ledger.room is Room.NONE:
+        if ledger.is_full or ledger.disk_level is DiskLevel.NONE:
             return False
         due_ms, number, _ = split_due_timer(first)
         if due_ms > ledger.now_ms:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from truenext.commands import Begin, Command, Send
 from truenext.destination import Kind
+from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.message import living
 from truenext.policy import WhenFull
-from truenext.room import FULL, Room
 
 if TYPE_CHECKING:
     from truenext.commands import Commit
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; this is asked for with every message.
-_PLENTY = Room.PLENTY
+_PLENTY = DiskLevel.PLENTY
 
 
 class Sending:
@@ -67,7 +67,7 @@ class Sending:
         if send.producer is not None and self.is_repeat(session, send):
             return
         session.has_sent = True
-        if self._ledger.room is not _PLENTY:
+        if self._ledger.disk_level is not _PLENTY:
             self._admit(session, send)
         if send.ttl_ms:
             send = self.living(send)
@@ -108,7 +108,7 @@ class Sending:
                 f"{memory.open_max} (--memory-limit); commit, or try again later"
             )
         session.has_sent = True
-        if self._ledger.room is not _PLENTY:
+        if self._ledger.disk_level is not _PLENTY:
             self._admit(session, send)
         self._queues.promise(send, transaction.promised)
         transaction.sends.append(send)
@@ -149,7 +149,7 @@ class Sending:
         if send.destination.kind is Kind.TEMPORARY:
             return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
-        if self._ledger.room is Room.NONE or (session.only_sends and does_not_wait):
+        if self._ledger.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _no_room()
 
     def must_wait(self, session: Session, command: Command) -> bool:
@@ -169,4 +169,4 @@ class Sending:
 
 
 def _no_room() -> NoRoomError:
-    return NoRoomError(f"{FULL}, and takes no message: free space on it, or try again when messages were consumed")
+    return NoRoomError(f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.batch import Batch
+from truenext.disk_level import DiskLevel
 from truenext.engine.state.wildcard import Wildcard
 from truenext.limits import (
     GATHERING_BYTES_MAX,
@@ -20,7 +21,6 @@ from truenext.limits import (
     SEQUENCE_RESERVE,
     WAITING_ANSWER_BYTES,
 )
-from truenext.room import Room
 
 if TYPE_CHECKING:
     from truenext.answers import Answer
@@ -41,13 +41,13 @@ class Ledger:
         "batch",
         "busy",
         "committed",
+        "disk_level",
         "is_awaited",
         "is_stopped",
         "next_sequence",
         "now_ms",
         "now_us",
         "requested_in",
-        "room",
         "sequence_limit",
         "touched",
         "touched_wildcards",
@@ -63,7 +63,7 @@ class Ledger:
         """Microseconds since whenever, of a clock that does not jump."""
         self.ahead_us = 0
         """By how much the wall clock was ahead of that one, when it was most."""
-        self.room = Room.PLENTY
+        self.disk_level = DiskLevel.PLENTY
         """For what senders bring."""
         self.is_stopped = False
         """Nothing is dispatched, expires or becomes due any more: what waits is being written down."""

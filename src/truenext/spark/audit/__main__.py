@@ -22,16 +22,16 @@ def main() -> int:
     parser.add_argument("--stuck", type=float, default=STUCK_SECONDS, help="seconds without a dispatch")
     parser.add_argument("--stages", metavar="DIR", action="append", default=[], help="what services of stages wrote")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
         verdicts = run(
-            asked.folders,
-            master=asked.master,
-            since=asked.since,
-            queue=asked.queue,
-            stuck_seconds=asked.stuck,
-            stages=asked.stages,
-            out=asked.out,
+            args.folders,
+            master=args.master,
+            since=args.since,
+            queue=args.queue,
+            stuck_seconds=args.stuck,
+            stages=args.stages,
+            out=args.out,
         )
     except TruenextError as error:
         print(f"truenext: {error}", file=sys.stderr)

@@ -16,60 +16,60 @@ from itertools import chain
 from operator import itemgetter
 
 from truenext.spark.audit.facts import (
-    HOW_GONE,
+    END_REASONS,
+    HAS_CAUSE,
     NEVER,
     NO_CONSUMER,
+    NO_FLAGS,
     NO_MESSAGE,
-    NO_WAYS,
-    SAYS_WHY,
     SELECTIVE,
+    STILL_WAITING,
     UNKNOWN_PRIORITY,
     UNLIMITED,
-    WAITED,
-    Back,
     Code,
     Consumer,
+    ConsumerFlags,
     Finding,
-    Gone,
     Message,
+    RemovedMessages,
+    ReturnReason,
     Start,
     State,
-    Way,
 )
 
 POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
 
 # By themselves they are found faster; a sweep asks for them a few times per event.
-WAITING, HELD, DOUBTFUL, PERHAPS, DELAYED, ENDED = State
+WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = State
 
-FOUND_AGAIN = (WAITING, ENDED)
+RECOVERED_STATES = (WAITING, ENDED)
 """What a start makes of what is surely there."""
 
 
 class Account:
-    def __init__(self, gone: Gone, stuck_limit: int) -> None:
+    def __init__(self, removed: RemovedMessages, stuck_limit: int) -> None:
         """`stuck_limit` in microseconds."""
-        self.gone = gone
+        self.removed = removed
         self.stuck_limit = stuck_limit
         self.messages: dict[int, Message] = {}
-        self.ending: dict[int, Message] = {}
+        self.expiring: dict[int, Message] = {}
         """What was in a durable subscription of this name when that ended, and is not known to be removed: nobody gets
         it any more, but a start still finds it."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
         """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
-        self.of_groups: dict[int, list[list[int]]] = {}
+        self.group_lanes: dict[int, list[list[int]]] = {}
         """The same of each group; the lanes above are of what has none."""
-        self.committing_of_groups: list[list[int]] = [[] for _ in range(10)]
+        self.group_committing: list[list[int]] = [[] for _ in range(10)]
         """By priority, a heap of the sequences of those that are being committed; what is not is dropped when it is the
         head."""
-        self.higher: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
+        self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """The lanes that are served before, first one first."""
         self.committing: list[tuple[int, int]] = []
         """Heap of (visible_event, sequence)."""
-        self.holding: dict[int, tuple[int, int]] = {}
+        self.blocking: dict[int, tuple[int, int]] = {}
         """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
-        self.waiting_of: dict[int, dict[int, tuple[int, int]]] = {}
+        self.group_blocking: dict[int, dict[int, tuple[int, int]]] = {}
         """The same of each group, which they hold back alone."""
         self.consumers: dict[int, Consumer] = {}
         self.knows_consumers = False
@@ -81,16 +81,16 @@ class Account:
         this is so it stays so."""
         self.is_paused = False
         """Nothing is to be dispatched."""
-        self.free = 0
+        self.free_consumers = 0
         """Consumers that hold less than their window, have not got all that they asked for, and surely are kept from
         nothing by an exclusive one."""
         self.waiting = 0
         """Messages WAITING and visible."""
         self.held = 0
         self.arrivals = 0
-        self.firsts = 0
+        self.first_dispatches = 0
         """Messages dispatched at least once."""
-        self.idle: Message | None = None
+        self.idle_message: Message | None = None
         """The true next message since somebody could have taken it, and none has been dispatched."""
         self.idle_since = 0
         self.idle_event = 0
@@ -99,9 +99,9 @@ class Account:
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
-        self.ended: list[Message] = []
+        self.finished: list[Message] = []
         """Messages that are gone, or that the history ends with."""
-        self.points: list[tuple[int, int, int, int]] = []
+        self.depth_points: list[tuple[int, int, int, int]] = []
         """(event, at, waiting, held)"""
         self.tick = 0
         self.mask = 0
@@ -122,32 +122,32 @@ class Account:
         self.messages[sequence] = message
         if group:
             message.group = group
-            self.push(message)
+            self.add_waiting(message)
         else:
             heappush(self.lanes[priority], sequence)
         if visible_event <= event:
             self.waiting += 1
-            if self.free and self.idle is None:
-                self.look(event, at)
+            if self.free_consumers and self.idle_message is None:
+                self.check_idle(event, at)
             return
         if group:
-            heappush(self.committing_of_groups[priority], sequence)
+            heappush(self.group_committing[priority], sequence)
         if visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
 
-    def push(self, message: Message) -> None:
+    def add_waiting(self, message: Message) -> None:
         """It waits."""
         lanes = self.lanes
         if message.group:
-            lanes = self.of_groups.setdefault(message.group, [[] for _ in range(10)])
+            lanes = self.group_lanes.setdefault(message.group, [[] for _ in range(10)])
         heappush(lanes[message.priority], message.sequence)
 
-    def waits_no_longer(self, sequence: int) -> None:
+    def clear_delay(self, sequence: int) -> None:
         """For its next try."""
-        self.holding.pop(sequence, None)
+        self.blocking.pop(sequence, None)
         message = self.messages.get(sequence)
         if message is not None and message.group:
-            self.waiting_of.get(message.group, {}).pop(sequence, None)
+            self.group_blocking.get(message.group, {}).pop(sequence, None)
 
     def become_visible(self, event: int) -> None:
         """What was committed up to `event` counts as waiting."""
@@ -157,8 +157,8 @@ class Account:
             message = self.messages.get(sequence)
             if message is not None and message.state is WAITING:
                 self.waiting += 1
-                if self.free and self.idle is None:
-                    self.look(visible_event, message.visible_at)
+                if self.free_consumers and self.idle_message is None:
+                    self.check_idle(visible_event, message.visible_at)
 
     def head(self, lane: list[int]) -> Message | None:
         while lane:
@@ -176,12 +176,12 @@ class Account:
                 head = self.head(lane)
                 # One that is still being committed holds back its lane, and no other.
                 if head is not None and head.visible_event <= event:
-                    return None if self.is_held_back(head) else head
+                    return None if self.is_blocked(head) else head
         return None
 
-    def is_behind_commit(self, message: Message, event: int) -> bool:
+    def waits_for_commit(self, message: Message, event: int) -> bool:
         """One of some group, of its priority and earlier, is being committed: whoever could take that has to wait."""
-        committing = self.committing_of_groups[message.priority]
+        committing = self.group_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])
             if first is not None and first.state is WAITING and first.visible_event > event:
@@ -189,15 +189,15 @@ class Account:
             heappop(committing)
         return False
 
-    def is_held_back(self, message: Message) -> bool:
+    def is_blocked(self, message: Message) -> bool:
         """A failed message that is not due yet keeps it from being ready."""
-        return bool(self.holding) and min(self.holding.values()) < (9 - message.priority, message.sequence)
+        return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
     def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
-        if self.idle is not None:
+        if self.idle_message is not None:
             self.end_idle(at)
         if self.is_paused:
-            self.found("premature", event, at, sequence, consumer, detail="paused")
+            self.add_finding("premature", event, at, sequence, consumer, detail="paused")
         receiver = self.consumers.get(consumer)
         if receiver is not None:
             if not self.knows_exclusive and receiver.rank is None:
@@ -212,31 +212,31 @@ class Account:
                 self.judge_credit(event, at, sequence, consumer, receiver)
             receiver.requested -= 1
             if not receiver.requested:
-                self.weigh(receiver)
+                self.update_is_free(receiver)
         elif self.knows_consumers:
-            self.found("stale", event, at, sequence, consumer, detail="dispatched to a consumer that had ended")
+            self.add_finding("stale", event, at, sequence, consumer, detail="dispatched to a consumer that had ended")
         message = self.messages.get(sequence)
         if message is None:
-            code = self.gone.get(sequence)
+            code = self.removed.get(sequence)
             if code:
-                self.found("doubled", event, at, sequence, consumer, detail=HOW_GONE[Code(code)])
-                self.look_again(event, at)
+                self.add_finding("doubled", event, at, sequence, consumer, detail=END_REASONS[Code(code)])
+                self.recheck_idle(event, at)
                 return
             message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
         elif message.priority >= 0 and (receiver is None or receiver.window != SELECTIVE):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
-            self.found("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
-            self.let_go(message)
+            self.add_finding("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
+            self.end_hold(message)
         elif message.state is WAITING:
             if message.visible_event <= event:
                 self.waiting -= 1
             else:
-                self.found("premature", event, at, message, consumer)
+                self.add_finding("premature", event, at, message, consumer)
         elif message.state is DELAYED:
-            self.waits_no_longer(sequence)
-            self.found("premature", event, at, message, consumer, detail="not due yet")
+            self.clear_delay(sequence)
+            self.add_finding("premature", event, at, message, consumer, detail="not due yet")
         message.state = HELD
         message.consumer = consumer
         message.receiver = receiver
@@ -245,18 +245,18 @@ class Account:
         message.deliveries += 1
         self.held += 1
         if message.delivery == 0 and message.priority >= 0:
-            self.firsts += 1
-            message.delivery = self.firsts
+            self.first_dispatches += 1
+            message.delivery = self.first_dispatches
             message.wait = at - message.visible_at if message.visible_event <= event else 0
         if receiver is not None:
             receiver.held += 1
             receiver.unstarted += 1
             if receiver.held == receiver.window:
-                self.weigh(receiver)
-        if self.free and self.waiting:
-            self.look(event, at)
+                self.update_is_free(receiver)
+        if self.free_consumers and self.waiting:
+            self.check_idle(event, at)
 
-    def weigh(self, consumer: Consumer) -> None:
+    def update_is_free(self, consumer: Consumer) -> None:
         """Can it take a message?"""
         is_free = (
             consumer.held < consumer.window
@@ -266,13 +266,13 @@ class Account:
         )
         if is_free != consumer.is_free:
             consumer.is_free = is_free
-            self.free += 1 if is_free else -1
+            self.free_consumers += 1 if is_free else -1
 
     def choose_owner(self) -> None:
         exclusive = [(consumer.rank, consumer) for consumer in self.consumers.values() if consumer.rank is not None]
         self.owner = min(exclusive, key=itemgetter(0))[1] if exclusive else None
         for consumer in self.consumers.values():
-            self.weigh(consumer)
+            self.update_is_free(consumer)
 
     def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: Consumer) -> None:
         """It has none, or another has the queue, and it gets a message."""
@@ -285,21 +285,21 @@ class Account:
             detail = "while it rested"
         else:
             detail = f"beyond its window of {receiver.limit}"
-        self.found("uncredited", event, at, sequence, consumer, detail=detail)
+        self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
 
     def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the true next message?"""
         priority = message.priority
-        if self.is_held_back(message):
-            rank, sequence = min(self.holding.values())
+        if self.is_blocked(message):
+            rank, sequence = min(self.blocking.values())
             kind = "order" if rank == 9 - priority else "inversion"
-            self.found(kind, event, at, message, consumer, overtaken=self.messages[sequence])
+            self.add_finding(kind, event, at, message, consumer, overtaken=self.messages[sequence])
             return
-        for lane in self.higher[priority]:
+        for lane in self.higher_lanes[priority]:
             if lane:
                 head = self.head(lane)
-                if head is not None and head.visible_event <= event and not self.is_behind_commit(head, event):
-                    self.found("inversion", event, at, message, consumer, overtaken=head)
+                if head is not None and head.visible_event <= event and not self.waits_for_commit(head, event):
+                    self.add_finding("inversion", event, at, message, consumer, overtaken=head)
                     return
         lane = self.lanes[priority]
         if message.state is WAITING and lane and lane[0] == message.sequence:
@@ -308,37 +308,37 @@ class Account:
         head = self.head(lane)
         if head is not None and head.sequence < message.sequence:
             # Ready or still being committed: neither may be overtaken by its equal.
-            self.found("order", event, at, message, consumer, overtaken=head)
+            self.add_finding("order", event, at, message, consumer, overtaken=head)
         elif message.group:
             self.judge_in_group(event, at, message, consumer)
 
     def judge_in_group(self, event: int, at: int, message: Message, consumer: int) -> None:
         """Was it the next of its group?"""
         priority = message.priority
-        first = min(self.waiting_of.get(message.group, {}).values(), default=(10, 0))
+        first = min(self.group_blocking.get(message.group, {}).values(), default=(10, 0))
         if first < (9 - priority, message.sequence):
             kind = "order" if first[0] == 9 - priority else "inversion"
-            self.found(kind, event, at, message, consumer, overtaken=self.messages[first[1]])
+            self.add_finding(kind, event, at, message, consumer, overtaken=self.messages[first[1]])
             return
-        lanes = self.of_groups.get(message.group, [])
-        for lane, plain in zip(lanes[:priority:-1], self.higher[priority], strict=bool(lanes)):
+        lanes = self.group_lanes.get(message.group, [])
+        for lane, plain in zip(lanes[:priority:-1], self.higher_lanes[priority], strict=bool(lanes)):
             head = self.head(lane)
-            if head is not None and head.visible_event <= event and not self.is_behind_commit(head, event):
+            if head is not None and head.visible_event <= event and not self.waits_for_commit(head, event):
                 equal = self.head(plain)
                 # One of no group that is being committed holds it back; were it visible, it had been overtaken itself.
                 if equal is None or equal.sequence > head.sequence:
-                    self.found("inversion", event, at, message, consumer, overtaken=head)
+                    self.add_finding("inversion", event, at, message, consumer, overtaken=head)
                     return
         head = self.head(lanes[priority]) if lanes else None
         if head is not None and head.sequence < message.sequence:
-            self.found("order", event, at, message, consumer, overtaken=head)
+            self.add_finding("order", event, at, message, consumer, overtaken=head)
 
-    def found(
+    def add_finding(
         self,
         kind: str,
         event: int,
         at: int,
-        what: Message | int,
+        subject: Message | int,
         consumer: int = NO_CONSUMER,
         *,
         overtaken: Message | None = None,
@@ -346,11 +346,11 @@ class Account:
         duration: int = 0,
         detail: str = "",
     ) -> Finding:
-        """`what` is a message, or its sequence where nothing else is known of it; the others are as in Finding."""
-        if isinstance(what, int):
-            finding = Finding(kind, event, at, what)
+        """`subject` is a message, or its sequence where nothing else is known of it; the others are as in Finding."""
+        if isinstance(subject, int):
+            finding = Finding(kind, event, at, subject)
         else:
-            finding = Finding(kind, event, at, what.sequence, what.priority, what.is_persistent)
+            finding = Finding(kind, event, at, subject.sequence, subject.priority, subject.is_persistent)
         finding.consumer = consumer
         if overtaken is not None:
             finding.overtaken_sequence, finding.overtaken_priority = overtaken.sequence, overtaken.priority
@@ -358,7 +358,7 @@ class Account:
         self.findings.append(finding)
         return finding
 
-    def let_go(self, message: Message) -> None:
+    def end_hold(self, message: Message) -> None:
         """Its consumer holds it no longer."""
         self.held -= 1
         holder = message.receiver
@@ -367,7 +367,7 @@ class Account:
             if not message.is_started:
                 holder.unstarted -= 1
             if not holder.is_free:
-                self.weigh(holder)
+                self.update_is_free(holder)
 
     def started(self, event: int, at: int, sequence: int, consumer: int) -> None:
         """The client says so, or has acknowledged or refused it inside a transaction."""
@@ -381,98 +381,102 @@ class Account:
             if receiver is not None:
                 receiver.unstarted -= 1
                 if receiver.has_ended:
-                    self.found("stale", event, at, message, consumer, detail="begun by a consumer that had ended")
+                    self.add_finding("stale", event, at, message, consumer, detail="begun by a consumer that had ended")
         elif self.knows_consumers and consumer not in self.consumers:
-            self.found("stale", event, at, sequence, consumer, detail="begun by a consumer that had ended")
+            self.add_finding("stale", event, at, sequence, consumer, detail="begun by a consumer that had ended")
         elif message is None:
-            code = self.gone.get(sequence)
+            code = self.removed.get(sequence)
             if code:
-                self.found("stale", event, at, sequence, consumer, detail=f"begun although {HOW_GONE[Code(code)]}")
+                self.add_finding(
+                    "stale", event, at, sequence, consumer, detail=f"begun although {END_REASONS[Code(code)]}"
+                )
         elif message.state is HELD or message.state is WAITING or message.state is DELAYED:
-            self.found("stale", event, at, message, consumer, detail="begun although it did not hold it")
+            self.add_finding("stale", event, at, message, consumer, detail="begun although it did not hold it")
 
-    def judge_return(self, event: int, at: int, message: Message, attempts: int, back: int) -> None:
+    def judge_return(self, event: int, at: int, message: Message, attempts: int, reason: int) -> None:
         """Is it charged rightly?"""
-        if back & SAYS_WHY:
+        if reason & HAS_CAUSE:
             message.has_cause = True
-            back -= SAYS_WHY
+            reason -= HAS_CAUSE
         if attempts < message.attempts:
             # Written in one batch with the event that says so: no crash leaves the event without the attempt.
-            self.found("forgotten", event, at, message, message.consumer, detail="an attempt had been counted")
-        if back == Back.RELEASED:
+            self.add_finding("forgotten", event, at, message, message.consumer, detail="an attempt had been counted")
+        if reason == ReturnReason.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
-                self.found("miscount", event, at, message, message.consumer, detail="released")
-        elif back == Back.STARTED and message.state is HELD and not message.is_started:
+                self.add_finding("miscount", event, at, message, message.consumer, detail="released")
+        elif reason == ReturnReason.STARTED and message.state is HELD and not message.is_started:
             receiver = message.receiver
             if receiver is not None and receiver.counts_started:
-                self.found("miscount", event, at, message, message.consumer, detail="not begun")
+                self.add_finding("miscount", event, at, message, message.consumer, detail="not begun")
         message.attempts = attempts
         message.has_known_attempts = True
 
-    def end(self, event: int, at: int, sequence: int, code: Code, *, says_why: bool = False) -> None:
-        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `says_why` of a dead letter."""
-        self.waits_no_longer(sequence)
+    def end(self, event: int, at: int, sequence: int, code: Code, *, has_cause: bool = False) -> None:
+        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` of a dead letter."""
+        self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
-            self.end_of_ended(event, at, sequence, code)
+            self.end_after_queue_ended(event, at, sequence, code)
             return
-        self.gone.add(sequence, code)
-        if code == Code.DEAD_LETTERED and message.has_cause and not says_why:
-            self.found("forgotten", event, at, message, detail="a consumer had said why it failed")
+        self.removed.add(sequence, code)
+        if code == Code.DEAD_LETTERED and message.has_cause and not has_cause:
+            self.add_finding("forgotten", event, at, message, detail="a consumer had said why it failed")
         if message.state is HELD:
-            self.let_go(message)
+            self.end_hold(message)
             if code == Code.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
                 receiver = message.receiver
                 # What a transaction has of it, and may acknowledge after that, counts as begun.
                 if receiver is not None and receiver.has_ended and receiver.counts_started and not message.is_started:
                     detail = "acknowledged by a consumer that had ended"
-                    self.found("stale", event, at, message, message.consumer, detail=detail)
+                    self.add_finding("stale", event, at, message, message.consumer, detail=detail)
         elif message.state is WAITING or message.state is DELAYED:
             if message.state is WAITING and message.visible_event <= event:
                 self.waiting -= 1
             if code == Code.ACKNOWLEDGED:
-                self.found("stale", event, at, message, detail="acknowledged although nobody held it")
+                self.add_finding("stale", event, at, message, detail="acknowledged although nobody held it")
         if message.priority >= 0:
-            message.how = HOW_GONE[code]
-            self.ended.append(message)
-        self.look_again(event, at)
+            message.end_reason = END_REASONS[code]
+            self.finished.append(message)
+        self.recheck_idle(event, at)
 
-    def end_of_ended(self, event: int, at: int, sequence: int, code: Code) -> None:
+    def end_after_queue_ended(self, event: int, at: int, sequence: int, code: Code) -> None:
         """What became of a message that is in the queue no more, if ever it was."""
-        if code != Code.EXPIRED and self.gone.get(sequence) == Code.ENDED:
-            self.found("doubled", event, at, sequence, detail=f"{HOW_GONE[code]} although {HOW_GONE[Code.ENDED]}")
-        self.gone.add(sequence, code)
-        message = self.ending.pop(sequence, None)
+        if code != Code.EXPIRED and self.removed.get(sequence) == Code.ENDED:
+            self.add_finding(
+                "doubled", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[Code.ENDED]}"
+            )
+        self.removed.add(sequence, code)
+        message = self.expiring.pop(sequence, None)
         if message is not None:
-            self.leave(message, at, HOW_GONE[code])
+            self.finish_message(message, at, END_REASONS[code])
 
     def queue_ended(self, event: int, at: int) -> None:
         """Its durable subscription has: what follows in this queue is of a new one of the same name, but that what was
         in the old one expires."""
         self.end_idle(at)
         for message in self.messages.values():
-            self.gone.add(message.sequence, Code.ENDED)
+            self.removed.add(message.sequence, Code.ENDED)
             if message.state is HELD:
-                self.let_go(message)
+                self.end_hold(message)
             if message.state in (WAITING, HELD, DELAYED):
                 message.state = ENDED
-        self.ending |= self.messages
+        self.expiring |= self.messages
         self.messages.clear()
-        self.forget_order()
+        self.clear_lanes()
 
     def delayed(
-        self, event: int, at: int, sequence: int, attempts: int, back: int = Back.OTHER, *, is_holding: bool
+        self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
         """A message waits for its next try: it has just failed, or a page of the store has shown it."""
         # By another policy than it did before.
-        self.waits_no_longer(sequence)
+        self.clear_delay(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
-        self.judge_return(event, at, message, attempts, back)
+        self.judge_return(event, at, message, attempts, reason)
         if message.state is HELD:
-            self.let_go(message)
+            self.end_hold(message)
         elif message.state is WAITING and message.visible_event <= event:
             self.waiting -= 1
         if message.priority < 0:
@@ -480,50 +484,50 @@ class Account:
         else:
             message.state = DELAYED
             if message.group:
-                self.waiting_of.setdefault(message.group, {})[sequence] = (9 - message.priority, sequence)
-            elif is_holding:
-                self.holding[sequence] = (9 - message.priority, sequence)
-        self.look_again(event, at)
+                self.group_blocking.setdefault(message.group, {})[sequence] = (9 - message.priority, sequence)
+            elif is_blocking:
+                self.blocking[sequence] = (9 - message.priority, sequence)
+        self.recheck_idle(event, at)
 
-    def returned(self, event: int, at: int, sequence: int, attempts: int, back: int = Back.OTHER) -> None:
-        self.waits_no_longer(sequence)
+    def returned(self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER) -> None:
+        self.clear_delay(sequence)
         message = self.messages.get(sequence)
         if message is None:
             return
-        self.judge_return(event, at, message, attempts, back)
+        self.judge_return(event, at, message, attempts, reason)
         if message.state is HELD:
-            self.let_go(message)
+            self.end_hold(message)
         elif message.state is WAITING:
             return
         if message.priority < 0:
             message.state = DOUBTFUL
         else:
             message.state = WAITING
-            self.push(message)
+            self.add_waiting(message)
             if message.visible_event <= event:
                 self.waiting += 1
             else:
                 if message.group:
-                    heappush(self.committing_of_groups[message.priority], sequence)
+                    heappush(self.group_committing[message.priority], sequence)
                 if message.visible_event != NEVER:
                     heappush(self.committing, (message.visible_event, sequence))
-        self.look_again(event, at)
+        self.recheck_idle(event, at)
 
     def subscribed(
-        self, event: int, at: int, consumer: int, window: int, ways: Way = NO_WAYS, priority: int = 0
+        self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
         """`priority` is the consumer's, if it is exclusive."""
-        comer = self.consumers[consumer] = Consumer(window, ways)
-        if ways & Way.PULLS and window != SELECTIVE:
+        subscriber = self.consumers[consumer] = Consumer(window, flags)
+        if flags & ConsumerFlags.PULLS and window != SELECTIVE:
             # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
-            comer.requested = 0
-        if comer.has_exact_window:
-            comer.limit = window
-        if ways & Way.EXCLUSIVE:
-            comer.rank = (-priority, consumer)
+            subscriber.requested = 0
+        if subscriber.has_exact_window:
+            subscriber.limit = window
+        if flags & ConsumerFlags.EXCLUSIVE:
+            subscriber.rank = (-priority, consumer)
             self.choose_owner()
-        self.weigh(comer)
-        self.look_again(event, at)
+        self.update_is_free(subscriber)
+        self.recheck_idle(event, at)
 
     def window_changed(self, event: int, at: int, consumer: int, window: int) -> None:
         known = self.consumers.get(consumer)
@@ -532,47 +536,47 @@ class Account:
         if known.window != SELECTIVE:
             known.window = window
         known.limit = window if known.has_exact_window or not window else UNLIMITED
-        self.weigh(known)
-        self.look_again(event, at)
+        self.update_is_free(known)
+        self.recheck_idle(event, at)
 
-    def asked(self, event: int, at: int, consumer: int, count: int) -> None:
+    def requested(self, event: int, at: int, consumer: int, count: int) -> None:
         known = self.consumers.get(consumer)
         if known is not None:
             known.requested = count
-            self.weigh(known)
-            self.look_again(event, at)
+            self.update_is_free(known)
+            self.recheck_idle(event, at)
 
     def unsubscribed(self, event: int, at: int, consumer: int) -> None:
-        leaver = self.consumers.pop(consumer, None)
-        if leaver is not None:
-            leaver.has_ended = True
-            self.free -= leaver.is_free
-            if leaver is self.owner:
+        subscriber = self.consumers.pop(consumer, None)
+        if subscriber is not None:
+            subscriber.has_ended = True
+            self.free_consumers -= subscriber.is_free
+            if subscriber is self.owner:
                 self.choose_owner()
-        self.look_again(event, at)
+        self.recheck_idle(event, at)
 
     def paused(self, event: int, at: int, *, is_paused: bool) -> None:
         self.is_paused = is_paused
-        self.look_again(event, at)
+        self.recheck_idle(event, at)
 
-    def look(self, event: int, at: int) -> None:
+    def check_idle(self, event: int, at: int) -> None:
         """Begin to count idle time if somebody could take a message."""
-        if self.free and self.waiting:
-            self.idle = self.true_next(event)
+        if self.free_consumers and self.waiting:
+            self.idle_message = self.true_next(event)
             self.idle_since = at
             self.idle_event = event
 
-    def look_again(self, event: int, at: int) -> None:
-        if self.idle is None:
-            self.look(event, at)
-        elif not (self.free and self.waiting and self.true_next(event)):
+    def recheck_idle(self, event: int, at: int) -> None:
+        if self.idle_message is None:
+            self.check_idle(event, at)
+        elif not (self.free_consumers and self.waiting and self.true_next(event)):
             self.end_idle(at)
 
     def end_idle(self, at: int) -> None:
-        message, self.idle = self.idle, None
+        message, self.idle_message = self.idle_message, None
         if message is not None and at - self.idle_since > self.stuck_limit:
             duration = at - self.idle_since
-            self.found("stuck", self.idle_event, self.idle_since, message, count=self.waiting, duration=duration)
+            self.add_finding("stuck", self.idle_event, self.idle_since, message, count=self.waiting, duration=duration)
 
     def drained(self, event: int, at: int) -> None:
         if not self.waiting:
@@ -582,106 +586,108 @@ class Account:
             some = [each for each in lost if each.is_persistent is is_persistent]
             if some:
                 first = min(some, key=lambda each: (9 - each.priority, each.sequence))
-                self.found("lost", event, at, first, count=len(some), detail="found empty")
+                self.add_finding("lost", event, at, first, count=len(some), detail="found empty")
         for each in lost:
-            each.state = PERHAPS
+            each.state = UNCERTAIN
         self.waiting = 0
-        self.look_again(event, at)
+        self.recheck_idle(event, at)
 
     def gap(self) -> None:
         """Whatever is known may have changed unseen."""
-        self.idle = None
+        self.idle_message = None
         self.expected = None
-        for message in chain(self.messages.values(), self.ending.values()):
+        for message in chain(self.messages.values(), self.expiring.values()):
             message.has_known_attempts = False
-            if message.state is not PERHAPS:
+            if message.state is not UNCERTAIN:
                 message.state = DOUBTFUL
-        self.forget_places()
+        self.clear_dispatch_state()
 
-    def forget_places(self) -> None:
-        self.forget_order()
+    def clear_dispatch_state(self) -> None:
+        self.clear_lanes()
         self.consumers.clear()
         self.owner = None
         self.knows_consumers = self.knows_exclusive = False
         self.is_paused = False
-        self.free = 0
+        self.free_consumers = 0
 
-    def forget_order(self) -> None:
+    def clear_lanes(self) -> None:
         """Nothing waits, and nothing is held."""
         for lane in self.lanes:
             lane.clear()
-        self.of_groups.clear()
+        self.group_lanes.clear()
         self.committing.clear()
-        self.holding.clear()
-        self.waiting_of.clear()
+        self.blocking.clear()
+        self.group_blocking.clear()
         self.waiting = self.held = 0
 
     def run_started(self, event: int, at: int, flags: int, previous_at: int) -> None:
         self.settle_recovered(at)
         self.end_idle(previous_at)
-        self.forget_places()
+        self.clear_dispatch_state()
         self.knows_consumers = self.knows_exclusive = True
         self.start_flags = flags
         self.start_event = event
         if not flags & Start.CONTINUED:
             # A run is missing: nothing is known of what it did.
-            for message in chain(self.messages.values(), self.ending.values()):
-                self.leave(message, at, "unknown")
+            for message in chain(self.messages.values(), self.expiring.values()):
+                self.finish_message(message, at, "unknown")
             self.messages.clear()
-            self.ending.clear()
+            self.expiring.clear()
             return
-        certain, perhaps = self.find_again(self.messages, WAITING, event, at)
+        certain, uncertain = self.recover_messages(self.messages, WAITING, event, at)
         self.waiting = certain
         for message in self.messages.values():
             if message.state is WAITING:
-                self.push(message)
-        certain_to_go, perhaps_to_go = self.find_again(self.ending, ENDED, event, at)
-        self.expected = (certain + certain_to_go, perhaps + perhaps_to_go)
+                self.add_waiting(message)
+        certain_expiring, uncertain_expiring = self.recover_messages(self.expiring, ENDED, event, at)
+        self.expected = (certain + certain_expiring, uncertain + uncertain_expiring)
 
-    def find_again(self, messages: dict[int, Message], state: State, event: int, at: int) -> tuple[int, int]:
+    def recover_messages(self, messages: dict[int, Message], state: State, event: int, at: int) -> tuple[int, int]:
         """After a start, what is surely there gets this state. Returns how many these are, and how many more may be."""
-        certain = perhaps = 0
+        certain = uncertain = 0
         for message in list(messages.values()):
             if message.priority < 0:
                 message.state = DOUBTFUL
-                perhaps += 1
+                uncertain += 1
             elif not message.is_persistent and not self.start_flags & Start.CLEAN:
                 del messages[message.sequence]
-                self.gone.add(message.sequence, Code.RUN_STARTED)
-                self.leave(message, at, HOW_GONE[Code.RUN_STARTED])
-            elif message.state is PERHAPS or message.visible_event > event:
-                message.state = PERHAPS
-                perhaps += 1
+                self.removed.add(message.sequence, Code.RUN_STARTED)
+                self.finish_message(message, at, END_REASONS[Code.RUN_STARTED])
+            elif message.state is UNCERTAIN or message.visible_event > event:
+                message.state = UNCERTAIN
+                uncertain += 1
             elif message.state is DOUBTFUL and not message.is_persistent:
-                perhaps += 1
+                uncertain += 1
             else:
                 message.state = state
                 certain += 1
-        return certain, perhaps
+        return certain, uncertain
 
     def recovered(self, event: int, at: int, count: int) -> None:
         if self.expected is None:
             return
-        certain, perhaps = self.expected
+        certain, uncertain = self.expected
         self.expected = None
         if count < certain:
-            missed = [each for each in chain(self.messages.values(), self.ending.values()) if each.state in FOUND_AGAIN]
+            missing = [
+                each for each in chain(self.messages.values(), self.expiring.values()) if each.state in RECOVERED_STATES
+            ]
             first = min(
-                (each for each in missed if each.visible_event <= event),
+                (each for each in missing if each.visible_event <= event),
                 key=lambda each: (9 - each.priority, each.sequence),
             )
-            finding = self.found("lost", event, at, first, count=certain - count, detail="not recovered")
+            finding = self.add_finding("lost", event, at, first, count=certain - count, detail="not recovered")
             # Which of them it was, nobody can say; this is the first that may be.
             finding.persistent = None
-            for message in missed:
-                message.state = PERHAPS
+            for message in missing:
+                message.state = UNCERTAIN
             self.waiting = 0
-        elif count > certain + perhaps and self.start_flags & Start.WHOLE:
-            self.found("resurrected", event, at, NO_MESSAGE, count=count - certain - perhaps)
+        elif count > certain + uncertain and self.start_flags & Start.COMPLETE:
+            self.add_finding("resurrected", event, at, NO_MESSAGE, count=count - certain - uncertain)
 
     def settle_recovered(self, at: int) -> None:
         """A queue of which the start said nothing had no messages."""
-        if self.expected is not None and self.start_flags & Start.GOES_ON:
+        if self.expected is not None and self.start_flags & Start.RECOVERED:
             self.recovered(self.start_event, at, 0)
         self.expected = None
 
@@ -690,21 +696,21 @@ class Account:
         self.settle_recovered(at)
         self.end_idle(at)
         for message in self.messages.values():
-            self.leave(message, at, "held" if message.state is HELD else WAITED)
-        for message in self.ending.values():
-            self.leave(message, at, HOW_GONE[Code.ENDED])
-        self.points.append((event, at, self.waiting, self.held))
+            self.finish_message(message, at, "held" if message.state is HELD else STILL_WAITING)
+        for message in self.expiring.values():
+            self.finish_message(message, at, END_REASONS[Code.ENDED])
+        self.depth_points.append((event, at, self.waiting, self.held))
 
-    def leave(self, message: Message, at: int, how: str) -> None:
+    def finish_message(self, message: Message, at: int, end_reason: str) -> None:
         if message.priority >= 0:
-            message.how = how
+            message.end_reason = end_reason
             if message.wait is None and message.state is WAITING and message.visible_event != NEVER:
                 message.wait = at - message.visible_at
-            self.ended.append(message)
+            self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
         """For each event whose `tick` has none of the bits of `mask`."""
-        self.points.append((event, at, self.waiting, self.held))
-        if len(self.points) > POINTS_MAX:
-            del self.points[::2]
+        self.depth_points.append((event, at, self.waiting, self.held))
+        if len(self.depth_points) > POINTS_MAX:
+            del self.depth_points[::2]
             self.mask = self.mask * 2 + 1

@@ -48,11 +48,11 @@ class Results:
     """`violations`, `lost`, `doubled`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
     `positions`; and with stages those of `StageResults`"""
     verdict: Verdict
-    kept: tuple[DataFrame, ...]
+    cached: tuple[DataFrame, ...]
 
     def unpersist(self) -> None:
         """Give back what Spark keeps for the tables; they cannot be read cheaply afterwards."""
-        for each in self.kept:
+        for each in self.cached:
             each.unpersist()
 
 
@@ -70,7 +70,7 @@ def audit(
     `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
     (docs/stages-events.md). Raises: ConfigurationError if nothing is left, or `stages` is of a newer format.
     """
-    with _told(progress, "runs and gaps"):
+    with _timed(progress, "runs and gaps"):
         if since is not None:
             # Time may have been set back; the order is that of `event`.
             first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
@@ -85,60 +85,61 @@ def audit(
         if not run_rows:
             raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
-    with _told(progress, "order, loss and time, event by event"):
+    with _timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
-        outcomes = (
+        sweep_rows = (
             of_queues.transform(timeline, run_table, gap_table, commit_table).transform(sweep, stuck_seconds).persist()
         )
         counts = (
-            outcomes.where(F.col("row") == "finding")
+            sweep_rows.where(F.col("row") == "finding")
             .groupBy("kind")
             .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
             .collect()
         )
-    with _told(progress, "the queues' tables"):
+    with _timed(progress, "the queues' tables"):
         tables = {
-            "violations": outcomes.transform(ordering),
-            "lost": outcomes.transform(lost),
-            "doubled": outcomes.transform(doubled),
-            "consumers": outcomes.transform(consumers),
-            "stuck": outcomes.transform(stuck),
+            "violations": sweep_rows.transform(ordering),
+            "lost": sweep_rows.transform(lost),
+            "doubled": sweep_rows.transform(doubled),
+            "consumers": sweep_rows.transform(consumers),
+            "stuck": sweep_rows.transform(stuck),
             "gaps": gap_table,
-            "starvation": outcomes.transform(starvation).persist(),
+            "starvation": sweep_rows.transform(starvation).persist(),
             "redelivery": of_queues.where("queue is not null").transform(redelivery).persist(),
-            "latency": outcomes.transform(latency).persist(),
-            "depth": outcomes.transform(depth),
-            "positions": outcomes.transform(positions).persist(),
+            "latency": sweep_rows.transform(latency).persist(),
+            "depth": sweep_rows.transform(depth),
+            "positions": sweep_rows.transform(positions).persist(),
         }
         for name in ("starvation", "redelivery", "latency", "positions"):
             tables[name].count()
-    told: StageResults | None = None
+    stage_results: StageResults | None = None
     if stages is not None:
-        with _told(progress, "flows of stages"):
-            told = judge_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
-            tables |= told.tables
+        with _timed(progress, "flows of stages"):
+            stage_results = judge_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
+            tables |= stage_results.tables
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
     verdict = Verdict(
-        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds) + (told.findings if told else ()),
-        notes=_notes(run_rows, first_event, missing[0]) + (told.notes if told else ()),
+        findings=_findings({row["kind"]: row for row in counts}, stuck_seconds)
+        + (stage_results.findings if stage_results else ()),
+        notes=_notes(run_rows, first_event, missing[0]) + (stage_results.notes if stage_results else ()),
         events=last - first_event + 1 - missing[1],
     )
-    kept = (
+    cached = (
         block_table,
         run_table,
         gap_table,
         commit_table,
-        outcomes,
+        sweep_rows,
         *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
-        *(told.kept if told else ()),
+        *(stage_results.cached if stage_results else ()),
     )
-    return Results(tables, verdict, kept)
+    return Results(tables, verdict, cached)
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ...]:
-    def number(kind: str, of: str = "messages") -> int:
-        return int(counts[kind][of]) if kind in counts else 0
+    def number(kind: str, column: str = "messages") -> int:
+        return int(counts[kind][column]) if kind in counts else 0
 
     longest = number("stuck", "duration") / 1e6
     sentences = {
@@ -181,7 +182,7 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 
 @contextmanager
-def _told(progress: Progress, step: str) -> Iterator[None]:
+def _timed(progress: Progress, step: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     progress(step, time.monotonic() - started)

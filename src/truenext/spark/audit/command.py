@@ -78,9 +78,9 @@ def audit_all(
     if stages and len(folders) > 1:
         raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
     names = names_of(folders)
-    for place in (*folders, *stages):
-        if not (isinstance(place, str) and "://" in place):
-            path_to_read(Path(place).resolve())
+    for location in (*folders, *stages):
+        if not (isinstance(location, str) and "://" in location):
+            path_to_read(Path(location).resolve())
     if out is not None:
         path_to_write(out.resolve())
         # Before the work, and not by Spark, which would say it in a hundred lines.
@@ -88,17 +88,19 @@ def audit_all(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"{out} cannot be written to: {error.strerror}") from error
-    with _told("Spark started"):
+    with _timed("Spark started"):
         spark = start(master, log=None if out is None else out / SPARK_LOG)
     audited = []
     for folder, name in zip(folders, names, strict=True):
         if len(folders) > 1:
             print(f"{name}:", file=sys.stderr, flush=True)
         with _all_events(spark, folder) as events:
-            told = read_stage_events(spark, stages) if stages else None
-            results = audit(events, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=told, progress=_tell)
+            stage_events = read_stage_events(spark, stages) if stages else None
+            results = audit(
+                events, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stage_events, progress=_print_step
+            )
             if out is not None:
-                with _told("tables"):
+                with _timed("tables"):
                     audited.append(Run(name, write(results, out / name if len(folders) > 1 else out), results.verdict))
             else:
                 audited.append(Run(name, {}, results.verdict))
@@ -115,7 +117,7 @@ def write_page(
 
     Raises: ConfigurationError if what draws the plots is not installed, OSError
     """
-    with _told("page"):
+    with _timed("page"):
         write_comparison(audited, out / PAGE, title=title, sections=sections)
     print(f"The page: {out / PAGE}", flush=True)
 
@@ -134,13 +136,13 @@ def _all_events(spark: SparkSession, folder: Path | str) -> Iterator[DataFrame]:
         yield read_events(spark, folder, Path(scratch))
 
 
-def _tell(step: str, seconds: float) -> None:
+def _print_step(step: str, seconds: float) -> None:
     """On stderr, as it is for people only."""
     print(f"{seconds:6.1f} s  {step}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _told(step: str) -> Iterator[None]:
+def _timed(step: str) -> Iterator[None]:
     started = time.monotonic()
     yield
-    _tell(step, time.monotonic() - started)
+    _print_step(step, time.monotonic() - started)

@@ -9,10 +9,10 @@ consumer that had ended, or did not hold the message, and acted; an attempt that
 the cause of a failure that the dead letter does not say."""
 
 
-def consumers(outcomes: DataFrame) -> DataFrame:
+def consumers(sweep_rows: DataFrame) -> DataFrame:
     """One row per finding, and in `detail` what it was."""
     return (
-        outcomes.where(F.col("row") == "finding")
+        sweep_rows.where(F.col("row") == "finding")
         .where(F.col("kind").isin(*KINDS))
         .select(
             "kind",

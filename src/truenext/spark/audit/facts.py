@@ -49,7 +49,7 @@ class Code(IntEnum):
     """The history ends."""
 
 
-class Way(IntFlag):
+class ConsumerFlags(IntFlag):
     """What decides what a consumer may have, and is charged for."""
 
     AUTO = 1
@@ -59,10 +59,10 @@ class Way(IntFlag):
     EXCLUSIVE = 16
 
 
-NO_WAYS = Way(0)
+NO_FLAGS = ConsumerFlags(0)
 
 
-class Back(IntEnum):
+class ReturnReason(IntEnum):
     """What the return of a message says of its consumer."""
 
     OTHER = 0
@@ -73,8 +73,8 @@ class Back(IntEnum):
     lost, or a transaction aborted."""
 
 
-SAYS_WHY = 4
-"""Added to the Back of a return, and said of a dead letter: it has a cause."""
+HAS_CAUSE = 4
+"""Added to the ReturnReason of a return, and said of a dead letter: it has a cause."""
 
 
 class Start(IntEnum):
@@ -84,18 +84,18 @@ class Start(IntEnum):
     """The run before stopped by itself: transients are still there."""
     CONTINUED = 2
     """The run before is in the history."""
-    GOES_ON = 4
+    RECOVERED = 4
     """The run got past its recovery: a queue without a `recovered` had no messages."""
-    WHOLE = 8
+    COMPLETE = 8
     """Nothing is in any queue that the history has not seen arrive."""
 
 
 class State(IntEnum):
     WAITING = 0
     HELD = 1
-    DOUBTFUL = 2
+    MAYBE_GONE = 2
     """A gap may hide what became of it; a start makes sure of a persistent one."""
-    PERHAPS = 3
+    UNCERTAIN = 3
     """Never durable as far as is known, or lost already: it may turn up again, and may not."""
     DELAYED = 4
     """It failed, and is not due yet."""
@@ -103,7 +103,7 @@ class State(IntEnum):
     """It is there, but the durable subscription that had it is not: it is about to expire."""
 
 
-WAITED = "waiting"
+STILL_WAITING = "waiting"
 
 
 class Message(msgspec.Struct, gc=False):
@@ -127,7 +127,7 @@ class Message(msgspec.Struct, gc=False):
     """Microseconds from visible to the first dispatch, or to the end of the history."""
     hold: int | None = None
     """Microseconds from the last dispatch to acknowledged."""
-    how: str = WAITED
+    end_reason: str = STILL_WAITING
     """How it ended."""
     delivery: int = 0
     """Its place among the first dispatches of this queue, from 1."""
@@ -144,7 +144,7 @@ class Consumer(msgspec.Struct, gc=False):
 
     window: int
     """Messages that it may hold, as far as is known; with SELECTIVE it may hold none."""
-    ways: Way = NO_WAYS
+    flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
     """Messages that it has asked for and not got."""
     limit: int = UNLIMITED
@@ -162,12 +162,16 @@ class Consumer(msgspec.Struct, gc=False):
     @property
     def counts_started(self) -> bool:
         """What it has begun is told, so that all else was not."""
-        return bool(self.ways & Way.NAMES_BEGUN) and not self.ways & Way.AUTO
+        return bool(self.flags & ConsumerFlags.NAMES_BEGUN) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
         """Surely: every change of it is told, and nothing comes beyond it."""
-        return self.counts_started and self.window != SELECTIVE and not self.ways & (Way.EXPRESS | Way.PULLS)
+        return (
+            self.counts_started
+            and self.window != SELECTIVE
+            and not self.flags & (ConsumerFlags.EXPRESS | ConsumerFlags.PULLS)
+        )
 
 
 class Finding(msgspec.Struct, gc=False):
@@ -192,7 +196,7 @@ class Finding(msgspec.Struct, gc=False):
     detail: str = ""
 
 
-class Gone:
+class RemovedMessages:
     """Which messages are gone, a byte each: sequences of all queues are close together."""
 
     __slots__ = ("pages",)
@@ -212,7 +216,7 @@ class Gone:
         return 0 if page is None else page[sequence & 0xFFFF]
 
 
-HOW_GONE = {
+END_REASONS = {
     Code.ACKNOWLEDGED: "acknowledged",
     Code.EXPIRED: "expired",
     Code.DEAD_LETTERED: "dead-lettered",

@@ -12,9 +12,9 @@ MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold
 """What is measured, and the column of the sweep that has it in microseconds."""
 
 
-def latency(outcomes: DataFrame) -> DataFrame:
+def latency(sweep_rows: DataFrame) -> DataFrame:
     """Per queue, priority and measure, in milliseconds: p50, p90, p99, max, and the count of messages."""
-    times = outcomes.where((F.col("row") == "message") & (F.col("delivery") > 0))
+    times = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     return reduce(DataFrame.unionByName, (_measured(times, measure, name) for measure, name in MEASURES.items()))
 
 
@@ -30,6 +30,6 @@ def _measured(times: DataFrame, measure: str, name: str) -> DataFrame:
         "priority",
         F.lit(measure).alias("measure"),
         "count",
-        *((F.col("shares")[place] / 1e3).alias(f"p{share * 100:.0f}") for place, share in enumerate(shares)),
+        *((F.col("shares")[index] / 1e3).alias(f"p{share * 100:.0f}") for index, share in enumerate(shares)),
         (F.col("max") / 1e3).alias("max"),
     )

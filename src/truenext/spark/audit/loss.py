@@ -4,20 +4,20 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 
-def lost(outcomes: DataFrame) -> DataFrame:
+def lost(sweep_rows: DataFrame) -> DataFrame:
     """One row per observation: `count` messages, `detail` by what it was seen (`found empty`, `not recovered`).
 
     `sequence` is the first message that it can be; `persistent` null if it may be either.
     """
-    return _found(outcomes, F.col("kind") == "lost", "sequence", "priority", "persistent", "count", "detail")
+    return _found(sweep_rows, F.col("kind") == "lost", "sequence", "priority", "persistent", "count", "detail")
 
 
-def doubled(outcomes: DataFrame) -> DataFrame:
+def doubled(sweep_rows: DataFrame) -> DataFrame:
     """Dispatched although held or gone, acknowledged although its durable subscription had ended; and `resurrected`:
     more messages recovered than there can be.
     """
     return _found(
-        outcomes,
+        sweep_rows,
         F.col("kind").isin("doubled", "resurrected"),
         "kind",
         F.when(F.col("sequence") >= 0, F.col("sequence")).alias("sequence"),
@@ -27,9 +27,9 @@ def doubled(outcomes: DataFrame) -> DataFrame:
     )
 
 
-def _found(outcomes: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
+def _found(sweep_rows: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
     return (
-        outcomes.where(F.col("row") == "finding")
+        sweep_rows.where(F.col("row") == "finding")
         .where(which)
         .select("queue", "event", F.timestamp_micros("at").alias("at"), *columns)
     )

@@ -8,10 +8,10 @@ KINDS = ("inversion", "order", "premature")
 being committed; the message itself was not visible yet."""
 
 
-def ordering(outcomes: DataFrame) -> DataFrame:
+def ordering(sweep_rows: DataFrame) -> DataFrame:
     """One row per violation, with its witness: what was dispatched, to whom, at which event, and what it overtook."""
     return (
-        outcomes.where(F.col("row") == "finding")
+        sweep_rows.where(F.col("row") == "finding")
         .where(F.col("kind").isin(*KINDS))
         .select(
             "kind",

@@ -6,11 +6,11 @@ from pyspark.sql import functions as F
 POINTS_MAX = 4000
 
 
-def positions(outcomes: DataFrame) -> DataFrame:
+def positions(sweep_rows: DataFrame) -> DataFrame:
     """Places within the queue, from 1; every n-th arrival, so that a queue has at most 4,000, and the last delivery of
     each priority.
     """
-    delivered = outcomes.where((F.col("row") == "message") & (F.col("delivery") > 0))
+    delivered = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     last = delivered.groupBy("queue", "priority").agg(F.max("delivery").alias("last"))
     steps = delivered.groupBy("queue").agg(F.ceil(F.max("arrival") / POINTS_MAX).alias("step"))
     return (

@@ -4,7 +4,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
-def starvation(outcomes: DataFrame) -> DataFrame:
+def starvation(sweep_rows: DataFrame) -> DataFrame:
     """Per queue and priority: the longest wait to the first dispatch, which message that was, and places lost.
 
     A message loses a place with each later arrival that is dispatched before it, and wins one with each earlier
@@ -12,7 +12,7 @@ def starvation(outcomes: DataFrame) -> DataFrame:
     it is no violation.
     """
     return (
-        outcomes.where(F.col("row") == "message")
+        sweep_rows.where(F.col("row") == "message")
         .where("wait is not null")
         .withColumn("places", F.greatest(F.col("delivery") - F.col("arrival"), F.lit(0)))
         .withColumn("places", F.when(F.col("delivery") > 0, F.col("places")))

@@ -4,10 +4,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
-def stuck(outcomes: DataFrame) -> DataFrame:
+def stuck(sweep_rows: DataFrame) -> DataFrame:
     """One row per time: since `event`, for `seconds`, `waiting` messages, the first of them `sequence`."""
     return (
-        outcomes.where(F.col("row") == "finding")
+        sweep_rows.where(F.col("row") == "finding")
         .where(F.col("kind") == "stuck")
         .select(
             "queue",

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from truenext.spark.audit.account import Account
-from truenext.spark.audit.facts import Code, Finding, Gone, Message, Way
+from truenext.spark.audit.facts import Code, ConsumerFlags, Finding, Message, RemovedMessages
 
-OUTCOMES = StructType(
+SWEEP_SCHEMA = StructType(
     [
         StructField("row", StringType()),
         StructField("queue", StringType()),
@@ -46,14 +46,14 @@ ended), `finding` (what the contract does not allow), `depth` (messages waiting 
 microseconds."""
 
 TYPES: dict[DataType, pa.DataType] = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
-FLUSH_AT = 50_000
+FLUSH_ROWS = 50_000
 """Rows gathered before they leave for Spark."""
 
 
 def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
-    """`OUTCOMES` of a `timeline`."""
+    """`SWEEP_SCHEMA` of a `timeline`."""
     # mapInArrow keeps partitions whole: all of a queue passes through one call, in order.
-    return timeline.mapInArrow(partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6)), OUTCOMES)
+    return timeline.mapInArrow(partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6)), SWEEP_SCHEMA)
 
 
 def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
@@ -66,33 +66,33 @@ def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterat
 
 
 def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
-    gone = Gone()
+    removed = RemovedMessages()
     accounts: dict[str, Account] = {}
     for batch in batches:
         names = batch.column(0).dictionary_encode()
-        of_batch = []
+        batch_accounts = []
         for name in names.dictionary.to_pylist():
             if name not in accounts:
-                accounts[name] = Account(gone, stuck_limit)
-            of_batch.append(accounts[name])
+                accounts[name] = Account(removed, stuck_limit)
+            batch_accounts.append(accounts[name])
         indices = names.indices.to_numpy(zero_copy_only=False).tolist()
         rest = [column.to_numpy(zero_copy_only=False).tolist() for column in batch.columns[1:]]
-        _enter([of_batch[index] for index in indices], *rest)
+        _process([batch_accounts[index] for index in indices], *rest)
         for name in names.dictionary.to_pylist():
-            if len(accounts[name].ended) + len(accounts[name].findings) > FLUSH_AT:
-                yield from _leave(name, accounts[name])
+            if len(accounts[name].finished) + len(accounts[name].findings) > FLUSH_ROWS:
+                yield from _flush(name, accounts[name])
     for name, account in accounts.items():
-        yield from _leave(name, account)
+        yield from _flush(name, account)
         yield from _table(
             "depth",
             {
-                "queue": [name] * len(account.points),
-                **_columns(("event", "at", "waiting", "held"), account.points),
+                "queue": [name] * len(account.depth_points),
+                **_columns(("event", "at", "waiting", "held"), account.depth_points),
             },
         )
 
 
-def _enter(
+def _process(
     accounts: list[Account],
     events: list[int],
     ats: list[int],
@@ -144,7 +144,7 @@ def _enter(
         elif code == returned:
             account.returned(event, at, sequence, number, more)
         else:
-            _enter_rare(account, event, at, code, sequence, consumer, number, visible_at, more)
+            _process_rare(account, event, at, code, sequence, consumer, number, visible_at, more)
             if code > last_of_events:
                 continue
         account.tick += 1
@@ -152,7 +152,7 @@ def _enter(
             account.mark_depth(event, at)
 
 
-def _enter_rare(
+def _process_rare(
     account: Account,
     event: int,
     at: int,
@@ -165,15 +165,15 @@ def _enter_rare(
 ) -> None:
     match code:
         case Code.EXPIRED | Code.DEAD_LETTERED | Code.MOVED | Code.REMOVED:
-            account.end(event, at, sequence, Code(code), says_why=bool(more))
+            account.end(event, at, sequence, Code(code), has_cause=bool(more))
         case Code.PAUSED | Code.RESUMED:
             account.paused(event, at, is_paused=code == Code.PAUSED)
         case Code.SUBSCRIBED:
-            account.subscribed(event, at, consumer, number, Way(more), sequence)
+            account.subscribed(event, at, consumer, number, ConsumerFlags(more), sequence)
         case Code.WINDOW:
             account.window_changed(event, at, consumer, number)
         case Code.ASKED:
-            account.asked(event, at, consumer, number)
+            account.requested(event, at, consumer, number)
         case Code.UNSUBSCRIBED:
             account.unsubscribed(event, at, consumer)
         case Code.RECOVERED:
@@ -181,7 +181,7 @@ def _enter_rare(
         case Code.DRAINED:
             account.drained(event, at)
         case Code.DELAYED | Code.HOLDING:
-            account.delayed(event, at, sequence, number, more, is_holding=code == Code.HOLDING)
+            account.delayed(event, at, sequence, number, more, is_blocking=code == Code.HOLDING)
         case Code.ENDED:
             account.queue_ended(event, at)
         case Code.RUN_STARTED:
@@ -192,12 +192,12 @@ def _enter_rare(
             account.finish(event, at)
 
 
-def _leave(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
+def _flush(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
     """What the account has found and ended so far."""
-    ended, account.ended = account.ended, []
+    finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
-    for start in range(0, len(ended), FLUSH_AT):
-        some = ended[start : start + FLUSH_AT]
+    for start in range(0, len(finished), FLUSH_ROWS):
+        some = finished[start : start + FLUSH_ROWS]
         yield from _table(
             "message",
             {
@@ -205,13 +205,13 @@ def _leave(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
                 **_attributes(_MESSAGE, some),
             },
         )
-    for start in range(0, len(findings), FLUSH_AT):
-        several = findings[start : start + FLUSH_AT]
+    for start in range(0, len(findings), FLUSH_ROWS):
+        several = findings[start : start + FLUSH_ROWS]
         yield from _table("finding", {"queue": [queue] * len(several), **_attributes(_FINDING, several)})
 
 
 _MESSAGE = {
-    "kind": "how",
+    "kind": "end_reason",
     "wait": "wait",
     "hold": "hold",
     "sequence": "sequence",
@@ -246,7 +246,7 @@ def _attributes(names: dict[str, str], things: list[Message] | list[Finding]) ->
 
 
 def _columns(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> dict[str, list[Any]]:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
@@ -254,7 +254,7 @@ def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
     if not length:
         return
     arrays = []
-    for field in OUTCOMES.fields:
+    for field in SWEEP_SCHEMA.fields:
         kind = TYPES[field.dataType]
         if field.name == "row":
             arrays.append(pa.repeat(pa.scalar(row, kind), length))
@@ -262,4 +262,4 @@ def _table(row: str, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
             arrays.append(pa.array(columns[field.name], kind))
         else:
             arrays.append(pa.nulls(length, kind))
-    yield pa.RecordBatch.from_arrays(arrays, names=OUTCOMES.names)
+    yield pa.RecordBatch.from_arrays(arrays, names=SWEEP_SCHEMA.names)

@@ -11,7 +11,17 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.events import DELAYED, EXCLUSIVE, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
-from truenext.spark.audit.facts import AUTO_WINDOW, NEVER, SAYS_WHY, SELECTIVE, UNLIMITED, Back, Code, Start, Way
+from truenext.spark.audit.facts import (
+    AUTO_WINDOW,
+    HAS_CAUSE,
+    NEVER,
+    SELECTIVE,
+    UNLIMITED,
+    Code,
+    ConsumerFlags,
+    ReturnReason,
+    Start,
+)
 
 COLUMNS = (
     "queue",
@@ -46,15 +56,15 @@ CODES = {
     "asked": Code.ASKED,
     "begun": Code.STARTED,
 }
-WAYS = {
-    "auto": Way.AUTO,
-    WITH_EXPRESS: Way.EXPRESS,
-    WITH_BEGUN: Way.NAMES_BEGUN,
-    PULLING: Way.PULLS,
-    EXCLUSIVE: Way.EXCLUSIVE,
+FLAGS = {
+    "auto": ConsumerFlags.AUTO,
+    WITH_EXPRESS: ConsumerFlags.EXPRESS,
+    WITH_BEGUN: ConsumerFlags.NAMES_BEGUN,
+    PULLING: ConsumerFlags.PULLS,
+    EXCLUSIVE: ConsumerFlags.EXCLUSIVE,
 }
 """By what the mode of a consumer has in it."""
-BACK = {"released": Back.RELEASED, "lost": Back.STARTED, "aborted": Back.STARTED}
+RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
 """By what the reason of a return begins with."""
 
 
@@ -63,7 +73,7 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
 
     `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
     `count` of a `recovered` and of an `asked`, the `attempts` of a `returned`, the flags of a start, else 0. `more` is
-    the group of an `accepted`, the Way of a `subscribed`, the Back of a `returned`, to which
+    the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a `returned`, to which
     SAYS_WHY is added, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
     priority of a `subscribed` that is exclusive. Times are microseconds.
     """
@@ -119,11 +129,11 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .when(F.col("kind") == "returned", F.col("attempts"))
         .otherwise(F.col("count"))
     )
-    says_why = F.when(F.col("cause").isNull(), F.lit(0)).otherwise(F.lit(SAYS_WHY))
+    has_cause = F.when(F.col("cause").isNull(), F.lit(0)).otherwise(F.lit(HAS_CAUSE))
     more: Column = (
-        F.when(is_subscribed, _ways())
-        .when(F.col("kind") == "returned", F.coalesce(_back(), F.lit(0)) + says_why)
-        .when(F.col("kind") == "dead-lettered", says_why)
+        F.when(is_subscribed, _flags())
+        .when(F.col("kind") == "returned", F.coalesce(_return_reason(), F.lit(0)) + has_cause)
+        .when(F.col("kind") == "dead-lettered", has_cause)
         .otherwise(F.col("group"))
     )
     return joined.select(
@@ -143,15 +153,17 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
     ).where("code is not null")
 
 
-def _ways() -> Column:
-    of_each = (F.when(F.col("mode").contains(word), F.lit(int(way))).otherwise(F.lit(0)) for word, way in WAYS.items())
-    return reduce(add, of_each)
+def _flags() -> Column:
+    columns = (
+        F.when(F.col("mode").contains(word), F.lit(int(flag))).otherwise(F.lit(0)) for word, flag in FLAGS.items()
+    )
+    return reduce(add, columns)
 
 
-def _back() -> Column:
+def _return_reason() -> Column:
     return reduce(
         lambda chain, each: chain.when(F.col("reason").startswith(each[0]), F.lit(int(each[1]))),
-        BACK.items(),
+        RETURN_REASONS.items(),
         F.when(F.col("reason").isNull(), F.lit(0)),
     )
 
@@ -205,8 +217,8 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     flags = (
         F.when(F.col("is_clean"), F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(Start.CONTINUED))).otherwise(F.lit(0))
-        + F.when(F.col("goes_on"), F.lit(int(Start.GOES_ON))).otherwise(F.lit(0))
-        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.WHOLE))).otherwise(F.lit(0))
+        + F.when(F.col("goes_on"), F.lit(int(Start.RECOVERED))).otherwise(F.lit(0))
+        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.COMPLETE))).otherwise(F.lit(0))
     )
     starts = (
         runs.where("started_event is not null")

@@ -26,15 +26,15 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
     """One row per message and finding. `last_gap` is the last event that is missing in the history, 0 if none is."""
     parts = (
         joined.transform(_unacknowledged, last_gap),
-        joined.transform(_untold, processes),
+        joined.transform(_not_recorded, processes),
         joined.transform(_repeated),
         joined.transform(_orphaned, last_gap),
     )
-    told = reduce(DataFrame.unionByName, (part.select(*COLUMNS, "process") for part in parts))
-    return told.join(F.broadcast(processes.select("process", "instance")), "process", "left").drop("process")
+    all_findings = reduce(DataFrame.unionByName, (part.select(*COLUMNS, "process") for part in parts))
+    return all_findings.join(F.broadcast(processes.select("process", "instance")), "process", "left").drop("process")
 
 
-def windows(joined: DataFrame, processes: DataFrame) -> DataFrame:
+def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """One row per run whose SQL was committed and whose message was not acknowledged with it: the window of best-effort
     1PC (docs/stages.md). It is nobody's fault, and the stage is written for it, or its effects happen `once`."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
@@ -64,13 +64,13 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
     messages is that as durable as they are."""
     known = joined.where("begun_at is not null")
     later = known.where("acknowledged_event is not null").groupBy("process").agg(F.max("run").alias("later_run"))
-    came = F.col("again") | F.col("gone").isNotNull()
+    is_redelivered = F.col("again") | F.col("gone").isNotNull()
     is_late = (F.col("end_n") < F.col("later_run")) & (F.col("last_event") > last_gap)
     return (
         known.where(_done() & F.col("persistent") & F.col("dispatch").isNotNull())
         .where("acknowledged_event is null")
         .join(F.broadcast(later), "process", "left")
-        .where(came | F.coalesce(is_late, F.lit(False)))
+        .where(is_redelivered | F.coalesce(is_late, F.lit(False)))
         .dropDuplicates(["queue", "sequence"])
         .withColumn("kind", F.lit("unacknowledged"))
         .withColumn(
@@ -80,7 +80,7 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
     )
 
 
-def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
+def _not_recorded(joined: DataFrame, processes: DataFrame) -> DataFrame:
     """Whose consumer it was is known from what else that got. What the consumer got before and ended, and what it got
     afterwards and ended, stand between, so the process was there and wrote."""
     known = joined.where(_done() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
@@ -98,12 +98,12 @@ def _untold(joined: DataFrame, processes: DataFrame) -> DataFrame:
         .drop("other")
         .join(F.broadcast(processes.where("is_whole").select("process")), "process")
     )
-    is_told = F.coalesce(F.col("outcome").isin(*DONE, "in doubt"), F.lit(False))
+    is_recorded = F.coalesce(F.col("outcome").isin(*DONE, "in doubt"), F.lit(False))
     return (
         joined.where("acknowledged_event is not null and last_dispatch is not null")
         .groupBy("queue", "sequence")
         .agg(
-            F.max(is_told).alias("is_told"),
+            F.max(is_recorded).alias("is_told"),
             F.max("acknowledged_event").alias("acknowledged_event"),
             F.max("last_dispatch").alias("last_dispatch"),
             *(F.max(name).alias(name) for name in ("message", "trace", "stage")),

@@ -1,7 +1,7 @@
 """How do events of stages and a history make one verdict?
 
 events of stages ──▶ runs ──┬──▶ joined ──▶ findings, windows, flows, waterfalls, stages
-history ──▶ fates ──────────┘
+history ──▶ message_histories ──┘
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FORMAT
-from truenext.spark.stages.findings import SENTENCES, stage_findings, windows
+from truenext.spark.stages.findings import SENTENCES, commit_gaps, stage_findings
 from truenext.spark.stages.flows import flows, stage_runs, stages, waterfalls
 from truenext.spark.stages.processes import processes
-from truenext.spark.stages.runs import fates, joined, runs
+from truenext.spark.stages.runs import joined, message_histories, runs
 from truenext.spark.verdict import Finding
 
-WINDOW, CLOSED = "window", "window of what happens once"
+COMMIT_GAP, CLOSED_COMMIT_GAP = "window", "window of what happens once"
 
 
 @dataclass(frozen=True)
@@ -29,64 +29,76 @@ class StageResults:
     """`stage_findings`, `windows`, `flows`, `waterfalls`, `stages`, `stage_runs`"""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
-    kept: tuple[DataFrame, ...]
+    cached: tuple[DataFrame, ...]
 
 
 def judge_stages(
-    told: DataFrame, events: DataFrame, *, last_gap: int = 0, queue: str | None = None, since: datetime | None = None
+    stage_events: DataFrame,
+    events: DataFrame,
+    *,
+    last_gap: int = 0,
+    queue: str | None = None,
+    since: datetime | None = None,
 ) -> StageResults:
-    """`told` are the events of stages, `events` those of the history, of one queue if `queue` says so. `last_gap` is
-    the last event that is missing there, 0 if none is.
+    """`stage_events` are the events of stages, `events` those of the history, of one queue if `queue` says so.
+    `last_gap` is the last event that is missing there, 0 if none is.
 
     Raises: ConfigurationError if the events of stages are of a newer format
     """
-    told = told.persist()
-    process_table = told.transform(processes).persist()
+    stage_events = stage_events.persist()
+    process_table = stage_events.transform(processes).persist()
     process_rows = process_table.collect()
     newest = max((row["format"] or 0 for row in process_rows), default=0)
     if newest > FORMAT:
         raise ConfigurationError(
             f"the events of stages are of format {newest}, this truenext reads {FORMAT}: use the one that wrote them"
         )
-    run_table = told.transform(runs)
+    run_table = stage_events.transform(runs)
     if queue is not None:
         run_table = run_table.where(F.col("queue") == queue)
     if since is not None:
         run_table = run_table.where(F.col("begun_at") >= F.lit(since))
     run_table = run_table.persist()
     queues = run_table.where("queue is not null").select("queue").distinct()
-    both = joined(run_table, events.transform(fates, queues)).persist()
-    found = stage_findings(both, process_table, last_gap).persist()
-    window_table = windows(both, process_table).persist()
-    flow_table = flows(both).persist()
-    kinds = found.select("kind").union(window_table.select(F.when(F.col("once"), CLOSED).otherwise(WINDOW)))
+    joined_table = joined(run_table, events.transform(message_histories, queues)).persist()
+    found = stage_findings(joined_table, process_table, last_gap).persist()
+    commit_gap_table = commit_gaps(joined_table, process_table).persist()
+    flow_table = flows(joined_table).persist()
+    kinds = found.select("kind").union(
+        commit_gap_table.select(F.when(F.col("once"), CLOSED_COMMIT_GAP).otherwise(COMMIT_GAP))
+    )
     counts = {row["kind"]: int(row["count"]) for row in kinds.groupBy("kind").count().collect()}
     findings = tuple(
         Finding(kind, counts[kind], sentence.format(counts[kind]) + ".")
         for kind, sentence in SENTENCES.items()
         if kind in counts
     )
-    holes = sum(not row["is_whole"] for row in process_rows)
+    incomplete = sum(not row["is_whole"] for row in process_rows)
     tables = {
         "stage_findings": found,
-        "windows": window_table,
+        "windows": commit_gap_table,
         "flows": flow_table,
-        "waterfalls": waterfalls(both, flow_table),
-        "stages": stages(both),
-        "stage_runs": stage_runs(both),
+        "waterfalls": waterfalls(joined_table, flow_table),
+        "stages": stages(joined_table),
+        "stage_runs": stage_runs(joined_table),
     }
-    kept = (told, process_table, run_table, both, found, window_table, flow_table)
-    return StageResults(tables, findings, _notes(flow_table, counts.get(WINDOW, 0), counts.get(CLOSED, 0), holes), kept)
+    cached = (stage_events, process_table, run_table, joined_table, found, commit_gap_table, flow_table)
+    return StageResults(
+        tables,
+        findings,
+        _notes(flow_table, counts.get(COMMIT_GAP, 0), counts.get(CLOSED_COMMIT_GAP, 0), incomplete),
+        cached,
+    )
 
 
-_IN_BETWEEN = "SQL was committed and the message was not acknowledged with it"
+_COMMIT_GAP_SENTENCE = "SQL was committed and the message was not acknowledged with it"
 
 
 def _times(count: int) -> str:
     return "Once" if count == 1 else f"{count:,} times"
 
 
-def _notes(flows: DataFrame, windows: int, closed: int, holes: int) -> tuple[str, ...]:
+def _notes(flows: DataFrame, commit_gaps: int, closed_commit_gaps: int, incomplete: int) -> tuple[str, ...]:
     count, messages, run_count, given_up, under_way = flows.agg(
         F.count("*"),
         *(F.coalesce(F.sum(name), F.lit(0)) for name in ("messages", "runs")),
@@ -97,11 +109,13 @@ def _notes(flows: DataFrame, windows: int, closed: int, holes: int) -> tuple[str
         f"Stages: {run_count:,} runs with {messages:,} messages in {count:,} flows. Messages of {given_up:,} of these "
         f"were given up, and {under_way:,} had not ended."
     ]
-    if windows:
-        notes.append(f"{_times(windows)} {_IN_BETWEEN}: the window of docs/stages.md, and no fault.")
-    if closed:
-        notes.append(f"{_times(closed)} {_IN_BETWEEN}, of stages whose effects happen once all the same.")
-    if holes:
-        lost = "A process of stages has" if holes == 1 else f"{holes:,} processes of stages have"
+    if commit_gaps:
+        notes.append(f"{_times(commit_gaps)} {_COMMIT_GAP_SENTENCE}: the window of docs/stages.md, and no fault.")
+    if closed_commit_gaps:
+        notes.append(
+            f"{_times(closed_commit_gaps)} {_COMMIT_GAP_SENTENCE}, of stages whose effects happen once all the same."
+        )
+    if incomplete:
+        lost = "A process of stages has" if incomplete == 1 else f"{incomplete:,} processes of stages have"
         notes.append(f"{lost} lost events; what is not told for that was not judged.")
     return tuple(notes)

@@ -4,12 +4,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
-def processes(told: DataFrame) -> DataFrame:
+def processes(stage_events: DataFrame) -> DataFrame:
     """One row per process: `service`, `instance`, `format`, and `is_whole` if no event is missing between the first and
     the last that there are. Older files may be gone, and what a crash took stands behind the last."""
     numbered = F.when(F.col("kind") != "opened", F.col("n"))
     return (
-        told.groupBy("process")
+        stage_events.groupBy("process")
         .agg(
             F.max("service").alias("service"),
             F.max("instance").alias("instance"),

@@ -17,23 +17,23 @@ from truenext.store.checkpoint_format import (
     FORMAT,
     FORMAT_VERSION,
     GENERATION,
-    META,
+    META_KEYS,
     NUMBER,
     PERSISTENT,
-    POSITION,
-    READ,
+    POSITION_KEYS,
+    READABLE_VERSIONS,
     SALT,
     TRANSIENT,
     UNCLEAN,
     Kind,
     Position,
-    position_of,
-    recovered_of,
+    decode_position,
+    decode_recovered,
 )
-from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, holds_nothing, metas
-from truenext.store.salvage.findings import damage_of, described_lane
+from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, is_uninitialized, read_metas
+from truenext.store.salvage.findings import describe_lane, find_damage
 from truenext.store.sealed import DamagedValue, unseal
-from truenext.store.trouble import empty, other_format
+from truenext.store.store_errors import empty_folder_error, format_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from truenext.store.lmdb_file import Leaf
     from truenext.store.salvage.findings import Findings, Progress
 
-MARKS_LEFT_MAX = 100_000
+UNMATCHED_MARKS_MAX = 100_000
 """Marks kept for messages that may still be found."""
 
-TIMERS_LEFT_MAX = 1_000_000
+UNREACHED_TIMERS_MAX = 1_000_000
 """Timers kept that damaged pages led to."""
 
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
-_SMALL = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
-_UNKNOWN = {
+_VALUE_DATABASES = (b"meta", b"queues", b"producers", b"counts", b"transient counts")
+_META_DEFAULTS = {
     b"identity": b"",
     b"clean stop": UNCLEAN,
     b"sequence limit": NUMBER.pack(1),
@@ -82,11 +82,11 @@ class SalvagedCheckpoint:
         self._findings = findings
         self._progress = progress
         self._trees: dict[bytes, Tree] = {}
-        self._marks_left: dict[bytes, bytes] = {}
+        self._unmatched_marks: dict[bytes, bytes] = {}
         """Of messages that were not found."""
-        self.timers_left: set[bytes] = set()
+        self.unreached_timers: set[bytes] = set()
         """Timers on pages that a damaged page led to, once these were looked at."""
-        self.left_over = 0
+        self.undeleted_transients = 0
         """Transients that unclean stops dropped and that are not deleted yet."""
         self._file = self._open(may_be_new=may_be_new)
         try:
@@ -99,45 +99,47 @@ class SalvagedCheckpoint:
         if self._file is not None:
             self._file.close()
 
-    def _found(self, what: str) -> None:
-        self._findings.add(CHECKPOINT, what)
+    def _report(self, problem: str) -> None:
+        self._findings.add(CHECKPOINT, problem)
 
     # ---- Small values ----
 
     def _open(self, *, may_be_new: bool) -> LmdbFile | None:
         path = self._data / CHECKPOINT
         exists = path.exists()
-        if may_be_new and not (exists and path.stat().st_size and not holds_nothing(path)):
-            raise empty(self._data)
+        if may_be_new and not (exists and path.stat().st_size and not is_uninitialized(path)):
+            raise empty_folder_error(self._data)
         if not exists:
-            self._found("it is missing")
+            self._report("it is missing")
             return None
-        states, what = metas(path)
-        if what:
-            self._found(what)
-        return LmdbFile(path, states[0], self._found) if states else None
+        states, problem = read_metas(path)
+        if problem:
+            self._report(problem)
+        return LmdbFile(path, states[0], self._report) if states else None
 
     def _read_values(self) -> None:
-        damages = self._findings.damages
-        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _SMALL}
+        damage_count = self._findings.damage_count
+        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
         if self._file is not None:
-            self._file.read_free()
-            self._trees = _trees(self._file, self._found)
-            for name, of_database in values.items():
-                of_database.update(self._sealed(name))
-            if self._findings.damages > damages:
-                for name, of_database in self._unreached_values(self._file).items():
-                    values[name] = of_database | values[name]
+            self._file.read_free_pages()
+            self._trees = _read_trees(self._file, self._report)
+            for name, database_values in values.items():
+                database_values.update(self._sealed(name))
+            if self._findings.damage_count > damage_count:
+                for name, database_values in self._unreached_values(self._file).items():
+                    values[name] = database_values | values[name]
         meta = values[b"meta"]
         version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
-        if version not in READ:
-            raise other_format(self._data, version, FORMAT_VERSION)
-        for name in META:
+        if version not in READABLE_VERSIONS:
+            raise format_error(self._data, version, FORMAT_VERSION)
+        for name in META_KEYS:
             if name not in meta:
-                self._found(f"{name.decode()} is missing in meta")
-        self.recovered = recovered_of(_UNKNOWN | meta, values[b"queues"].items(), values[b"producers"].items())
+                self._report(f"{name.decode()} is missing in meta")
+        self.recovered = decode_recovered(
+            _META_DEFAULTS | meta, values[b"queues"].items(), values[b"producers"].items()
+        )
         """Without counts; what is damaged is as in a new store that was not stopped."""
-        self.position: Position | None = position_of(meta) if all(name in meta for name in POSITION) else None
+        self.position: Position | None = decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
         """How far into the journal it reaches; None if nobody knows."""
         self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
         self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
@@ -153,7 +155,7 @@ class SalvagedCheckpoint:
         for number, leaf in enumerate(self._file.walk(tree, name.decode())):
             if number % 1000 == 0:
                 page_size = self._file.meta.page_size
-                self._progress.tell("checkpoint", self._file.seen * page_size, self._file.pages * page_size)
+                self._progress.update("checkpoint", self._file.pages_seen * page_size, self._file.pages * page_size)
             yield leaf
 
     def _sealed(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -165,23 +167,23 @@ class SalvagedCheckpoint:
             try:
                 yield leaf.key, unseal(name, leaf.key, leaf.value)
             except DamagedValue as error:
-                self._found(f"page {leaf.page}: {error}")
+                self._report(f"page {leaf.page}: {error}")
 
     def _unreached_values(self, file: LmdbFile) -> dict[bytes, dict[bytes, bytes]]:
         """Small values that a damaged page led to, by database. Walks through the whole checkpoint for that."""
-        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _SMALL}
-        again = LmdbFile(self._data / CHECKPOINT, file.meta, _ignore)
+        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
+        reader = LmdbFile(self._data / CHECKPOINT, file.meta, _ignore)
         try:
-            again.read_free()
-            for tree in _trees(again, _ignore).values():
-                for _ in again.walk(tree, ""):
+            reader.read_free_pages()
+            for tree in _read_trees(reader, _ignore).values():
+                for _ in reader.walk(tree, ""):
                     pass
-            for leaf in again.unreached() if again.knows_free else ():
-                for name, of_database in values.items():
+            for leaf in reader.unreached() if reader.is_free_list_complete else ():
+                for name, database_values in values.items():
                     with suppress(DamagedValue):
-                        of_database[leaf.key] = unseal(name, leaf.key, leaf.value)
+                        database_values[leaf.key] = unseal(name, leaf.key, leaf.value)
         finally:
-            again.close()
+            reader.close()
         return values
 
     # ---- Timers and messages ----
@@ -192,91 +194,91 @@ class SalvagedCheckpoint:
             if len(timer) == TIMER_SIZE:
                 yield timer
             else:
-                self._found(f"{timer.hex()} is no timer")
+                self._report(f"{timer.hex()} is no timer")
 
     def messages(self, kind: Kind, queues: Mapping[int, str]) -> Iterator[Entry]:
         """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
-        there: Counter[bytes] = Counter()
+        found: Counter[bytes] = Counter()
         marks = self._sealed(kind.marks)
         mark = next(marks, None)
         for leaf in self._walk(kind.messages):
             while mark is not None and mark[0] < leaf.key:
-                self._leave_mark(*mark, kind)
+                self._add_unmatched_mark(*mark, kind)
                 mark = next(marks, None)
             own = None
             if mark is not None and mark[0] == leaf.key:
                 own, mark = mark[1], next(marks, None)
             if not self._is_current(leaf.key, kind):
-                self.left_over += 1
+                self.undeleted_transients += 1
                 continue
             key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
             if len(key) != MESSAGE_KEY_SIZE:
-                self._found(f"page {leaf.page}: {leaf.key.hex()} is no key of a message")
+                self._report(f"page {leaf.page}: {leaf.key.hex()} is no key of a message")
                 continue
-            there[key[:LANE_KEY_SIZE]] += 1
+            found[key[:LANE_KEY_SIZE]] += 1
             yield Entry(key, leaf.value, own, kind.is_transient)
         while mark is not None:
-            self._leave_mark(*mark, kind)
+            self._add_unmatched_mark(*mark, kind)
             mark = next(marks, None)
         counts = self._counts[kind]
-        for lane in sorted(counts.keys() | there.keys()):
+        for lane in sorted(counts.keys() | found.keys()):
             counted = counts.get(lane, 0)
-            if counted != there[lane]:
-                what = f"{there[lane]} {kind.messages.decode()} are there, {counted} are counted"
-                self._found(f"{described_lane(lane, queues)}: {what}")
+            if counted != found[lane]:
+                problem = f"{found[lane]} {kind.messages.decode()} are there, {counted} are counted"
+                self._report(f"{describe_lane(lane, queues)}: {problem}")
 
-    def unreached(self, knows_timer: Callable[[bytes], bool]) -> Iterator[Entry]:
-        """Messages on pages that a damaged page led to. The timers there become `timers_left`, but for those known."""
+    def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[Entry]:
+        """Messages on pages that a damaged page led to. Timers there become `unreached_timers`, but for those known."""
         file = self._file
         if file is None:
             return
-        if not file.knows_free:
-            if file.unused:
+        if not file.is_free_list_complete:
+            if file.unreached_pages:
                 self._findings.notes.append(
-                    f"{file.unused} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
+                    f"{file.unreached_pages} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
                 )
             return
         # Marks before their messages, wherever these stand.
         for leaf in file.unreached():
             for kind in KINDS:
                 with suppress(DamagedValue):
-                    self._leave_mark(leaf.key, unseal(kind.marks, leaf.key, leaf.value), kind)
+                    self._add_unmatched_mark(leaf.key, unseal(kind.marks, leaf.key, leaf.value), kind)
         for leaf in file.unreached():
-            if len(leaf.key) == TIMER_SIZE and len(self.timers_left) < TIMERS_LEFT_MAX:
+            if len(leaf.key) == TIMER_SIZE and len(self.unreached_timers) < UNREACHED_TIMERS_MAX:
                 with suppress(DamagedValue):
                     unseal(b"timers", leaf.key, leaf.value)
-                    if not knows_timer(leaf.key):
-                        self.timers_left.add(leaf.key)
+                    if not is_known_timer(leaf.key):
+                        self.unreached_timers.add(leaf.key)
             kind = KINDS[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]
             key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
             if len(key) != MESSAGE_KEY_SIZE or not self._is_current(leaf.key, kind):
                 continue
-            if not damage_of(key, leaf.value):
-                yield Entry(key, leaf.value, self._marks_left.pop(leaf.key, None), kind.is_transient)
+            if not find_damage(key, leaf.value):
+                yield Entry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
-    def marks_left(self) -> Iterator[bytes]:
+    def unmatched_marks(self) -> Iterator[bytes]:
         """Keys of messages that have a mark, and were not found; once all others were."""
-        return (key[-MESSAGE_KEY_SIZE:] for key in self._marks_left)
+        return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
     def _is_current(self, key: bytes, kind: Kind) -> bool:
         """A transient is of the generation that counts. Where nobody knows which that is, all are kept."""
         return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
 
-    def _leave_mark(self, key: bytes, mark: bytes, kind: Kind) -> None:
-        if self._is_current(key, kind) and len(self._marks_left) < MARKS_LEFT_MAX:
-            self._marks_left[key] = mark
+    def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: Kind) -> None:
+        if self._is_current(key, kind) and len(self._unmatched_marks) < UNMATCHED_MARKS_MAX:
+            self._unmatched_marks[key] = mark
 
 
-def _trees(file: LmdbFile, found: Callable[[str], None]) -> dict[bytes, Tree]:
+def _read_trees(file: LmdbFile, on_damage: Callable[[str], None]) -> dict[bytes, Tree]:
     trees: dict[bytes, Tree] = {}
     for leaf in file.walk(file.meta.main, "list of databases"):
         if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:
             trees[leaf.key] = Tree.of(leaf.value)
         else:
-            found(f"page {leaf.page}: {leaf.key!r} is no database of a store")
+            on_damage(f"page {leaf.page}: {leaf.key!r} is no database of a store")
     for name in DATABASES:
         if name not in trees:
-            found(f"the database {name.decode()} is missing")
+            on_damage(f"the database {name.decode()} is missing")
     return trees
 
 

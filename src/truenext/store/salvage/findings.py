@@ -19,46 +19,46 @@ class Finding(NamedTuple):
 
     file: str
     """In the data folder."""
-    what: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.what}"
+        return f"{self.file}: {self.problem}"
 
 
 class Findings:
     """What was found so far."""
 
-    def __init__(self, tell: Callable[[Finding], None]) -> None:
-        """`tell` is told of each finding at once: there may be very many."""
-        self._tell = tell
-        self.damages = 0
+    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+        """`on_finding` is told of each finding at once: there may be very many."""
+        self._on_finding = on_finding
+        self.damage_count = 0
         """How many there were."""
         self.notes: list[str] = []
         """What is no damage, but may be asked about."""
 
-    def add(self, file: str, what: str) -> None:
-        self.damages += 1
-        self._tell(Finding(file, what))
+    def add(self, file: str, problem: str) -> None:
+        self.damage_count += 1
+        self._on_finding(Finding(file, problem))
 
 
 class Progress:
     """How much of the journal and of the checkpoint was looked at."""
 
-    def __init__(self, report: Callable[[int, int], None]) -> None:
-        """`report` is told how many bytes of how many."""
-        self._report = report
+    def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+        """`on_progress` is told how many bytes of how many."""
+        self._on_progress = on_progress
         self._parts: dict[str, tuple[int, int]] = {}
 
-    def tell(self, part: str, seen: int, size: int) -> None:
+    def update(self, part: str, seen: int, size: int) -> None:
         """`seen` bytes of `size` of this part."""
         self._parts[part] = seen, size
-        self._report(sum(seen for seen, _ in self._parts.values()), sum(size for _, size in self._parts.values()))
+        self._on_progress(sum(seen for seen, _ in self._parts.values()), sum(size for _, size in self._parts.values()))
 
-    def end(self) -> None:
-        self._report(1, 1)
+    def finish(self) -> None:
+        self._on_progress(1, 1)
 
 
-class Kept(msgspec.Struct, gc=False):
+class SalvagedMessage(msgspec.Struct, gc=False):
     """A message that is there, or what is left of it."""
 
     key: bytes
@@ -71,7 +71,7 @@ class Kept(msgspec.Struct, gc=False):
     """Empty if every bit is as written."""
 
 
-def damage_of(key: bytes, record: bytes) -> str:
+def find_damage(key: bytes, record: bytes) -> str:
     """What is wrong with a record; empty if every bit is as written."""
     try:
         verify(key, record)
@@ -80,14 +80,14 @@ def damage_of(key: bytes, record: bytes) -> str:
     return ""
 
 
-def described(key: bytes, queues: Mapping[int, str]) -> str:
+def describe_message(key: bytes, queues: Mapping[int, str]) -> str:
     """A message, for people; `queues` has names by number."""
     if key.startswith(CONTENTS):
         return f"content {sequence_of(key)}"
-    return f"message {sequence_of(key)} of {described_lane(key[:LANE_KEY_SIZE], queues)}"
+    return f"message {sequence_of(key)} of {describe_lane(key[:LANE_KEY_SIZE], queues)}"
 
 
-def described_lane(lane: bytes, queues: Mapping[int, str]) -> str:
+def describe_lane(lane: bytes, queues: Mapping[int, str]) -> str:
     if lane == CONTENTS:
         return "contents"
     number, rank = split_lane_key(lane)

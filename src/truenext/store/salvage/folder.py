@@ -21,14 +21,14 @@ from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
 from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
-from truenext.store.checkpoint_format import read_mark
+from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
-from truenext.store.salvage.findings import Findings, Kept, Progress, damage_of, described
+from truenext.store.salvage.findings import Findings, Progress, SalvagedMessage, describe_message, find_damage
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import References
-from truenext.store.segment_index import causes_said, laid_over, mark_of
-from truenext.store.trouble import CAUSES, explained
+from truenext.store.segment_index import apply_journal, find_mark, merge_causes
+from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,14 +41,14 @@ _ANY_SEGMENT = 1 << 63
 
 
 @contextmanager
-def opened(
+def open_salvage(
     data: Path,
-    found: Callable[[Finding], None],
-    report: Callable[[int, int], None],
-    history_told: tuple[int, int] | None = None,
+    on_finding: Callable[[Finding], None],
+    on_progress: Callable[[int, int], None],
+    last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
-    """The folder is ours meanwhile, and nothing in it but the lock file is written to. `history_told` is run and first
-    event of the last chunk of a batch that the history's own files have.
+    """The folder is ours meanwhile, and nothing in it but the lock file is written to. `last_history_chunk` is run and
+    first event of the last chunk of a batch that the history's own files have.
 
     Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, holds nothing, or cannot be read
     """
@@ -57,7 +57,7 @@ def opened(
     try:
         lock = _lock(data)
         try:
-            salvage = Salvage(data, found, report, history_told)
+            salvage = Salvage(data, on_finding, on_progress, last_history_chunk)
             try:
                 yield salvage
             finally:
@@ -65,8 +65,8 @@ def opened(
         finally:
             if lock >= 0:
                 os.close(lock)
-    except CAUSES as error:
-        raise explained(f"read the store in {data}", error, data) from error
+    except STORAGE_ERRORS as error:
+        raise store_error(f"read the store in {data}", error, data) from error
 
 
 def _lock(data: Path) -> int:
@@ -85,21 +85,21 @@ class Salvage:
     def __init__(
         self,
         data: Path,
-        found: Callable[[Finding], None],
-        report: Callable[[int, int], None],
-        history_told: tuple[int, int] | None,
+        on_finding: Callable[[Finding], None],
+        on_progress: Callable[[int, int], None],
+        last_history_chunk: tuple[int, int] | None,
     ) -> None:
-        """`found` is told of damage as it is come upon, `report` how many bytes of how many were looked at.
+        """`on_finding` is told of damage as it is come upon, `on_progress` how many bytes of how many were looked at.
 
         Raises: StoreError if the folder holds nothing, or what another truenext wrote; OSError
         """
-        self._findings = Findings(found)
-        self._progress = Progress(report)
+        self._findings = Findings(on_finding)
+        self._progress = Progress(on_progress)
         self._references = References()
         """To the contents among the messages that were read."""
-        self.highest = 0
+        self.highest_sequence = 0
         """The highest sequence of a message."""
-        self.nameless: set[int] = set()
+        self.unnamed_queues: set[int] = set()
         """Queues that have messages and no name."""
         with ExitStack() as files:
             self._journal = SalvagedJournal(data, self._findings, self._progress)
@@ -108,22 +108,22 @@ class Salvage:
                 data, self._findings, self._progress, may_be_new=not folder.has_journal(data)
             )
             files.callback(self._checkpoint.close)
-            self._overlay = self._laid_over(history_told)
+            self._overlay = self._read_journal(last_history_chunk)
             self._files = files.pop_all()
         indexes = self._overlay.indexes
-        self.recovered = laid_over(self._checkpoint.recovered, indexes)
+        self.recovered = apply_journal(self._checkpoint.recovered, indexes)
         """Without counts; what is damaged is as in a new store, but that it was not stopped."""
-        self._gone = {key for index in indexes for key in index.gone}
-        self._marks_of_journal = [index.marks for index in reversed(indexes) if index.marks]
-        self._causes_of_journal = [index.causes for index in reversed(indexes) if index.causes]
+        self._removed = {key for index in indexes for key in index.removed}
+        self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
+        self._journal_causes = [index.causes for index in reversed(indexes) if index.causes]
 
     def close(self) -> None:
         self._files.close()
 
     @property
-    def damages(self) -> int:
-        """How often `found` was told."""
-        return self._findings.damages
+    def damage_count(self) -> int:
+        """How often `on_finding` was told."""
+        return self._findings.damage_count
 
     @property
     def notes(self) -> list[str]:
@@ -131,16 +131,16 @@ class Salvage:
         return self._findings.notes
 
     @property
-    def left_over(self) -> int:
+    def undeleted_transients(self) -> int:
         """Transients that unclean stops dropped and that are not deleted yet; once `messages` was read."""
-        return self._checkpoint.left_over
+        return self._checkpoint.undeleted_transients
 
     @property
-    def timers_left(self) -> set[bytes]:
+    def unreached_timers(self) -> set[bytes]:
         """Timers on pages that a damaged page led to, once `messages` was read."""
-        return self._checkpoint.timers_left
+        return self._checkpoint.unreached_timers
 
-    def _laid_over(self, history_told: tuple[int, int] | None) -> Overlay:
+    def _read_journal(self, last_history_chunk: tuple[int, int] | None) -> Overlay:
         """All that can be read of the journal."""
         overlay = Overlay()
         checkpoint = self._checkpoint
@@ -148,86 +148,88 @@ class Salvage:
         # Without a position any segment may be in the checkpoint already: it then counts as one that is being moved.
         overlay.checkpointing = position.segment + 1 if position is not None else _ANY_SEGMENT
         for changes, segment, offset in self._journal.batches(
-            position, checkpoint.salt, checkpoint.segment_bytes, history_told
+            position, checkpoint.salt, checkpoint.segment_bytes, last_history_chunk
         ):
             overlay.add(changes, segment, offset)
         return overlay
 
     def timers(self) -> Iterator[bytes]:
         """The journal's laid over those of the checkpoint. Only a damaged checkpoint has one twice, or out of order."""
-        return self._overlay.timer_view().behind(b"", self._checkpoint.timers())
+        return self._overlay.timer_view().iter_after(b"", self._checkpoint.timers())
 
-    def messages(self) -> Iterator[Kept]:
+    def messages(self) -> Iterator[SalvagedMessage]:
         """Those of the checkpoint in the order of their keys, persistent ones first, those that damaged pages led to,
         those of the journal. Transients are among them, whether or not a start would drop them, and so are contents. A
         copy comes behind its content; only a damaged checkpoint has one twice.
         """
         references = self._references
-        waiting: list[Kept] = []
-        for kept in self._all():
-            if kept.damage or not (number := reference_of(kept.record)):
-                if not kept.damage and kept.key.startswith(CONTENTS):
-                    references.add(sequence_of(kept.key), kept.mark.attempts)
-                yield kept
-            elif references.refer(number):
-                yield kept
+        deferred: list[SalvagedMessage] = []
+        for message in self._all_messages():
+            if message.damage or not (number := reference_of(message.record)):
+                if not message.damage and message.key.startswith(CONTENTS):
+                    references.add(sequence_of(message.key), message.mark.attempts)
+                yield message
+            elif references.count_reference(number):
+                yield message
             else:
                 # Its content may stand on a page that a damaged one led to.
-                waiting.append(kept)
-        for kept in waiting:
-            number = reference_of(kept.record)
-            if not references.refer(number):
-                self._damage(kept, f"its content, number {number}, is missing or damaged")
-            yield kept
-        for number, said, found in references.wrong():
+                deferred.append(message)
+        for message in deferred:
+            number = reference_of(message.record)
+            if not references.count_reference(number):
+                self._damage(message, f"its content, number {number}, is missing or damaged")
+            yield message
+        for number, expected, found in references.mismatches():
             referred = "nothing refers to it" if not found else f"{found} messages refer to it"
-            self._findings.add("contents", f"content {number} is said to have {said} references, and {referred}")
-        self._progress.end()
+            self._findings.add("contents", f"content {number} is said to have {expected} references, and {referred}")
+        self._progress.finish()
 
-    def _all(self) -> Iterator[Kept]:
+    def _all_messages(self) -> Iterator[SalvagedMessage]:
         queues = self.recovered.queues
         for kind in KINDS:
             yield from self._checkpointed(self._checkpoint.messages(kind, queues))
-        if self.damages:
-            yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().knows))
-        for key in self._checkpoint.marks_left():
-            if key not in self._gone:
-                self._findings.add(CHECKPOINT, f"{described(key, queues)} has a mark, and is missing")
+        if self.damage_count:
+            yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().overrides))
+        for key in self._checkpoint.unmatched_marks():
+            if key not in self._removed:
+                self._findings.add(CHECKPOINT, f"{describe_message(key, queues)} has a mark, and is missing")
         for key, span in self._overlay.messages():
             record = self._journal.record(span)
-            mark = mark_of(key, self._marks_of_journal) or NO_MARK
+            mark = find_mark(key, self._journal_marks) or NO_MARK
             file = f"journal/{span.segment:016x}.journal"
-            causes = causes_said(key, self._causes_of_journal)
-            yield self._looked_at(Kept(key, record, span.is_transient, mark, file, causes))
+            causes = merge_causes(key, self._journal_causes)
+            yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
-        if self.highest >= limit:
-            self._findings.add(CHECKPOINT, f"message {self.highest} is not below the limit {limit}")
+        if self.highest_sequence >= limit:
+            self._findings.add(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
-    def _checkpointed(self, entries: Iterable[Entry]) -> Iterator[Kept]:
+    def _checkpointed(self, entries: Iterable[Entry]) -> Iterator[SalvagedMessage]:
         """Messages of the checkpoint, but for what the journal says is gone, or has itself."""
         for entry in entries:
             key = entry.key
-            if key in self._gone or self._overlay.kind(key) is not None:
+            if key in self._removed or self._overlay.kind(key) is not None:
                 continue
-            own, said = read_mark(entry.mark) if entry.mark else (NO_MARK, NO_CAUSES)
-            mark = mark_of(key, self._marks_of_journal) or own
-            causes = causes_said(key, self._causes_of_journal).over(said)
-            yield self._looked_at(Kept(key, entry.record, entry.is_transient, mark, CHECKPOINT, causes))
+            own, own_causes = decode_mark(entry.mark) if entry.mark else (NO_MARK, NO_CAUSES)
+            mark = find_mark(key, self._journal_marks) or own
+            causes = merge_causes(key, self._journal_causes).over(own_causes)
+            yield self._checked(SalvagedMessage(key, entry.record, entry.is_transient, mark, CHECKPOINT, causes))
 
-    def _looked_at(self, kept: Kept) -> Kept:
-        damage = damage_of(kept.key, kept.record)
+    def _checked(self, message: SalvagedMessage) -> SalvagedMessage:
+        damage = find_damage(message.key, message.record)
         if damage:
-            self._damage(kept, damage)
-            return kept
-        self.highest = max(self.highest, sequence_of(kept.key))
-        if kept.key.startswith(CONTENTS):
-            return kept
-        number = split_lane_key(kept.key[:LANE_KEY_SIZE])[0]
-        if number not in self.recovered.queues and number not in self.nameless:
-            self.nameless.add(number)
-            self._findings.add(kept.file, f"queue {number} has messages and no name")
-        return kept
+            self._damage(message, damage)
+            return message
+        self.highest_sequence = max(self.highest_sequence, sequence_of(message.key))
+        if message.key.startswith(CONTENTS):
+            return message
+        number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
+        if number not in self.recovered.queues and number not in self.unnamed_queues:
+            self.unnamed_queues.add(number)
+            self._findings.add(message.file, f"queue {number} has messages and no name")
+        return message
 
-    def _damage(self, kept: Kept, what: str) -> None:
-        kept.damage = what
-        self._findings.add(kept.file, f"{described(kept.key, self.recovered.queues)} is damaged: {what}")
+    def _damage(self, message: SalvagedMessage, problem: str) -> None:
+        message.damage = problem
+        self._findings.add(
+            message.file, f"{describe_message(message.key, self.recovered.queues)} is damaged: {problem}"
+        )

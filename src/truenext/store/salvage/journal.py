@@ -12,19 +12,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from truenext.store import changes
-from truenext.store.crc import start_of
+from truenext.store.crc import initial_value
 from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
     FRAME,
-    SEGMENT_AT,
-    cut,
-    is_flipped,
+    SEGMENT_OFFSET,
+    describe_cut,
+    has_flipped_bit,
     may_follow,
-    needed_by_first,
     payload_at,
+    size_for_first_frame,
 )
-from truenext.store.missing import missing_at_end
+from truenext.store.lost_tail import lost_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class SalvagedJournal:
         """Bytes that were read, or need not be."""
         self._size = sum(path.stat().st_size for path in self._paths.values())
         """Bytes of all segments."""
-        progress.tell("journal", 0, self._size)
+        progress.update("journal", 0, self._size)
 
     def close(self) -> None:
         while self._files:
@@ -87,12 +87,12 @@ class SalvagedJournal:
         position: Position | None,
         salt: int | None,
         segment_bytes: int,
-        history_told: tuple[int, int] | None,
+        last_history_chunk: tuple[int, int] | None,
     ) -> Iterator[tuple[Changes, int, int]]:
         """Every batch that can be read, with its segment and its offset in that.
 
         `position` and `salt` are what the checkpoint says, None if nobody knows; `segment_bytes` is what every segment
-        has at the least; `history_told` is run and first event of the last chunk that the history's own files have.
+        has at least; `last_history_chunk` is run and first event of the last chunk that the history's own files have.
 
         Raises: OSError
         """
@@ -104,7 +104,7 @@ class SalvagedJournal:
                 self._findings.add("journal", f"segment {position.segment + 1:016x} is missing")
                 return
         if paths and salt is None:
-            salt = _salt(paths)
+            salt = _recover_salt(paths)
             if salt is None:
                 self._findings.add("journal", "it cannot be read without the salt of its checksums")
                 return
@@ -119,12 +119,12 @@ class SalvagedJournal:
                     # Nobody knows how many frames they had.
                     self._unread = UNKNOWN_BYTES
                 expected = segment + 1
-                yield from self._of_segment(
-                    self._held(segment, path, salt), segment_bytes, is_newest=segment == max(paths)
+                yield from self._segment_batches(
+                    self._open_segment(segment, path, salt), segment_bytes, is_newest=segment == max(paths)
                 )
                 self._seen += path.stat().st_size
-                self._progress.tell("journal", self._seen, self._size)
-        self._look_at_end(position.written if position is not None else 0, history_told)
+                self._progress.update("journal", self._seen, self._size)
+        self._check_end(position.written if position is not None else 0, last_history_chunk)
 
     def _find_segments(self, data: Path) -> dict[int, Path]:
         paths = {}
@@ -135,40 +135,40 @@ class SalvagedJournal:
                 self._findings.add(f"journal/{path.name}", "it is not named as a segment is")
         return paths
 
-    def _held(self, number: int, path: Path, salt: int) -> _Segment:
+    def _open_segment(self, number: int, path: Path, salt: int) -> _Segment:
         file = f"journal/{path.name}"
         self._files[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        held, unread = _read(self._files[number])
+        buffer, unread = _read(self._files[number])
         for at in unread:
             self._findings.add(file, f"the disk does not give {READ_BYTES} bytes from byte {at} on")
-        return _Segment(number, file, held, salt)
+        return _Segment(number, file, buffer, salt)
 
-    def _look_at_end(self, written: int, history_told: tuple[int, int] | None) -> None:
+    def _check_end(self, written: int, last_history_chunk: tuple[int, int] | None) -> None:
         """`written` is the number of a frame that was written."""
         if self._is_last_flipped:
             # That one is known to be damaged.
             return
-        missing = missing_at_end(self._last or 0, written, self._history, history_told)
-        if missing:
-            self._findings.add("journal", missing)
+        lost = lost_tail(self._last or 0, written, self._history, last_history_chunk)
+        if lost:
+            self._findings.add("journal", lost)
         elif self._torn:
             self._findings.notes.append(self._torn)
 
-    def _of_segment(
+    def _segment_batches(
         self, segment: _Segment, segment_bytes: int, *, is_newest: bool
     ) -> Iterator[tuple[Changes, int, int]]:
         if segment.size < segment_bytes:
-            self._findings.add(segment.file, cut(segment.number, segment.size, segment_bytes))
+            self._findings.add(segment.file, describe_cut(segment.number, segment.size, segment_bytes))
         offset = 0
         while True:
             number, payload = segment.frame(offset, self._last)
             if payload is None:
-                behind = self._next_frame(segment, offset)
-                if behind is None:
+                next_offset = self._next_frame(segment, offset)
+                if next_offset is None:
                     break
-                what = f"bytes {offset} to {behind - 1} cannot be read, and a good frame follows"
-                self._findings.add(segment.file, what)
-                offset = behind
+                problem = f"bytes {offset} to {next_offset - 1} cannot be read, and a good frame follows"
+                self._findings.add(segment.file, problem)
+                offset = next_offset
                 number, payload = segment.frame(offset, self._last)
                 assert payload is not None, "it was found there"
             last = self._last
@@ -177,29 +177,29 @@ class SalvagedJournal:
                 self._findings.add(segment.file, f"{missing} missing in front of byte {offset}")
             self._last = number
             self._unread = 0
-            batch = self._decoded(payload, offset + FRAME.size, segment.file)
+            batch = self._decode(payload, offset + FRAME.size, segment.file)
             if batch is not None:
                 yield batch, segment.number, offset + FRAME.size
             offset += FRAME.size + len(payload)
-        self._look_behind(segment, offset, segment_bytes, is_newest=is_newest)
+        self._check_tail(segment, offset, segment_bytes, is_newest=is_newest)
         self._unread += segment.size - offset
 
-    def _look_behind(self, segment: _Segment, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
+    def _check_tail(self, segment: _Segment, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
         """No good frame begins from `offset` on."""
         last = self._last
-        needed = 0 if last is None else needed_by_first(segment.content, segment.number, last + 1)
-        if last is not None and is_flipped(segment.content, offset, segment.number, last + 1, segment.salt):
+        needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
+        if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):
             self._findings.add(segment.file, f"one bit of frame {last + 1} at byte {offset} is wrong")
             self._is_last_flipped = is_newest
         elif segment_bytes <= segment.size < needed:
-            self._findings.add(segment.file, cut(segment.number, segment.size, needed))
+            self._findings.add(segment.file, describe_cut(segment.number, segment.size, needed))
         elif is_newest and segment.may_be_torn(offset):
             self._torn = (
                 f"{segment.file} ends, at byte {offset}, with what a crash left of a batch that nobody was told of; "
                 "the next start cuts it off"
             )
 
-    def _decoded(self, payload: memoryview, offset: int, file: str) -> Changes | None:
+    def _decode(self, payload: memoryview, offset: int, file: str) -> Changes | None:
         try:
             batch = changes.decode(payload)
         except ValueError as error:
@@ -211,34 +211,34 @@ class SalvagedJournal:
     def _next_frame(self, segment: _Segment, offset: int) -> int | None:
         """Where the first good frame behind `offset` begins."""
         needle = _NEEDLE.pack(segment.number)
-        left = SEARCH_BYTES_MAX
-        at = segment.held.find(needle, offset + SEGMENT_AT)
+        budget = SEARCH_BYTES_MAX
+        at = segment.buffer.find(needle, offset + SEGMENT_OFFSET)
         while at >= 0:
-            start = at - SEGMENT_AT
+            start = at - SEGMENT_OFFSET
             if start + FRAME.size <= segment.size:
-                _, size, _, number = FRAME.unpack_from(segment.held, start)
+                _, size, _, number = FRAME.unpack_from(segment.buffer, start)
                 if self._last is None or may_follow(number, self._last, self._unread + start - offset):
                     if segment.frame(start, self._last)[1] is not None:
                         return start
-                    left -= min(size, segment.size - start)
-            if left < 0:
-                what = f"what stands behind byte {start} was not searched: too much looks like a frame"
-                self._findings.add(segment.file, what)
+                    budget -= min(size, segment.size - start)
+            if budget < 0:
+                problem = f"what stands behind byte {start} was not searched: too much looks like a frame"
+                self._findings.add(segment.file, problem)
                 return None
-            at = segment.held.find(needle, at + 1)
+            at = segment.buffer.find(needle, at + 1)
         return None
 
 
 class _Segment:
     """All of one segment, as far as the disk gives it."""
 
-    def __init__(self, number: int, file: str, held: bytearray, salt: int) -> None:
+    def __init__(self, number: int, file: str, buffer: bytearray, salt: int) -> None:
         self.number = number
         self.file = file
         """Its name in the data folder."""
-        self.held = held
-        self.content = memoryview(held)
-        self.size = len(held)
+        self.buffer = buffer
+        self.content = memoryview(buffer)
+        self.size = len(buffer)
         self.salt = salt
 
     def frame(self, offset: int, last: int | None) -> tuple[int, memoryview | None]:
@@ -258,7 +258,7 @@ class _Segment:
         return in_segment == self.number
 
 
-def _salt(paths: dict[int, Path]) -> int | None:
+def _recover_salt(paths: dict[int, Path]) -> int | None:
     """What all checksums began with: the number on which most of the frames that begin the segments agree."""
     found: Counter[int] = Counter()
     for segment, path in paths.items():
@@ -272,7 +272,7 @@ def _salt(paths: dict[int, Path]) -> int | None:
             end = offset + FRAME.size + size
             if in_segment != segment or end > len(content) or size > FLIP_BYTES_MAX:
                 break
-            found[start_of(content[offset + CHECKSUM.size : end], checksum)] += 1
+            found[initial_value(content[offset + CHECKSUM.size : end], checksum)] += 1
             offset = end
     if not found:
         return None

@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class Room(IntEnum):
+class DiskLevel(IntEnum):
     PLENTY = 0
     """Senders are welcome."""
     LITTLE = 1
@@ -12,7 +12,7 @@ class Room(IntEnum):
     """Sends are refused. Acknowledgements never are."""
 
 
-FULL = (
+DISK_FULL = (
     "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
     "--memory-limit)"
 )

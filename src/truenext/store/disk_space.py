@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from truenext.room import Room
+from truenext.disk_level import DiskLevel
 from truenext.store import folder
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
-from truenext.store.trouble import CAUSES, is_no_space, is_short_write
+from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LITTLE = 0.9
+LITTLE_FRACTION = 0.9
 """Part of a limit from which on there is little room; at the limit there is none."""
 
 LITTLE_RESERVES = 2
 """Reserves of free space on the disk, below which there is little room; below one reserve there is none."""
 
-BACK = 0.03
+HYSTERESIS = 0.03
 """Part of a limit by which a mark must be undercut again."""
 
 BALLAST_SEGMENTS = 2
 """Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
 
 
-def within(limit: int, used: int, before: Room) -> Room:
+def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
     """Where `used` of at most `limit` bytes are used."""
-    part = used / limit
-    if part >= 1 or (before is Room.NONE and part >= 1 - BACK):
-        return Room.NONE
-    if part >= LITTLE or (before is not Room.PLENTY and part >= LITTLE - BACK):
-        return Room.LITTLE
-    return Room.PLENTY
+    fraction = used / limit
+    if fraction >= 1 or (previous is DiskLevel.NONE and fraction >= 1 - HYSTERESIS):
+        return DiskLevel.NONE
+    if fraction >= LITTLE_FRACTION or (previous is not DiskLevel.PLENTY and fraction >= LITTLE_FRACTION - HYSTERESIS):
+        return DiskLevel.LITTLE
+    return DiskLevel.PLENTY
 
 
-def beside(reserve: int, free: int, before: Room) -> Room:
+def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLevel:
     """Where `free` bytes are left, of which `reserve` must not be used up."""
-    part = free / reserve
-    if part < 1 or (before is Room.NONE and part < 1 + BACK):
-        return Room.NONE
-    if part < LITTLE_RESERVES or (before is not Room.PLENTY and part < LITTLE_RESERVES * (1 + BACK)):
-        return Room.LITTLE
-    return Room.PLENTY
+    ratio = free / reserve
+    if ratio < 1 or (previous is DiskLevel.NONE and ratio < 1 + HYSTERESIS):
+        return DiskLevel.NONE
+    if ratio < LITTLE_RESERVES or (previous is not DiskLevel.PLENTY and ratio < LITTLE_RESERVES * (1 + HYSTERESIS)):
+        return DiskLevel.LITTLE
+    return DiskLevel.PLENTY
 
 
-class RoomOnDisk:
+class DiskSpace:
     """What the disk has left for a store, and what is kept of it for a bad time."""
 
     def __init__(
@@ -73,39 +73,39 @@ class RoomOnDisk:
         self._checkpoint = checkpoint
         self._changed = changed
         self._limit = limit
-        self._in_limit = self._beside = Room.PLENTY
+        self._limit_level = self._free_level = DiskLevel.PLENTY
         self._ballast = path / "ballast"
-        self.room = Room.PLENTY
+        self.level = DiskLevel.PLENTY
         """As it was found last."""
         self.bytes: dict[str, int] = {}
-        """Bytes by which it was found, see `Store.room_bytes`."""
+        """Bytes by which it was found, see `Store.disk_bytes`."""
         self.is_full = False
         """A write found no space, or the ballast that was then given up is not there again."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raises: lmdb.Error, OSError"""
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self._path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
         if self._limit is not None:
             used = journal.size + journal.spare_size + self._checkpoint.size()
-            self._in_limit = within(self._limit, used, self._in_limit)
+            self._limit_level = level_of_limit(self._limit, used, self._limit_level)
             found |= {"used": used, "limit": self._limit}
-        self._beside = beside(reserve, free, self._beside)
+        self._free_level = level_of_free_space(reserve, free, self._free_level)
         self.bytes = found
-        self.room = Room.NONE if self.is_full else max(self._in_limit, self._beside)
+        self.level = DiskLevel.NONE if self.is_full else max(self._limit_level, self._free_level)
 
     @property
     def is_spare_due(self) -> bool:
         # Where it could not be had it is tried again, but not at once.
-        return self._journal.needs_spare and not self.is_full and self._has_place_for_spare()
+        return self._journal.needs_spare and not self.is_full and self._has_space_for_spare()
 
-    def provide(self) -> None:
+    def allocate_reserves(self) -> None:
         """A spare segment, and the ballast, as far as the disk has room for them."""
         try:
             # Nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
-            if self._has_place_for_spare():
-                self._journal.prepare()
+            if self._has_space_for_spare():
+                self._journal.allocate_spare()
             size = BALLAST_SEGMENTS * self._checkpoint.segment_bytes
             # In this order: the space of a ballast that was just given up is not enough.
             if not self._ballast.exists() and folder.free_bytes(self._path) >= size + self._reserve():
@@ -113,23 +113,23 @@ class RoomOnDisk:
             if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
                 logger.warning("the disk has room again", extra={"folder": str(self._path)})
                 self.is_full = False
-        except CAUSES as error:
-            self.expect_no_space(error)
-        self.look()
+        except STORAGE_ERRORS as error:
+            self.note_disk_full(error)
+        self.check()
 
-    def make_room(self, error: Exception) -> bool:
+    def delete_ballast(self, error: Exception) -> bool:
         """Give up the ballast, as the disk is full, and `error` says so. False if it is given up already.
 
         Raises: `error`, if it says anything else
         """
-        self.expect_no_space(error)
+        self.note_disk_full(error)
         try:
             self._ballast.unlink()
         except FileNotFoundError:
             return False
         return True
 
-    def expect_no_space(self, error: Exception) -> None:
+    def note_disk_full(self, error: Exception) -> None:
         """The disk is full, as `error` says.
 
         Raises: `error`, if it says anything else
@@ -143,9 +143,9 @@ class RoomOnDisk:
             with self._changed:
                 self.is_full = True
                 self._changed.notify_all()
-        self.look()
+        self.check()
 
-    def _has_place_for_spare(self) -> bool:
+    def _has_space_for_spare(self) -> bool:
         return folder.free_bytes(self._path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:

@@ -15,24 +15,24 @@ Source: docs/decisions/0019-damage.md
 
 from __future__ import annotations
 
-from truenext.events import told_by
+from truenext.events import chunk_position
 
 
-def missing_at_end(last: int, written: int, history: bytes, told: tuple[int, int] | None) -> str:
+def lost_tail(last: int, written: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None) -> str:
     """What is missing behind the frame `last`, in words; empty if nothing proves that anything is.
 
-    `written` is what the checkpoint says, `history` the last chunk that the journal has of it, and `told` run and first
-    event of the last chunk of a batch that the history's own files have.
+    `written` is what the checkpoint says, `journal_chunk` the last chunk that the journal has of it, and
+    `last_history_chunk` run and first event of the last chunk of a batch that the history's own files have.
     """
     if last < written:
         frames = f"frame {written} is" if last == written - 1 else f"frames {last + 1} to {written} are"
         return f"{frames} missing at its end; the checkpoint says that frame {written} was written"
-    if history and told is not None:
-        run, event = told_by(history)
-        if run == told[0] and event < told[1]:
+    if journal_chunk and last_history_chunk is not None:
+        run, event = chunk_position(journal_chunk)
+        if run == last_history_chunk[0] and event < last_history_chunk[1]:
             return (
                 f"frames are missing at its end, behind frame {last}: the history tells of a batch of run {run} that "
-                f"begins with event {told[1]}, and the last one here begins with event {event} (a store that was put "
-                "back from a copy needs the history of that copy, or none)"
+                f"begins with event {last_history_chunk[1]}, and the last one here begins with event {event} "
+                "(a store that was put back from a copy needs the history of that copy, or none)"
             )
     return ""

@@ -12,8 +12,8 @@ import lmdb
 
 from truenext.errors import StoreError
 
-CAUSES = (lmdb.Error, OSError, struct.error, ValueError)
-"""What `explained` can explain."""
+STORAGE_ERRORS = (lmdb.Error, OSError, struct.error, ValueError)
+"""What `store_error` can explain."""
 
 _DAMAGE = (
     lmdb.BadTxnError,
@@ -48,66 +48,70 @@ def is_denied(error: BaseException) -> bool:
     )
 
 
-def explained(attempt: str, error: Exception, data: Path) -> StoreError:
-    """`attempt` completes the sentence "cannot ..."; `data` is the folder it was made in."""
+def store_error(action: str, error: Exception, data: Path) -> StoreError:
+    """`action` completes the sentence "cannot ..."; `data` is the folder it was made in."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
-        return StoreError(f"cannot {attempt}: it is as large as its map allows; open it with a larger map")
+        return StoreError(f"cannot {action}: it is as large as its map allows; open it with a larger map")
     if is_no_space(error):
-        return StoreError(f"cannot {attempt}: the disk is full; make room, then start the broker again")
+        return StoreError(f"cannot {action}: the disk is full; make room, then start the broker again")
     if isinstance(error, _DAMAGE):
-        return damage("checkpoint", f"LMDB says {str(error)[str(error).find('MDB_') :]}", data)
+        return damage_error("checkpoint", f"LMDB says {str(error)[str(error).find('MDB_') :]}", data)
     if is_denied(error):
-        named = getattr(error, "filename", None)
-        return StoreError(f"cannot {attempt}: {error}; {_right(data if named is None else Path(named))}")
+        filename = getattr(error, "filename", None)
+        return StoreError(
+            f"cannot {action}: {error}; {_permission_advice(data if filename is None else Path(filename))}"
+        )
     if isinstance(error, lmdb.Error | OSError):
-        return StoreError(f"cannot {attempt}: {error}; check the disk, then start the broker again")
-    return StoreError(f"cannot {attempt}: a value is damaged or does not fit its field ({error}). {advice(str(data))}")
+        return StoreError(f"cannot {action}: {error}; check the disk, then start the broker again")
+    return StoreError(
+        f"cannot {action}: a value is damaged or does not fit its field ({error}). {repair_advice(str(data))}"
+    )
 
 
-def _right(path: Path) -> str:
+def _permission_advice(path: Path) -> str:
     """Say which right is missing for what is to be read, written or made at `path`."""
     # What is to be made needs the right for the folder that it is to be in. Where that may not be read, Path.exists
     # raises.
-    there = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
+    existing = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
     number = os.geteuid()
     try:
         user = pwd.getpwuid(number).pw_name
     except KeyError:
         user = str(number)
-    return f"the user {user} needs the right to read and write {there}"
+    return f"the user {user} needs the right to read and write {existing}"
 
 
-def damage(part: str, what: str, data: Path) -> StoreError:
+def damage_error(part: str, problem: str, data: Path) -> StoreError:
     """`part` of the store in the folder `data` is not what was written."""
     return StoreError(
-        f"the {part} in {data} is damaged: {what}. Messages may be missing; restore the folder from a copy. "
-        f"{advice(str(data))}"
+        f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a copy. "
+        f"{repair_advice(str(data))}"
     )
 
 
-def empty(data: Path) -> StoreError:
+def empty_folder_error(data: Path) -> StoreError:
     return StoreError(
         f"the data folder {data} holds nothing yet: its first start was cut off. Delete it, and start the broker again"
     )
 
 
-def other_format(data: Path, found: int, expected: int) -> StoreError:
+def format_error(data: Path, found: int, expected: int) -> StoreError:
     return StoreError(
         f"the store in {data} has format {found}, this truenext reads format {expected}: use the truenext that wrote it"
     )
 
 
-def advice(data: str) -> str:
+def repair_advice(data: str) -> str:
     """What can be done about damage in the folder `data`."""
     return (
         f"`truenext store check {data}` says what is damaged, `truenext store export {data} NEW` saves what can be read"
     )
 
 
-def disagreement(batch: int, what: str) -> StoreError:
+def disagreement_error(batch: int, problem: str) -> StoreError:
     return StoreError(
-        f"store and broker disagree: batch {batch} {what}. The store is damaged (`truenext store check DIR` tells), or "
-        "this is a bug of truenext"
+        f"store and broker disagree: batch {batch} {problem}. The store is damaged (`truenext store check DIR` tells), "
+        "or this is a bug of truenext"
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_MARK, Causes, Mark
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
-from truenext.store.checkpoint_format import NUMBER, mark_value, read_mark
+from truenext.store.checkpoint_format import NUMBER, decode_mark, encode_mark
 from truenext.store.store import StoredMessage
-from truenext.store.trouble import damage
+from truenext.store.store_errors import damage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Marks = dict[bytes, tuple[Mark, Causes]]
 """By key of their messages; with what is new of the causes."""
 
-_AROUND = 2
+_KEYS_AROUND = 2
 """Keys that are looked at before one that is not there, and behind it."""
 
 
-class MessagesOfKind:
+class MessageTables:
     def __init__(
         self,
         messages: lmdb._Database,
@@ -50,16 +50,16 @@ class MessagesOfKind:
 
     # ---- Reading ----
 
-    def counted(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
+    def read_counts(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
         """Lane key to messages.
 
         Raises: StoreError if they are not as many
         """
         counts = Counter({lane: NUMBER.unpack(count)[0] for lane, count in self.counts.items(txn)})
-        counted, there = counts.total(), txn.stat(self.messages)["entries"]
+        total, stored = counts.total(), txn.stat(self.messages)["entries"]
         # What nobody counts nobody would ever read. Those of earlier generations are not counted any more.
-        if counted > there or (counted < there and not self.generation):
-            raise damage("checkpoint", f"{counted} messages are counted and {there} are there", self._data)
+        if total > stored or (total < stored and not self.generation):
+            raise damage_error("checkpoint", f"{total} messages are counted and {stored} are there", self._data)
         return counts
 
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
@@ -70,14 +70,14 @@ class MessagesOfKind:
 
         Raises: StoreError
         """
-        is_behind = cursor.set_range(key)
-        if is_behind and cursor.key() == key:
+        is_positioned = cursor.set_range(key)
+        if is_positioned and cursor.key() == key:
             return True
-        is_ordered = not is_behind or cursor.key() > key
-        if is_ordered and (cursor.prev() if is_behind else cursor.last()):
+        is_ordered = not is_positioned or cursor.key() > key
+        if is_ordered and (cursor.prev() if is_positioned else cursor.last()):
             is_ordered = cursor.key() < key
         if not is_ordered:
-            raise damage("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
+            raise damage_error("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> StoredMessage | None:
@@ -86,7 +86,7 @@ class MessagesOfKind:
         if record is not None:
             return stored_message(key, record, value)
         if value is not None:
-            raise damage("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
+            raise damage_error("checkpoint", f"message {key.hex()} has a mark, and is missing", self._data)
         return None
 
     def record(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
@@ -94,7 +94,7 @@ class MessagesOfKind:
 
     def mark(self, txn: lmdb.Transaction[bytes], key: bytes) -> Mark | None:
         mark = self.marks.get(txn, self.generation + key)
-        return None if mark is None else read_mark(mark)[0]
+        return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
         """A lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
@@ -104,16 +104,16 @@ class MessagesOfKind:
         first = prefix + message_key(lane, after_sequence + 1)
         if not cursor.set_range(first):
             return
-        marks = self.marks.behind(txn, first)
+        marks = self.marks.iter_from(txn, first)
         mark = next(marks, None)
         lane, size = prefix + lane, len(prefix)
         for key, record in cursor.iternext():
             # Before it is taken for the end of the lane: there may be more of that behind it.
             if key <= last or len(key) != len(last):
-                raise damage("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+                raise damage_error("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
             # Each goes with its message: what damage did to one of the two is seen at the other.
             if mark is not None and mark[0] < key:
-                raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+                raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
             if not key.startswith(lane):
                 return
             last = key
@@ -123,9 +123,9 @@ class MessagesOfKind:
                 mark = next(marks, None)
             yield stored_message(key[size:] if size else key, record, own)
         if mark is not None:
-            raise damage("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
+            raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
-    def look_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
+    def check_order_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
         """Notice a message that is here, and is not found because a key is damaged: where a search ended that went
         wrong, keys are out of order.
 
@@ -134,14 +134,14 @@ class MessagesOfKind:
         cursor = txn.cursor(self.messages)
         if not (cursor.set_range(self.generation + key) or cursor.last()):
             return
-        for _ in range(_AROUND):
+        for _ in range(_KEYS_AROUND):
             if not cursor.prev():
                 break
         # If there is nothing before it either, this begins with the first.
-        around = islice(cursor.iternext(values=False), 2 * _AROUND)
+        around = islice(cursor.iternext(values=False), 2 * _KEYS_AROUND)
         for before, after in pairwise(around):
             if before >= after:
-                raise damage("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
+                raise damage_error("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
 
     # ---- Writing ----
 
@@ -155,18 +155,18 @@ class MessagesOfKind:
 
     def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:
         """Those of the messages that are here; the others are given back. What is not said of causes stays."""
-        left: Marks = {}
+        not_found: Marks = {}
         cursor = txn.cursor(self.messages)
         for key, (mark, causes) in marks.items():
             stored = self.generation + key
             if not cursor.set_key(stored):
-                left[key] = (mark, causes)
+                not_found[key] = (mark, causes)
                 continue
             before = self.marks.get(txn, stored)
             if before is not None:
-                causes = causes.over(read_mark(before)[1])
-            self.marks.put(txn, stored, mark_value(mark, causes))
-        return left
+                causes = causes.over(decode_mark(before)[1])
+            self.marks.put(txn, stored, encode_mark(mark, causes))
+        return not_found
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
         """Messages with their marks. Raises: StoreError if one is not here"""
@@ -174,7 +174,7 @@ class MessagesOfKind:
         for key in keys:
             stored = self.generation + key
             if not txn.delete(stored, db=self.messages):
-                raise damage("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
+                raise damage_error("checkpoint", f"message {key.hex()} is gone, and cannot be deleted", self._data)
             self.marks.delete(txn, stored)
             change[key[:LANE_KEY_SIZE]] -= 1
         self._count(txn, change)
@@ -191,21 +191,21 @@ class MessagesOfKind:
 
     # ---- What earlier generations left ----
 
-    def has_left(self, txn: lmdb.Transaction[bytes]) -> bool:
+    def has_old_generations(self, txn: lmdb.Transaction[bytes]) -> bool:
         """There is something of an earlier generation."""
-        return any(self._is_left(cursor) for cursor in self._cursors(txn))
+        return any(self._is_first_old(cursor) for cursor in self._cursors(txn))
 
-    def delete_left(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
+    def delete_old_generations(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
         """Up to `keys_max` of that."""
         for cursor in self._cursors(txn):
-            while keys_max and self._is_left(cursor):
+            while keys_max and self._is_first_old(cursor):
                 cursor.delete()
                 keys_max -= 1
 
     def _cursors(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
         return self.marks.cursor(txn), txn.cursor(self.messages)
 
-    def _is_left(self, cursor: lmdb.Cursor[bytes]) -> bool:
+    def _is_first_old(self, cursor: lmdb.Cursor[bytes]) -> bool:
         """The first in the database is of an earlier generation; the cursor is there."""
         return cursor.first() and cursor.key()[: len(self.generation)] < self.generation
 
@@ -214,5 +214,5 @@ def stored_message(key: bytes, record: bytes, mark: bytes | None) -> StoredMessa
     """`mark` is the value of its mark, None if it has none."""
     if mark is None:
         return StoredMessage(key, record, NO_MARK)
-    own, causes = read_mark(mark)
+    own, causes = decode_mark(mark)
     return StoredMessage(key, record, own, causes=causes)
