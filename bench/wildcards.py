@@ -10,8 +10,8 @@ from bench.options import positive
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
-from truenext.message import Message
+from truenext.engine.state.consumer import ConnectionState
+from truenext.message import SentMessage
 
 CASES = [
     # Queues, wildcards, window, messages in a turn
@@ -36,13 +36,13 @@ def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int
     sender, receiver = engine.connect("sender"), engine.connect("receiver")
     destinations = [parse(f"/queue/q.{number}", "sender") for number in range(queues)]
     for destination in destinations:
-        engine.send(sender, Send(destination, Message(4, False, 0, HEADER, b"x")))
+        engine.send(sender, Send(destination, SentMessage(4, False, 0, HEADER, b"x")))
     started = time.perf_counter()
     for number in range(wildcards):
         engine.subscribe(receiver, Subscribe(f"w{number}", parse("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
     subscribing = time.perf_counter() - started
     _drain(engine, receiver)
-    messages = [Message(number % 10, False, 0, HEADER, b"x") for number in range(count)]
+    messages = [SentMessage(number % 10, False, 0, HEADER, b"x") for number in range(count)]
     started = time.process_time()
     for first in range(0, count, in_a_turn):
         for number in range(first, min(first + in_a_turn, count)):
@@ -51,7 +51,7 @@ def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int
     return subscribing, count / (time.process_time() - started)
 
 
-def _drain(engine: Engine, receiver: Session) -> None:
+def _drain(engine: Engine, receiver: ConnectionState) -> None:
     while deliveries := engine.turn().deliveries:
         for consumer, entries in deliveries.items():
             for entry in entries:

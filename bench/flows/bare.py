@@ -11,7 +11,7 @@ from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
 from truenext import Message, Session, connect
 from truenext.stage.committing import CONTENT_TYPE
-from truenext.stage.core.said import Outgoing
+from truenext.stage.core.said import OutputMessage
 
 Handler = Callable[[Message, Session], Awaitable[None]]
 
@@ -40,8 +40,8 @@ def relay(gate: Gate, order: Order) -> Done:
     return run(program())
 
 
-def _sending(outgoing: Outgoing) -> Handler:
-    message = outgoing.finished({})
+def _sending(outgoing: OutputMessage) -> Handler:
+    message = outgoing.encode({})
 
     async def handle(_: Message, session: Session) -> None:
         await session.send(

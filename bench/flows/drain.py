@@ -31,11 +31,11 @@ from bench.workers import Gate
 from truenext import Outgoing, connect
 from truenext.stage import Endpoint
 from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.context import ServiceContext
 from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
 from truenext.stage.core.said import Said
-from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.sql.tables import outbox
-from truenext.stage.world import World
 
 TARGET = 0.5
 LATENCY_S = 1.0
@@ -97,15 +97,15 @@ def _later(order: Order) -> str:
     return f"{order.name}.later"
 
 
-def _sent(order: Order) -> Iterator[tuple[str, list[Finished]]]:
+def _sent(order: Order) -> Iterator[tuple[str, list[EncodedMessage]]]:
     """What each initiation sends, with its id."""
     app = service(order)
     later: Endpoint[Asked, None] = app.remote(_later(order), Asked)
     for number in range(order.flows):
-        id = World.new_id()
+        id = ServiceContext.new_id()
         said = Said(id, app.name)
         Initiation(said, time.time_ns() // 1_000_000, {}).send(later, Asked(number), trace=f"order {number}")
-        yield id, [each.finished({}) for each in said.outgoing]
+        yield id, [each.encode({}) for each in said.outgoing]
 
 
 # ---- Jobs ----
@@ -125,7 +125,7 @@ def write(gate: Gate, order: Order) -> None:
                 "interactive": False,
                 "messages": len(messages),
                 "written_ms": time.time_ns() // 1_000_000,
-                "unit": Unit(messages, False).encode(),
+                "unit": OutboxUnit(messages, False).encode(),
             }
             for id, messages in some
         ]

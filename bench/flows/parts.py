@@ -20,12 +20,12 @@ from bench.client.work import Done
 from bench.flows import sql
 from bench.flows.work import Order
 from bench.workers import Gate
-from truenext.stage.core.numbers import Number, Producer
-from truenext.stage.exactly_once.once import ExactlyOnce
-from truenext.stage.sql import once
+from truenext.stage.core.numbers import Number, OutboxProducer
+from truenext.stage.exactly_once.processing import ExactlyOnce
+from truenext.stage.sql import exactly_once
 from truenext.stage.worker import Handling
 
-NOBODY = Producer("nobody", "nobody", 0)
+NOBODY = OutboxProducer("nobody", "nobody", 0)
 """Who has it in the outbox is asked by no relay."""
 
 _COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
@@ -34,19 +34,19 @@ _UNNUMBERED = {
     "postgresql": [
         f"""
         INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s,
-            %(interactive)s, %(messages)s, {once.CLOCK["postgresql"]}, %(unit)s)"""
+            %(interactive)s, %(messages)s, {exactly_once.CLOCK["postgresql"]}, %(unit)s)"""
     ],
     "sqlite": [
         f"""
         INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (:id, :service, :producer, :number,
-            :interactive, :messages, {once.CLOCK["sqlite"]}, :unit)"""
+            :interactive, :messages, {exactly_once.CLOCK["sqlite"]}, :unit)"""
     ],
 }
 
 
 def serve_without_numbers(gate: Gate, order: Order) -> Done:
     """Until the last flow has ended, and all of it is confirmed."""
-    with _without_numbers(Number(NOBODY, 1)), patch.object(once, "_WRITE", _UNNUMBERED):
+    with _without_numbers(Number(NOBODY, 1)), patch.object(exactly_once, "_WRITE", _UNNUMBERED):
         return sql.serve_once(gate, order)
 
 

@@ -21,7 +21,7 @@ from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.definitions import Stateful
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.said import Outgoing, Said
+from truenext.stage.core.said import OutputMessage, Said
 
 TOGETHER = 100
 """Flows that are begun in one initiation."""
@@ -180,17 +180,17 @@ def _begin_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
 # ---- What goes from stage to stage ----
 
 
-async def messages(name: str) -> list[Outgoing]:
+async def messages(name: str) -> list[OutputMessage]:
     """The messages of one flow through `passing`, as its service sends them."""
     app = Service("bench", concurrency=CONCURRENCY)
     place = passing(app, name, Ended(1))
     now_ms = time.time_ns() // 1_000_000
     said = Said("0" * 32, app.name)
     Initiation(said, now_ms, app.stages).send(place, Asked(1), trace="order 1")
-    sent: list[Outgoing] = []
+    sent: list[OutputMessage] = []
     for stage in place.stages:
         sent += said.outgoing
-        envelope = decode(sent[-1].finished({}).body)
+        envelope = decode(sent[-1].encode({}).body)
         said = Said(envelope.id, f"{app.name} {stage.queue}")
         flow = Flow(stage, envelope, said, now_ms)
         await stage.function(flow.message, flow.state, flow)

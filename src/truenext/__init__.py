@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from truenext.client.core.health import ConsumerHealth, Health
     from truenext.client.core.message import Content
     from truenext.client.core.sends import Outgoing
-    from truenext.client.core.unit import Outcome
+    from truenext.client.core.transaction_state import Outcome
     from truenext.client.tasks.connection import (
         Connection,
         Consumer,
@@ -67,7 +67,7 @@ _HOMES = {
     "truenext.client.core.health": ("ConsumerHealth", "Health"),
     "truenext.client.core.message": ("Content",),
     "truenext.client.core.sends": ("Outgoing",),
-    "truenext.client.core.unit": ("Outcome",),
+    "truenext.client.core.transaction_state": ("Outcome",),
     "truenext.client.tasks.connection": (
         *("Connection", "Consumer", "Message", "Processing", "Sent", "Session", "Transaction", "connect"),
     ),

@@ -20,13 +20,13 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     sends: int
     used_ms: int
     """Milliseconds since the epoch of its last use."""
-    is_once: bool = False
+    is_used_once: bool = False
     """It had one SEND, and nothing since."""
     commits: int = NO_NUMBER
     sends_unknown: int = NO_NUMBER
     commits_unknown: int = NO_NUMBER
     is_gapless: bool | None = None
-    settled: tuple[int, ...] = ()
+    resolved: tuple[int, ...] = ()
 
 
 class Mark(NamedTuple):

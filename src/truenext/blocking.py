@@ -15,7 +15,7 @@ use one connection at once.
 from truenext.client.core.health import ConsumerHealth, Health
 from truenext.client.core.message import Content
 from truenext.client.core.sends import Outgoing
-from truenext.client.core.unit import Outcome
+from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.connection import (
     Connection,
     Consumer,

@@ -9,7 +9,7 @@ import msgspec
 
 from truenext.destination import Destination
 from truenext.errors import Code
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.schedule import Schedule
 from truenext.selector import Selector
 
@@ -47,7 +47,7 @@ class AckMode(Enum):
 
 class Send(msgspec.Struct, gc=False):
     destination: Destination
-    message: Message
+    message: SentMessage
     transaction: str | None = None
     producer: str | None = None
     """With `number`, makes a repeat recognisable (guarantee L5)."""

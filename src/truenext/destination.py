@@ -65,7 +65,7 @@ _WORDS_OF_OTHERS = {
 _NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})").search
 
 
-class Kind(Enum):
+class DestinationKind(Enum):
     QUEUE = "queue"
     TEMPORARY = "temporary queue"
     """Also what waits for a subscriber to a topic whose subscription ends with its connection."""
@@ -81,14 +81,14 @@ class Kind(Enum):
     CONTROL = "control"
 
 
-_ONE_OF = {Kind.PATTERN: Kind.TOPIC, Kind.QUEUES: Kind.QUEUE}
+_ONE_OF = {DestinationKind.PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUES: DestinationKind.QUEUE}
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
     """A parsed address. `name` is unique among queues and temporary queues together: only the latter begin with /, and
     those that belong to subscriptions have // behind the session. So it is among topics."""
 
-    kind: Kind
+    kind: DestinationKind
     name: str
     session: str = ""
     """The connection that owns a temporary queue or topic."""
@@ -103,16 +103,18 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     """A message sent to it stands in any number of queues. Told by its kind; kept, as every send asks for it."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "is_spread", self.kind is Kind.TOPIC or self.kind is Kind.COMPOSITE)
+        msgspec.structs.force_setattr(
+            self, "is_spread", self.kind is DestinationKind.TOPIC or self.kind is DestinationKind.COMPOSITE
+        )
 
     @property
     def address(self) -> str:
         """How any client may write it."""
-        if self.kind is Kind.COMPOSITE:
+        if self.kind is DestinationKind.COMPOSITE:
             return ",".join(part.address for part in self.parts)
-        if self.kind is Kind.TEMPORARY:
+        if self.kind is DestinationKind.TEMPORARY:
             return f"/remote-temp-queue{self.name}"
-        if self.kind is Kind.TOPIC and self.session:
+        if self.kind is DestinationKind.TOPIC and self.session:
             return f"/remote-temp-topic{self.name}"
         return f"/{_ONE_OF.get(self.kind, self.kind).value}/{self.name}"
 
@@ -184,33 +186,33 @@ def accepted_address(address: str) -> Destination:
 def _parsed(address: str, session: str) -> Destination:
     if address.startswith(DURABLE_ADDRESS_PREFIX):
         client, _, name = address[len(DURABLE_ADDRESS_PREFIX) :].partition(",")
-        return Destination(Kind.DURABLE, durable_key(client, name))
+        return Destination(DestinationKind.DURABLE, durable_key(client, name))
     if "," in address:
         return _composite(address, session)
     if address.startswith("/queue/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(Kind.QUEUES, _checked_pattern(name, address))
-        return Destination(Kind.QUEUE, _checked(name, address))
+            return Destination(DestinationKind.QUEUES, _checked_pattern(name, address))
+        return Destination(DestinationKind.QUEUE, _checked(name, address))
     if address.startswith("/topic/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(Kind.PATTERN, _checked_pattern(name, address))
-        return Destination(Kind.TOPIC, _checked(name, address))
+            return Destination(DestinationKind.PATTERN, _checked_pattern(name, address))
+        return Destination(DestinationKind.TOPIC, _checked(name, address))
     if address.startswith(TEMPORARY_PREFIX):
         name = _checked(address[len(TEMPORARY_PREFIX) :], address)
-        return Destination(Kind.TEMPORARY, f"/{session}/{name}", session)
+        return Destination(DestinationKind.TEMPORARY, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_PREFIX):
         owner, name = _owned(address, REMOTE_TEMPORARY_PREFIX)
-        return Destination(Kind.TEMPORARY, name, owner)
+        return Destination(DestinationKind.TEMPORARY, name, owner)
     if address.startswith(TEMPORARY_TOPIC_PREFIX):
         name = _checked(address[len(TEMPORARY_TOPIC_PREFIX) :], address)
-        return Destination(Kind.TOPIC, f"/{session}/{name}", session)
+        return Destination(DestinationKind.TOPIC, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_TOPIC_PREFIX):
         owner, name = _owned(address, REMOTE_TEMPORARY_TOPIC_PREFIX)
-        return Destination(Kind.TOPIC, name, owner)
+        return Destination(DestinationKind.TOPIC, name, owner)
     if address.startswith("/control/"):
-        return Destination(Kind.CONTROL, _checked(address[9:], address))
+        return Destination(DestinationKind.CONTROL, _checked(address[9:], address))
     if address and "/" not in address and ":" not in address:
         return _parsed(f"/queue/{address}", session)
     for prefix, words in _WORDS_OF_OTHERS.items():
@@ -253,13 +255,13 @@ def _composite(address: str, session: str) -> Destination:
             )
     parts = tuple(_parsed(each, session) for each in addresses)
     for part in parts:
-        if part.kind is Kind.CONTROL:
+        if part.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
                 f"{part.address} is for questions; it cannot be part of a composite destination", Code.DESTINATION
             )
-        if part.kind is Kind.PATTERN or part.kind is Kind.QUEUES:
+        if part.kind is DestinationKind.PATTERN or part.kind is DestinationKind.QUEUES:
             raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to", Code.DESTINATION)
-    return Destination(Kind.COMPOSITE, address, session, parts)
+    return Destination(DestinationKind.COMPOSITE, address, session, parts)
 
 
 def _owned(address: str, prefix: str) -> tuple[str, str]:
@@ -311,7 +313,9 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
     'subscription,billing,orders,orders.>,total > 99'
     """
     name = f"{SUBSCRIPTION_PREFIX}{key},{topic}"
-    return Destination(Kind.QUEUE, f"{name},{selector}" if selector else name, topic=topic, selector=selector)
+    return Destination(
+        DestinationKind.QUEUE, f"{name},{selector}" if selector else name, topic=topic, selector=selector
+    )
 
 
 def stored_queue(name: str) -> Destination:
@@ -321,9 +325,9 @@ def stored_queue(name: str) -> Destination:
     <Kind.TEMPORARY: 'temporary queue'>
     """
     if name.startswith("/"):
-        return Destination(Kind.TEMPORARY, name, name[1:].partition(",")[0])
+        return Destination(DestinationKind.TEMPORARY, name, name[1:].partition(",")[0])
     if not name.startswith(SUBSCRIPTION_PREFIX):
-        return Destination(Kind.QUEUE, name)
+        return Destination(DestinationKind.QUEUE, name)
     _, client, subscription, topic, *selector = name.split(",", 4)
     return durable_subscription(f"{client},{subscription}", topic, *selector)
 

@@ -48,7 +48,7 @@ STARTS_FILE, OF_BATCH = 1, 2
 """Flags of a chunk."""
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     NAME = 0
     STARTED = 1
     RECOVERED = 2
@@ -76,34 +76,34 @@ class Kind(IntEnum):
     @property
     def label(self) -> str:
         """As docs/history.md calls it."""
-        same = {Kind.ACCEPTED_OF_GROUP: Kind.ACCEPTED, Kind.SUBSCRIBED_EXCLUSIVE: Kind.SUBSCRIBED}
+        same = {EventKind.ACCEPTED_OF_GROUP: EventKind.ACCEPTED, EventKind.SUBSCRIBED_EXCLUSIVE: EventKind.SUBSCRIBED}
         return same.get(self, self).name.lower().replace("_", "-")
 
 
-COLUMNS: dict[Kind, tuple[tuple[str, str], ...]] = {
-    Kind.NAME: (),
-    Kind.STARTED: (),
-    Kind.RECOVERED: (),
-    Kind.ACCEPTED: (("sequence", "Q"), ("size", "I"), ("flags", "B")),
-    Kind.COMMITTED: (),
-    Kind.SUBSCRIBED: (("window", "I"),),
-    Kind.UNSUBSCRIBED: (),
-    Kind.DISPATCHED: (("sequence", "Q"), ("consumer", "I"), ("deliveries", "I")),
-    Kind.ACKNOWLEDGED: (("sequence", "Q"),),
-    Kind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
-    Kind.EXPIRED: (("sequence", "Q"),),
-    Kind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
-    Kind.MOVED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
-    Kind.REMOVED: (("sequence", "Q"),),
-    Kind.PAUSED: (),
-    Kind.RESUMED: (),
-    Kind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
-    Kind.ENDED: (),
-    Kind.WINDOW: (("window", "I"),),
-    Kind.ASKED: (("count", "I"),),
-    Kind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
-    Kind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
-    Kind.CAUSE: (),
+COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
+    EventKind.NAME: (),
+    EventKind.STARTED: (),
+    EventKind.RECOVERED: (),
+    EventKind.ACCEPTED: (("sequence", "Q"), ("size", "I"), ("flags", "B")),
+    EventKind.COMMITTED: (),
+    EventKind.SUBSCRIBED: (("window", "I"),),
+    EventKind.UNSUBSCRIBED: (),
+    EventKind.DISPATCHED: (("sequence", "Q"), ("consumer", "I"), ("deliveries", "I")),
+    EventKind.ACKNOWLEDGED: (("sequence", "Q"),),
+    EventKind.RETURNED: (("sequence", "Q"), ("attempts", "I")),
+    EventKind.EXPIRED: (("sequence", "Q"),),
+    EventKind.DEAD_LETTERED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    EventKind.MOVED: (("sequence", "Q"), ("target_queue", "I"), ("target_sequence", "Q")),
+    EventKind.REMOVED: (("sequence", "Q"),),
+    EventKind.PAUSED: (),
+    EventKind.RESUMED: (),
+    EventKind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
+    EventKind.ENDED: (),
+    EventKind.WINDOW: (("window", "I"),),
+    EventKind.ASKED: (("count", "I"),),
+    EventKind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
+    EventKind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
+    EventKind.CAUSE: (),
 }
 """Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
 
@@ -158,4 +158,4 @@ def width(kind: int) -> int:
     return _WIDTHS[kind]
 
 
-_WIDTHS = [sum(struct.calcsize("<" + code) for _, code in COLUMNS[kind]) for kind in Kind]
+_WIDTHS = [sum(struct.calcsize("<" + code) for _, code in COLUMNS[kind]) for kind in EventKind]

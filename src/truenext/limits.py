@@ -106,10 +106,10 @@ CAUSE_BYTES_MAX = 4096
 """Bytes of UTF-8 in which a consumer may say why it failed with a message: escaped, no more than most clients take in
 one header line (10 KiB)."""
 
-SETTLED_MAX = 100
-"""COMMITs of one producer that are known to have been settled as rolled back, the highest."""
+RESOLVED_MAX = 100
+"""COMMITs of one producer that are known to have been resolved as rolled back, the highest."""
 
-SETTLED_TOTAL_MAX = 500_000
+RESOLVED_TOTAL_MAX = 500_000
 """The same of all producers together, about 25 MiB: beyond that nothing more is settled."""
 
 PRODUCER_NUMBER_MAX = 2**63 - 1

@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 
-class Message(msgspec.Struct, gc=False):
+class SentMessage(msgspec.Struct, gc=False):
     """One message as its producer sent it.
 
     Made once per message on the hot path, hence a struct without garbage collection: it refers to nothing that could
@@ -30,7 +30,7 @@ class Message(msgspec.Struct, gc=False):
     empty otherwise."""
 
 
-def living(message: Message, ttl_ms: int, now_ms: int) -> Message:
+def living(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
     """The same message as it is accepted now, with so many milliseconds to live: its header says when it expires.
 
     >>> living(Message(4, True, 0, b"a:b\\n", b""), 10, 1000).header

@@ -51,7 +51,7 @@ import struct
 
 from truenext.checksum import crc32
 from truenext.envelope import escape, group_of, unescape
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
@@ -146,7 +146,7 @@ def split_due_timer(timer: bytes) -> tuple[int, int, bytes]:
     return due ^ _DUE_BIT, number, lane
 
 
-def encode(key: bytes, message: Message) -> bytes:
+def encode(key: bytes, message: SentMessage) -> bytes:
     """The record of `message` under `key`."""
     version, header = RECORD_VERSION, message.header
     if message.way_back:
@@ -179,7 +179,7 @@ def reference_of(record: bytes) -> int:
     return number
 
 
-def decode(key: bytes, record: bytes, content: bytes = b"") -> Message:
+def decode(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
     """The message that stands under `key`; `content` is the record of what it refers to, if it does.
 
     Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content is
@@ -195,7 +195,7 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> Message:
     way_back = b""
     if version == _WITH_WAY_BACK:
         way_back, _, header = header.partition(b"\n")
-    return Message(
+    return SentMessage(
         priority=priority,
         persistent=bool(flags & _PERSISTENT),
         expires_ms=expires_ms,
@@ -219,7 +219,7 @@ def verify(key: bytes, record: bytes) -> None:
         raise DamagedRecord(f"record version {version}; this truenext reads versions {read}")
 
 
-def _referred(priority: int, number: int, content: bytes) -> Message:
+def _referred(priority: int, number: int, content: bytes) -> SentMessage:
     if not content:
         raise DamagedRecord(f"its content, number {number}, is missing")
     try:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from truenext.condition import Part, Value
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
-_OF_MESSAGE: dict[str, Callable[[Message], Value]] = {
+_OF_MESSAGE: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     "JMSTimestamp": lambda message: message.arrived_ms,
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
@@ -133,7 +133,7 @@ class Selector:
         )
         """Bytes of memory that it takes, roughly."""
 
-    def matches(self, message: Message) -> bool:
+    def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
         for name, ask in self._of_message:
             values[name] = ask(message)

@@ -17,12 +17,12 @@ from tests.client.world import Peer, Restless, World
 from truenext.client.core import flows
 from truenext.client.core.consumers import wanted
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
+from truenext.client.core.disposition import DONE, FAILED, REJECTED, Disposition
 from truenext.client.core.holding import Buffer, Subscription
 from truenext.client.core.sending import prepare, send
 from truenext.client.core.session import Mode
-from truenext.client.core.session import Session as CoreSession
-from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, FAILED, REJECTED, Verdict
+from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.transaction_state import Outcome
 from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
 from truenext.policy import Policies, Policy
@@ -407,7 +407,9 @@ class Machine:
             core.settle(received, DONE)
             self.oracle.is_done(which)
         elif what in ("nack", "later"):
-            core.settle(received, FAILED if what == "nack" else Verdict(False, delay_ms=self.random.choice([0, 700])))
+            core.settle(
+                received, FAILED if what == "nack" else Disposition(False, delay_ms=self.random.choice([0, 700]))
+            )
             self.oracle.has_failed(which)
         elif what == "reject":
             core.settle(received, REJECTED)
@@ -468,7 +470,7 @@ class Machine:
             elif isinstance(error, CancelledError | TimeoutError):
                 if was_doomed or (unit is not None and unit.is_doomed):
                     letter.sent = Sent.NEVER
-                elif (core := session.core.unit) is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
+                elif (core := session.core.transaction) is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
                     unit = self.oracle.unit(session, "main")
                     unit.maybe_sent.append(letter)
                     if session.peer.wire is not began_on or session.rolled_back > began_at:
@@ -543,7 +545,11 @@ class Machine:
         owner = "other" if (session, "main") in self.busy or self.random.random() < 0.2 else "main"
         what = self.random.choice(["nack", "nack", "later", "reject", "release"])
         self.note(f"{what} {received.text} {received.ack_id} of a transaction, by {owner}")
-        verdicts = {"nack": FAILED, "later": Verdict(False, delay_ms=self.random.choice([0, 700])), "reject": REJECTED}
+        verdicts = {
+            "nack": FAILED,
+            "later": Disposition(False, delay_ms=self.random.choice([0, 700])),
+            "reject": REJECTED,
+        }
         was_open = not (unit.is_doomed or unit.is_committing)
         # It is nobody else's: the program may say it.
         is_own = not (unit.is_committing or given.consumer.is_closed or unit.is_returned)
@@ -574,7 +580,7 @@ class Machine:
             return
         unit = session.unit
         was_doomed = unit is not None and unit.is_doomed
-        core, in_doubt = session.core.unit, session.in_doubt
+        core, in_doubt = session.core.transaction, session.in_doubt
         if unit is not None:
             unit.core = core
             unit.is_committing = not was_doomed
@@ -648,7 +654,7 @@ class Machine:
         is_busy = (session, "main") in self.busy
         owner = "other" if is_busy or self.random.random() < 0.25 else "main"
         counted = self.random.choice([CountedAttempts.ALL, CountedAttempts.ALL, CountedAttempts.NONE])
-        core = session.core.unit
+        core = session.core.transaction
         if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
             # It has begun with a request that still waits.
             self.oracle.unit(session, core.owner)
@@ -864,7 +870,7 @@ class Machine:
         while True:
             world.advance_to(min(end, world.next_after_now() or end))
             for peer in world.peers:
-                due = peer.client.timers.next_at
+                due = peer.client.delayed_calls.next_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
             world.run_broker()
@@ -901,7 +907,7 @@ class Machine:
                 ):
                     peer.connect()
                     is_quiet = False
-                due = peer.client.timers.next_at
+                due = peer.client.delayed_calls.next_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
                     is_quiet = False

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.client.core.holding import Received, Subscription
-    from truenext.client.core.session import Session as CoreSession
-    from truenext.client.core.unit import Unit as CoreUnit
+    from truenext.client.core.session import SessionCore as CoreSession
+    from truenext.client.core.transaction_state import TransactionState as CoreUnit
     from truenext.wire.stomp.frame import Frame
 
 
@@ -485,7 +485,7 @@ class Oracle:
     def unit(self, session: Session, owner: object) -> Unit:
         if session.unit is None:
             session.unit = Unit(owner)
-        session.unit.core = session.core.unit
+        session.unit.core = session.core.transaction
         return session.unit
 
     def is_committed(self, session: Session, unit: Unit) -> None:

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from truenext.client.core.client import Client, Login
+from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.context import ClientContext
 from truenext.client.core.holding import Buffer, Received, Subscription
-from truenext.client.core.session import Mode, Session
+from truenext.client.core.session import Mode, SessionCore
 from truenext.client.core.waiting import Flow, Wait
-from truenext.client.core.world import World
 from truenext.url import parse_url
 
 ADDRESS = parse_url("stomp://127.0.0.1:61613")
@@ -72,7 +72,7 @@ class Script:
         """What the log of the program says."""
         self.is_blocked = False
         """The socket takes nothing."""
-        world = World(
+        world = ClientContext(
             clock=lambda: self.now,
             chance=lambda: 0.5,
             flush=self.flush,
@@ -80,7 +80,7 @@ class Script:
             report=lambda what, facts: self.reports.append(what % facts),
             has_ended=lambda owner: False,
         )
-        self.client = Client(Login(addresses=[ADDRESS], heart_beat_s=0), "me", world)
+        self.client = Client(ConnectOptions(addresses=[ADDRESS], heart_beat_s=0), "me", world)
 
     def flush(self) -> bool:
         if self.is_blocked:
@@ -154,10 +154,10 @@ class Script:
     def refuse(self, frame: int, code: str) -> None:
         self.hear("ERROR", code, **{"truenext-code": code, "truenext-frame": str(frame)})
 
-    def session(self, mode: Mode = Mode.INDIVIDUAL) -> Session:
-        return Session(self.client, mode, Buffer())
+    def session(self, mode: Mode = Mode.INDIVIDUAL) -> SessionCore:
+        return SessionCore(self.client, mode, Buffer())
 
-    def consumer(self, session: Session, destination: str = "/queue/a", **options: Any) -> Subscription:
+    def consumer(self, session: SessionCore, destination: str = "/queue/a", **options: Any) -> Subscription:
         asked = wanted(destination, cast("ConsumerOptions", options))
         subscribing = Running(self.client.subscribe(asked, session.buffer, None))
         self.confirm()
@@ -165,7 +165,7 @@ class Script:
         return subscription
 
 
-def receive(session: Session, count: int = 1) -> Running:
+def receive(session: SessionCore, count: int = 1) -> Running:
     return Running(session.receive(None, count, None, "the task"))
 
 

@@ -4,14 +4,14 @@ is charged with an attempt". What the broker makes of it is tried with the broke
 import pytest
 
 from tests.client.scripted import Said, Script, named, one, receive
+from truenext.client.core.disposition import FAILED, REJECTED, Disposition
 from truenext.client.core.flows import failed_for, rejected_for
 from truenext.client.core.message import Content
 from truenext.client.core.session import Mode
-from truenext.client.core.verdict import FAILED, REJECTED, Verdict
 from truenext.limits import CAUSE_BYTES_MAX
 
 
-def nacked(script: Script, verdict: Verdict, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False) -> list[Said]:
+def nacked(script: Script, verdict: Disposition, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False) -> list[Said]:
     session = script.session(mode)
     subscription = script.consumer(session, prefetch=1)
     waiting = receive(session)

@@ -7,12 +7,12 @@ import pytest
 
 from tests.client.scripted import Running, Said, Script, named, one, receive
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.flows import Block, spoken_in_transaction
+from truenext.client.core.disposition import DONE, FAILED, REJECTED
+from truenext.client.core.flows import TransactionBlock, spoken_in_transaction
 from truenext.client.core.holding import Subscription, Wanted
-from truenext.client.core.outbox import MESSAGES_MAX, Batch
-from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
-from truenext.client.core.session import Mode, Session
-from truenext.client.core.verdict import DONE, FAILED, REJECTED
+from truenext.client.core.send_buffer import MESSAGES_MAX, SendBatch
+from truenext.client.core.sending import await_confirmed, await_room, enqueue, enqueue_if_room, prepare, send
+from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
@@ -112,7 +112,7 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     assert named(script.all_said(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
-    assert script.client.subscriptions.foreign == {} and list(script.client.units) == [session.unit]
+    assert script.client.subscriptions.foreign == {} and list(script.client.transactions) == [session.transaction]
 
 
 def commit_of(script: Script) -> Said:
@@ -120,7 +120,7 @@ def commit_of(script: Script) -> Said:
     return commit
 
 
-def settled_elsewhere(script: Script, *, is_in_time: bool) -> Session:
+def settled_elsewhere(script: Script, *, is_in_time: bool) -> SessionCore:
     """A session whose transaction was given message 1, and another connection has asked for its outcome before the
     broker had its COMMIT."""
     script.connect()
@@ -142,7 +142,7 @@ def settled_elsewhere(script: Script, *, is_in_time: bool) -> Session:
     return session
 
 
-def commits_as_number_2(script: Script, session: Session) -> None:
+def commits_as_number_2(script: Script, session: SessionCore) -> None:
     committing = Running(session.commit(1.0))
     commit = commit_of(script)
     assert (commit.headers["truenext-producer"], commit.headers["truenext-number"]) == ("me-1", "2")
@@ -193,12 +193,12 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
             committing.again()
 
 
-def committing_and_lost(script: Script) -> tuple[Session, Subscription, Block, Running]:
+def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, TransactionBlock, Running]:
     """A transaction that was given message 1, and whose connection was lost while it was committed."""
     script.connect()
     session = script.session(Mode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
-    block = Block(session, 60.0)
+    block = TransactionBlock(session, 60.0)
     block.enter()
     receiving = receive(session)
     script.message(subscription, 1)
@@ -221,7 +221,7 @@ def test_commit_cancelled_after_its_connection_was_lost_waits_for_the_outcome() 
     with pytest.raises(CancelledError):
         leaving.again()
     assert block.outcome.value == "committed" and block.token == ""
-    assert session.transacted().unit is None
+    assert session.transacted().transaction is None
 
 
 @pytest.mark.parametrize("ends", ["too late", "cancelled again"])
@@ -247,7 +247,7 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
     assert one(receiving).sequence == 1
 
 
-def decided_late(outcome: str) -> Session:
+def decided_late(outcome: str) -> SessionCore:
     """A session whose cancelled commit was left undecided, and is known since."""
     script = Script()
     session, _, _, leaving = committing_and_lost(script)
@@ -271,7 +271,7 @@ def test_commit_left_undecided_tells_its_outcome_when_it_is_called_again() -> No
 def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_decided_late(
     fails: bool, outcome: str
 ) -> None:
-    block = Block(decided_late(outcome), 60.0)
+    block = TransactionBlock(decided_late(outcome), 60.0)
     block.enter()
     assert Running(block.leave(ValueError() if fails else None, "the task")).is_done
     assert block.outcome.value == ("rolled back" if fails else "committed")
@@ -393,19 +393,19 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     script.connect()
     session = script.session(Mode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
-    block = Block(session, 5.0)
+    block = TransactionBlock(session, 5.0)
     block.enter()
     with pytest.raises(LocalProtocolError, match="make another session"):
-        Block(session, 5.0).enter()
+        TransactionBlock(session, 5.0).enter()
     waiting = receive(session)
     script.message(subscription, 1)
     one(waiting)
     script.all_said()
     del block
-    Block(session, 5.0).enter()
+    TransactionBlock(session, 5.0).enter()
     (released,) = named(script.all_said(), "SEND", "/control/release")
     assert '"abort"' in released.body and '"count_attempts":"nacked"' in released.body
-    assert session.unit is None
+    assert session.transaction is None
 
 
 @pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.TRANSACTED])
@@ -418,10 +418,10 @@ def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: Mode) ->
     for sequence in range(1, 600):
         script.message(subscription, sequence)
         received = one(receive(session))
-        if session.unit is None:
+        if session.transaction is None:
             session.settle(received, REJECTED)
         else:
-            session.rollback(session.unit.owner, counted=CountedAttempts.ALL)
+            session.rollback(session.transaction.owner, counted=CountedAttempts.ALL)
         script.confirm()
     assert script.client.link is not None
     assert len(script.client.link.unanswered) < 300
@@ -473,13 +473,13 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     script = Script()
     client = script.client
     script.connect()
-    batch = Batch()
+    batch = SendBatch()
     sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(2)]
     for each in sent:
         batch.add(each)
         enqueue(client, each)
     assert len(named(script.all_said(), "SEND")) == 2
-    waiting = Running(settled(client, batch, 1.0))
+    waiting = Running(await_confirmed(client, batch, 1.0))
     script.lose()
     with pytest.raises(TimeoutError):
         waiting.is_too_late()
@@ -490,14 +490,14 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     assert named(script.all_said(), "SEND", "/queue/a") == []
     # Nobody is told that they were confirmed, and the next to flush waits for none of them.
     assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
-    assert Running(settled(client, batch, 1.0)).is_done
+    assert Running(await_confirmed(client, batch, 1.0)).is_done
 
 
 def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_that_there_is_no_room() -> None:
     """Those that waited for a connection went when it was there, minutes later."""
     script = Script()
     client = script.client
-    batch = Batch()
+    batch = SendBatch()
     sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX)]
     assert all(enqueue_if_room(client, batch, each) for each in sent)
     assert not enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
@@ -569,8 +569,8 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     held = one(waiting)
     script.reconnect()
     script.confirm()
-    assert transacted.unit is not None
-    transacted.rollback(transacted.unit.owner, counted=CountedAttempts.NONE)
+    assert transacted.transaction is not None
+    transacted.rollback(transacted.transaction.owner, counted=CountedAttempts.NONE)
     waiting = receive(other)
     script.message(second, 1, deliveries=3)
     assert not waiting.again().is_done

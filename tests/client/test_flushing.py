@@ -4,20 +4,20 @@ import pytest
 
 from tests.client.scripted import Running, Said, Script, named
 from truenext.client.core.flows import spoken_in_transaction
-from truenext.client.core.session import Mode, Session
+from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import Code, LocalProtocolError, Refused, RolledBack
 
 
-def a_session(script: Script) -> Session:
+def a_session(script: Script) -> SessionCore:
     script.connect()
     return script.session(Mode.AT_COMMIT)
 
 
-def send(session: Session, body: bytes = b"x") -> None:
+def send(session: SessionCore, body: bytes = b"x") -> None:
     assert session.send_now(spoken_in_transaction("/queue/a", {}).head, body, None, "me")
 
 
-def flush(session: Session) -> Running:
+def flush(session: SessionCore) -> Running:
     return Running(session.flush(60.0))
 
 

@@ -8,7 +8,7 @@ from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import request
 from truenext.client.core.holding import Subscription
 from truenext.client.core.sending import prepare, send
-from truenext.client.core.session import Mode, Session
+from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import RolledBack
 
 
@@ -102,7 +102,7 @@ def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_ta
     assert one(waiting.again()).sequence == 1
 
 
-def taken_and_not_seen() -> tuple[Script, Session, Subscription]:
+def taken_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
     """A transaction has a message that its code does not know of yet."""
     script = Script()
     script.connect()
@@ -119,7 +119,7 @@ def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out
     session.rollback("me", counted=CountedAttempts.NONE)
     script.is_blocked = False
     assert not Running(session.receive(subscription, 1, None, "me")).is_done
-    assert session.unit is None
+    assert session.transaction is None
 
 
 def test_what_its_code_has_not_seen_is_not_committed() -> None:

@@ -21,10 +21,10 @@ from tests.unit.mutation import mutated
 from truenext.client.core.agreement import Agreement
 from truenext.client.core.client import Client
 from truenext.client.core.holding import Subscription
-from truenext.client.core.session import Session
+from truenext.client.core.session import SessionCore
 from truenext.client.core.subscriptions import Answered, Subscriptions
-from truenext.client.core.transactions import Transactions
-from truenext.client.core.unit import Commit
+from truenext.client.core.transaction_state import CommitFrame
+from truenext.client.core.transactions import SessionTransactions
 from truenext.errors import TruenextError
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
@@ -45,7 +45,7 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         "a listener that waited goes on in a transaction that was rolled back",
-        Session,
+        SessionCore,
         "receive",
         "yield from self._before()\n            self._check_usable",
         "pass\n            self._check_usable",
@@ -80,7 +80,7 @@ FAULTS = [
     ),
     Fault(
         "the buffer is not given back when a message is",
-        Session,
+        SessionCore,
         "_release_all",
         "client.subscriptions.release(subscriptions, returning=current)",
         "[link.write(b'NACK\\nid:%s\\n\\n\\0' % e.ack_id.encode()) for e in current if (link := client.link)]",
@@ -134,37 +134,37 @@ FAULTS = [
         "a transaction that a lost connection has ended goes on in the next",
         Client,
         "lost",
-        "unit.doom(why)",
-        "unit.link = link.number + 1",
+        "transaction.doom(why)",
+        "transaction.link = link.number + 1",
         ("lose",),
     ),
     Fault(
         "what code of a doomed transaction does lands in the next",
-        Transactions,
+        SessionTransactions,
         "check",
-        "raise unit.rolled_back()",
-        "self._end(unit)",
+        "raise transaction.rolled_back()",
+        "self._end(transaction)",
     ),
     Fault(
         "a rollback by another task ends the transaction at once",
-        Transactions,
+        SessionTransactions,
         "_was_ended",
-        "if unit.owner is owner or self._client.world.has_ended(unit.owner):",
+        "if transaction.owner is owner or self._client.context.has_ended(transaction.owner):",
         "if True:",
     ),
     Fault(
         "a COMMIT in doubt is taken for committed",
-        Commit,
+        CommitFrame,
         "lost",
-        "unit.outcome = Outcome.IN_DOUBT",
-        "unit.settle(Outcome.COMMITTED)",
+        "transaction.outcome = Outcome.IN_DOUBT",
+        "transaction.resolve(Outcome.COMMITTED)",
     ),
     Fault(
         "a COMMIT in doubt is taken for rolled back",
-        Commit,
+        CommitFrame,
         "lost",
-        "unit.outcome = Outcome.IN_DOUBT",
-        "self._unit.settle(Outcome.ROLLED_BACK)",
+        "transaction.outcome = Outcome.IN_DOUBT",
+        "self._transaction.resolve(Outcome.ROLLED_BACK)",
         ("lose", "commit"),
     ),
     Fault(
@@ -176,7 +176,7 @@ FAULTS = [
     ),
     Fault(
         "a cancelled receive keeps what it has taken",
-        Session,
+        SessionCore,
         "not_received",
         "self._return(taken)",
         "pass",
@@ -184,21 +184,21 @@ FAULTS = [
     ),
     Fault(
         "a cancellation is charged",
-        Session,
+        SessionCore,
         "ended",
         "if counted is CountedAttempts.ALL:",
         "if True:",
     ),
     Fault(
         "a rollback charges whom it should not",
-        Transactions,
+        SessionTransactions,
         "_abort",
-        "counts_all = counted is CountedAttempts.ALL and not unit.failed",
+        "counts_all = counted is CountedAttempts.ALL and not transaction.failed",
         "counts_all = True",
     ),
     Fault(
         "a rollback does not charge what was named as failed",
-        Transactions,
+        SessionTransactions,
         "_abort",
         "counted is not CountedAttempts.NONE",
         "False",
@@ -206,14 +206,14 @@ FAULTS = [
     ),
     Fault(
         "who asks acknowledges what others were handed",
-        Session,
+        SessionCore,
         "_acknowledge_given",
         "given = self._given.pop(owner, None)",
         "given = [each for of in self._given.values() for each in of]; self._given.clear()",
     ),
     Fault(
         "several at once are acknowledged before the program has them",
-        Session,
+        SessionCore,
         "_hand_out",
         "client.subscriptions.hold(received)",
         "client.subscriptions.hold(received); self._acknowledge_given(owner, None); self._is_given([received], owner)",
@@ -271,79 +271,79 @@ FAULTS = [
     ),
     Fault(
         "what has failed is acknowledged with the rest",
-        Transactions,
+        SessionTransactions,
         "_say_commit",
-        "self._nack(unit.failed, unit, link)",
+        "self._nack(transaction.failed, transaction, link)",
         "pass",
         ("fail_in_unit", "commit", "receive"),
     ),
     Fault(
         "what a commit is to acknowledge is not",
-        Transactions,
+        SessionTransactions,
         "_say_commit",
-        "self._acknowledge(received, unit, link)",
+        "self._acknowledge(received, transaction, link)",
         "pass",
     ),
     Fault(
         "what a transaction has not acknowledged does not return with a rollback",
-        Transactions,
+        SessionTransactions,
         "_abort",
-        "returning=unit.given",
+        "returning=transaction.given",
         "returning=()",
         ("rollback", "receive_many"),
     ),
     Fault(
         "a rollback charges nobody with what is not acknowledged",
-        Transactions,
+        SessionTransactions,
         "_abort",
         "is_all = counts_all and self._acknowledges_at_commit",
         "is_all = False",
     ),
     Fault(
         "the others stay when one message of a transaction is refused",
-        Transactions,
+        SessionTransactions,
         "settle",
-        "releases=bool(unit.given)",
+        "releases=bool(transaction.given)",
         "releases=False",
         ("answer_in_unit", "receive", "run_all"),
     ),
     Fault(
         "a transaction goes on when a message of it was refused",
-        Transactions,
+        SessionTransactions,
         "settle",
-        "self._abort(unit, CountedAttempts.NONE, releases=bool(unit.given))",
+        "self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.given))",
         "pass",
         ("answer_in_unit", "send_in_unit"),
     ),
     Fault(
         "whose message another task has refused does not hear of it",
-        Transactions,
+        SessionTransactions,
         "settle",
-        'self._was_ended(unit, owner, "another task has refused a message of it")',
-        "self._was_ended(unit, unit.owner, '')",
+        'self._was_ended(transaction, owner, "another task has refused a message of it")',
+        "self._was_ended(transaction, transaction.owner, '')",
         ("answer_in_unit",),
     ),
     Fault(
         "nothing can be said of a message whose transaction a lost connection has ended",
-        Transactions,
+        SessionTransactions,
         "check_may_settle",
-        "if _has_lost_its_messages(unit):",
-        "if unit.outcome is Outcome.DOOMED:",
+        "if _has_lost_its_messages(transaction):",
+        "if transaction.outcome is Outcome.DOOMED:",
         ("answer_in_unit", "lose"),
     ),
     Fault(
         "a flush does not wait for the broker",
-        Transactions,
+        SessionTransactions,
         "flush",
-        "answered = link.answer_of(unit.sent)",
+        "answered = link.answer_of(transaction.sent)",
         "answered = Signal(); answered.set()",
         ("flush_unit", "send_in_unit"),
     ),
     Fault(
         "a flush does not tell that the transaction was ended",
-        Transactions,
+        SessionTransactions,
         "flush",
-        "if unit.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):",
+        "if transaction.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):",
         "if False:",
         ("flush_unit", "send_in_unit", "lose"),
     ),
@@ -351,7 +351,7 @@ FAULTS = [
         "a transaction goes on when a consumer was closed that has messages of it",
         Subscriptions,
         "unsubscribe",
-        "if isinstance(received.unit, Unit):",
+        "if isinstance(received.transaction, TransactionState):",
         "if False:",
         ("close_consumer",),
     ),
@@ -388,6 +388,6 @@ def test_all_interleavings_show_a_dispatcher_that_holds_a_message_while_others_a
     ack: Ack, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = "if not is_same or self._is_overtaken(subscription, taken):"
-    monkeypatch.setattr(Session, "receive", mutated(Session.receive, old, "if False:"))
+    monkeypatch.setattr(SessionCore, "receive", mutated(SessionCore.receive, old, "if False:"))
     with pytest.raises((Disagreement, AssertionError), match=r"was dispatched before|of an earlier round"):
         try_all(monkeypatch, 3, 3, ack, how, 5)

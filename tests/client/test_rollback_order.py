@@ -20,9 +20,9 @@ from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.world import World
 from truenext.client.core.consumers import wanted
 from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import DONE, FAILED
 from truenext.client.core.holding import Buffer
-from truenext.client.core.session import Session as CoreSession
-from truenext.client.core.verdict import DONE, FAILED
+from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.waiting import Wait
 from truenext.errors import ClosedError, RolledBack
 from truenext.policy import Policies, Policy
@@ -186,10 +186,10 @@ class Situation:
             core.settle(given.received, FAILED, "other")
             self.oracle.is_settled(session, given, "other", is_rejected=False)
         elif self.how == "rollback":
-            if session.unit is None and core.unit is None:
+            if session.unit is None and core.transaction is None:
                 return False
-            if session.unit is None and core.unit is not None:
-                self.oracle.unit(session, core.unit.owner)
+            if session.unit is None and core.transaction is not None:
+                self.oracle.unit(session, core.transaction.owner)
             core.rollback("other", counted=CountedAttempts.NONE)
             self.oracle.rolls_back(session, "other", counts_attempts=False)
         elif self.how == "close":
@@ -229,12 +229,12 @@ class Situation:
             self.session = Session("t", self.peer, CoreSession(self.peer.client, core.mode, Buffer()), self.ack)
             self.oracle.sessions.append(self.session)
             self.consumer = self.subscribe(10)
-        elif self.ack.is_transacted and (session.unit is not None or core.unit is not None):
+        elif self.ack.is_transacted and (session.unit is not None or core.transaction is not None):
             if self.flow is not None:
                 self.flow.close()
                 self.flow = self.wait = None
-            if session.unit is None and core.unit is not None:
-                self.oracle.unit(session, core.unit.owner)
+            if session.unit is None and core.transaction is not None:
+                self.oracle.unit(session, core.transaction.owner)
             core.rollback("main", counted=CountedAttempts.NONE)
             self.oracle.rolls_back(session, "main", counts_attempts=False)
         self.got.clear()

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.client.scripted import Running, Script, named
-from truenext.client.core.outbox import GATHERED_BYTES, NO_ROOM_S, Batch
-from truenext.client.core.sending import await_room, enqueue, enqueue_if_room, prepare, send, settled
+from truenext.client.core.send_buffer import GATHERED_BYTES, NO_ROOM_S, SendBatch
+from truenext.client.core.sending import await_confirmed, await_room, enqueue, enqueue_if_room, prepare, send
 from truenext.errors import Code, Refused
 
 
@@ -81,10 +81,10 @@ def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> No
     script = Script()
     script.connect()
     client = script.client
-    batch = Batch()
+    batch = SendBatch()
     for _ in range(3):
         assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
-    waiting = Running(settled(client, batch, 1.0))
+    waiting = Running(await_confirmed(client, batch, 1.0))
     script.all_said()
     script.refuse(2, Code.NO_ROOM)
     script.refuse(3, Code.GAP)
@@ -97,7 +97,7 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     script = Script()
     script.connect()
     client = script.client
-    batch = Batch()
+    batch = SendBatch()
     assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
     (first,) = named(script.all_said(), "SEND", "/queue/a")
     script.hear("RECEIPT", **{"receipt-id": first.headers["receipt"]})

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
 from truenext.broker.pager import _decoded, page_of
-from truenext.client.core.client import Client, Login
-from truenext.client.core.world import World as Around
+from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ClientContext as Around
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
 from truenext.errors import ConnectionLost
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 from truenext.store.memory import MemoryStore
 from truenext.url import Address
 from truenext.wire.stomp.codec import Decoder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pytest
 
     from truenext.batch import Batch
-    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
     from truenext.policy import Policies
 
@@ -348,13 +348,13 @@ class Wire:
             self.read_up()
 
 
-class TappedConnection(Connection):
+class TappedConnection(ServerConnection):
     """That of the server; it notes what is dispatched, and how it ends."""
 
     world: World
     wire: Wire
 
-    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+    def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         for entry in entries:
             self.world.on_dispatch(self.wire, consumer.subscription, entry)
         super().deliver(consumer, entries)
@@ -374,7 +374,7 @@ class Peer:
         self._rest = b""
         self.is_flush_due = False
         self.is_dead = False
-        login = Login(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
+        login = ConnectOptions(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
         around = Around(
             clock=world.loop.time,
             chance=world.random.random,
@@ -503,7 +503,7 @@ class World:
         self._wire_of: dict[object, Wire] = {}
         lose = self.broker.lose
 
-        def noted_lose(session: Session, *, is_exempt: bool = False) -> None:
+        def noted_lose(session: ConnectionState, *, is_exempt: bool = False) -> None:
             wire = self._wire_of[session]
             if not (is_exempt or wire.is_over):
                 self.lost_by_broker(wire)
@@ -604,7 +604,7 @@ class World:
         times = [self.loop.next_at]
         for peer in self.peers:
             if peer.client.error is None and not peer.is_dead:
-                times += [peer.client.timers.next_at, peer.connects_at]
+                times += [peer.client.delayed_calls.next_at, peer.connects_at]
         return min((each for each in times if each is not None and each > self.loop.now), default=None)
 
     # ---- Without a client of the core ----

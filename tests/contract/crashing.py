@@ -301,7 +301,7 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         producers=(
             {
                 rng.choice("abc"): ProducerState(
-                    rng.randint(0, 99), rng.randint(0, 3), rng.random() < 0.5, settled=(3,) * rng.randint(0, 2)
+                    rng.randint(0, 99), rng.randint(0, 3), rng.random() < 0.5, resolved=(3,) * rng.randint(0, 2)
                 )
             }
             if rng.random() < 0.3

@@ -17,7 +17,7 @@ from tests.contract.damage import wait_for_checkpoints
 from tests.contract.disk import Disk, key
 from truenext.errors import StoreError
 from truenext.events import chunk_position
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.record import encode
 from truenext.store import export as export_module
 from truenext.store.check import check
@@ -55,7 +55,7 @@ def send(disk: Disk, *sequences: int, history: bool = False) -> None:
     """A batch for each; the fifth is larger than a segment."""
     for sequence in sequences:
         body = b"x" * (3 * SEGMENT_BYTES if sequence % 10 == 5 else 300)
-        record = encode(key(sequence), Message(4, True, 0, b"content-length:%d\n" % len(body), body))
+        record = encode(key(sequence), SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body))
         disk.apply(puts={key(sequence): record}, history=chunk(sequence) if history else b"")
 
 

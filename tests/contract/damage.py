@@ -14,7 +14,7 @@ from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import TruenextError
 from truenext.history.writer import History
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 from truenext.record import (
     DamagedRecord,
@@ -36,7 +36,7 @@ SEGMENT_BYTES = 16 * 1024
 SEGMENTS_MAX = 3
 QUEUES = {number: f"queue {number}" for number in range(1, 5)}
 PRODUCERS = {
-    f"producer {number}": ProducerState(number, 1000 + number, number % 2 == 0, settled=tuple(range(number)))
+    f"producer {number}": ProducerState(number, 1000 + number, number % 2 == 0, resolved=tuple(range(number)))
     for number in range(5)
 }
 SEQUENCE_LIMIT = 1 << 20
@@ -45,7 +45,7 @@ SEQUENCE_LIMIT = 1 << 20
 class Shown(NamedTuple):
     """A message as the store shows it; no message if its record is damaged."""
 
-    message: Message | None
+    message: SentMessage | None
     mark: Mark
     content: int = 0
     """Number of what it shares with others, if it does."""
@@ -77,9 +77,9 @@ class Run(NamedTuple):
     signal: int
 
 
-def message_of(key: bytes, seed: random.Random, *, persistent: bool) -> Message:
+def message_of(key: bytes, seed: random.Random, *, persistent: bool) -> SentMessage:
     priority = PRIORITY_MAX - split_lane_key(key[:5])[1]
-    return Message(
+    return SentMessage(
         priority, persistent, 0, b"content-length:0\n", seed.randbytes(seed.choice((5, 500, 1500, 1900, 3000)))
     )
 

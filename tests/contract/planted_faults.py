@@ -23,7 +23,7 @@ from truenext.store import checkpoint, embedded, folder, frame, journal, lost_ta
 from truenext.store.changes import Changes, Rest, causes_of, decode
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import NUMBER, Position, decode_mark
-from truenext.store.contents import settled
+from truenext.store.contents import dereference_contents
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
 from truenext.store.journal import Journal
@@ -176,7 +176,7 @@ def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
 
     def faulty(one: Journal, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
         yield from replay(one, after_segment, after_number)
-        one.settle()
+        one.accept_replayed()
 
     patch.setattr(Journal, "replay", faulty)
 
@@ -312,19 +312,21 @@ def a_timer_is_lost_by_its_move(patch: "MonkeyPatch") -> None:
 
 def a_content_goes_with_its_first_reference(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-        return settled(batch, lambda key: Mark((batch.dereferenced + batch.transient_dereferenced).count(key), 0))
+        return dereference_contents(
+            batch, lambda key: Mark((batch.dereferenced + batch.transient_dereferenced).count(key), 0)
+        )
 
-    patch.setattr(embedded, "settled", faulty)
+    patch.setattr(embedded, "dereference_contents", faulty)
 
 
 def a_content_stays_when_its_last_reference_goes(patch: "MonkeyPatch") -> None:
     def faulty(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-        done = settled(batch, mark_of)
+        done = dereference_contents(batch, mark_of)
         done.removes, done.transient_removes = batch.removes, batch.transient_removes
         done.unmarks = batch.unmarks
         return done
 
-    patch.setattr(embedded, "settled", faulty)
+    patch.setattr(embedded, "dereference_contents", faulty)
 
 
 def a_transient_content_is_looked_for_among_persistent_ones(patch: "MonkeyPatch") -> None:

@@ -29,7 +29,7 @@ from tests.contract.simulated_disk import quick_folder
 from tests.contract.test_store import Model, check_restart, draw_batch, share
 from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.record import (
     CONTENTS,
     DamagedRecord,
@@ -163,12 +163,12 @@ def as_format_9(patch: pytest.MonkeyPatch) -> None:
         if rest.producers:
             del fields["numbers"]
             fields["producers"] = {
-                name: (state.sends, state.used_ms, state.is_once) for name, state in rest.producers.items()
+                name: (state.sends, state.used_ms, state.is_used_once) for name, state in rest.producers.items()
             }
         return msgspec.msgpack.encode(fields)
 
     def value_before(name: str, state: ProducerState) -> bytes:
-        return struct.pack(">QQ?", state.sends, state.used_ms, state.is_once) + name.encode()
+        return struct.pack(">QQ?", state.sends, state.used_ms, state.is_used_once) + name.encode()
 
     changes_encode = changes._encode_rest
     patch.setattr(changes, "_encode_rest", rest_before)
@@ -195,7 +195,7 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
         as_format_9(patch)
         disk.apply(puts=put(1), queues={1: "orders"})
         disk.apply(producers={"p": ProducerState(highest, 10), "gone": ProducerState(1, 1)})
-        disk.apply(producers={"ä": ProducerState(0, 20, is_once=True)}, forgotten_producers=["gone"])
+        disk.apply(producers={"ä": ProducerState(0, 20, is_used_once=True)}, forgotten_producers=["gone"])
         disk.apply(puts=put(2))
         if kind == "checkpointing":
             until(lambda: len(journal_files(tmp_path)) == 1)
@@ -204,7 +204,7 @@ def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
     recovered = disk.open()
     assert recovered.producers == before
     assert sequences(disk.store) == [1, 2]
-    changed = ProducerState(highest, 30, commits=highest, settled=(4, 5), is_gapless=False)
+    changed = ProducerState(highest, 30, commits=highest, resolved=(4, 5), is_gapless=False)
     disk.apply(producers={"p": changed, "new": ProducerState(1, 40)})
     assert disk.crash().producers == {"ä": before["ä"], "p": changed, "new": ProducerState(1, 40)}
     disk.store.close()
@@ -244,7 +244,7 @@ def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: P
 def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path / "data")
     said = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
-    records = {key(n): encode(key(n), Message(4, True, 0, b"", b"body")) for n in range(1, 30)}
+    records = {key(n): encode(key(n), SentMessage(4, True, 0, b"", b"body")) for n in range(1, 30)}
     disk.apply(puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(said, (2, 2)), causes=said)
     disk.apply(redelivered_below=1)
     until(lambda: len(journal_files(tmp_path / "data")) == 1)
@@ -773,7 +773,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
     disk = Disk("checkpointing", tmp_path)
     disk.apply(
         queues={1: "orders"},
-        producers={"p": ProducerState(7, 8, is_once=True)},
+        producers={"p": ProducerState(7, 8, is_used_once=True)},
         puts=put(1),
         transient_puts=put(2),
         marks={key(1): (1, 2), key(2): (3, 4)},

@@ -16,28 +16,28 @@ import pytest
 
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, Kind, parse
+from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.pages import PageRead
 from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
 from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, chunk_position
-from truenext.events import Kind as EventKind
+from truenext.events import EventKind as EventKind
 from truenext.history import export
 from truenext.history.check import last_batch
 from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_ended
 from truenext.history.exporter import Exporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 
-ORDERS = Destination(Kind.QUEUE, "orders")
-PRIVATE = Destination(Kind.TEMPORARY, "/temp-queue/x/answers", session="x")
+ORDERS = Destination(DestinationKind.QUEUE, "orders")
+PRIVATE = Destination(DestinationKind.TEMPORARY, "/temp-queue/x/answers", session="x")
 
 
 class Told:
@@ -58,18 +58,18 @@ class Told:
             self.engine.committed(batch)
             self.engine.turn()
 
-    def session(self, name: str = "x") -> Session:
+    def session(self, name: str = "x") -> ConnectionState:
         return self.engine.connect(name)
 
-    def send(self, session: Session, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
+    def send(self, session: ConnectionState, priority: int = 4, *, persistent: bool = True, **more: Any) -> None:
         group = more.get("group", "")
         header = b"content-length:4\n" + (f"JMSXGroupID:{group}\n".encode() if group else b"")
-        message = Message(
+        message = SentMessage(
             priority, persistent, more.get("expires_ms", 0), header, more.get("body", b"body"), group=group
         )
         self.engine.send(session, Send(more.get("destination", ORDERS), message, more.get("transaction")))
 
-    def subscribe(self, session: Session, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> None:
+    def subscribe(self, session: ConnectionState, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> None:
         self.engine.subscribe(session, Subscribe("s", more.get("destination", ORDERS), mode, more.get("window", 10)))
 
     def events(self) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ def returns(told: Told) -> list[tuple[Any, ...]]:
     return [event[1:] for event in told.story() if event[0] == "returned"]
 
 
-def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[Told, Session]:
+def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[Told, ConnectionState]:
     """With a consumer that holds so many messages, and a transaction."""
     told = Told()
     told.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
@@ -405,7 +405,7 @@ def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -
     assert {event["kind"] for event in told.events()} == {"started", "committed"}
 
 
-def consumer_of(told: Told, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> Consumer:
+def consumer_of(told: Told, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> BrokerConsumer:
     """A consumer of the queue, whose connection names what it begins."""
     session = told.session()
     session.names_begun = True
@@ -434,7 +434,7 @@ def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each
 
 def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
     told = Told()
-    held: list[tuple[Entry, Consumer]] = []
+    held: list[tuple[Entry, BrokerConsumer]] = []
     for number, address in enumerate(("/queue/a", "/queue/a", "/queue/b"), 1):
         session = told.session(str(number))
         told.subscribe(session, destination=parse(address, ""), window=1)
@@ -594,7 +594,7 @@ def busy(
     """Something of everything; messages are of these groups, and sent to these queues; others are subscribed to."""
     told = Told(attempts_max=3, **first)
 
-    def joined(number: int) -> Session:
+    def joined(number: int) -> ConnectionState:
         session = told.session(str(number))
         destination = parse(addresses[number % len(addresses)], "")
         told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)

@@ -11,7 +11,7 @@ from tests.contract.disk import Disk
 from tests.contract.test_embedded_store import until
 from tests.contract.test_salvage import check, truenext
 from truenext.batch import NO_CAUSES, Mark
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.record import (
     CONTENTS,
     content_key,
@@ -34,8 +34,8 @@ def copies(number: int) -> list[bytes]:
     return [message_key(lane, number + at) for at, lane in enumerate(LANES)]
 
 
-def content_of(number: int) -> Message:
-    return Message(4, number not in TRANSIENT, 0, b"content-length:3\n", b"%03d" % number)
+def content_of(number: int) -> SentMessage:
+    return SentMessage(4, number not in TRANSIENT, 0, b"content-length:3\n", b"%03d" % number)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def is_checkpointed(disk: Disk) -> bool:
     return not any(index.marks or index.chunks for index in disk.store._overlay.indexes)
 
 
-def shown(data: Path) -> dict[bytes, Message]:
+def shown(data: Path) -> dict[bytes, SentMessage]:
     store = EmbeddedStore(data)
     store.recover()
     found = [each for lane in LANES for each in store.page(lane, 0, 100).messages]
@@ -76,12 +76,12 @@ def shown(data: Path) -> dict[bytes, Message]:
     return {each.key: decode(each.key, each.record, each.content) for each in found}
 
 
-def left() -> dict[bytes, Message]:
+def left() -> dict[bytes, SentMessage]:
     """What is there if nothing is damaged."""
     return {one: content_of(number) for number in NUMBERS for one in copies(number)[1:]}
 
 
-def exported(data: Path) -> dict[bytes, Message]:
+def exported(data: Path) -> dict[bytes, SentMessage]:
     """What is in the new folder, which is sound, and from which contents go with their last copies."""
     new = data.parent / "new"
     truenext("export", data, new)

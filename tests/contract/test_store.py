@@ -110,7 +110,7 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
     settled = (2, 2**63 - 2)
-    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, settled=settled)
+    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, resolved=settled)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -1027,11 +1027,11 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         ProducerState,
         sends=used,
         used_ms=st.integers(0, 3),
-        is_once=st.booleans(),
+        is_used_once=st.booleans(),
         commits=used,
         commits_unknown=used,
         is_gapless=st.none() | st.booleans(),
-        settled=st.lists(used, max_size=3).map(tuple),
+        resolved=st.lists(used, max_size=3).map(tuple),
     )
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")

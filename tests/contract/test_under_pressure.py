@@ -29,20 +29,20 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.journal import Journal
 from truenext.store.memory import MemoryStore
 from truenext.store.overlay import Overlay
-from truenext.store.spans import Chunk
+from truenext.store.spans import LaneSpans
 from truenext.store.store import Page, Store
 
 # Batches beside moves
 
 
-class Interrupted(list[Chunk]):
+class Interrupted(list[LaneSpans]):
     """The chunks of a lane, of which the first one has moved before the second one is looked at."""
 
-    def __init__(self, chunks: list[Chunk], move: Callable[[], None]) -> None:
+    def __init__(self, chunks: list[LaneSpans], move: Callable[[], None]) -> None:
         super().__init__(chunks)
         self._move = move
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[LaneSpans]:
         for chunk in super().__iter__():
             yield chunk
             self._move()
@@ -284,7 +284,7 @@ def changes(**some: Any) -> Changes:
 
 def numbers(n: int, *, settled: int = 0) -> ProducerState:
     first = n + 10**12
-    return ProducerState(first, first, True, first + 1, settled=tuple([first + 10**6 * m for m in range(settled)]))
+    return ProducerState(first, first, True, first + 1, resolved=tuple([first + 10**6 * m for m in range(settled)]))
 
 
 @pytest.mark.parametrize(

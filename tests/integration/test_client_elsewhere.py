@@ -17,7 +17,7 @@ import pytest
 from tests.integration.broker_process import dying_with_us
 from truenext import testing
 from truenext.client.core.client import Client
-from truenext.client.core.outbox import Outbox
+from truenext.client.core.send_buffer import SendBuffer
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, TruenextError
 
@@ -222,7 +222,7 @@ def test_an_error_in_the_client_itself_is_raised_to_whoever_waits(where: str, ca
             owner, method = {
                 "received": (Client, "received"),
                 "tick": (Client, "tick"),
-                "writing": (Outbox, "pump"),
+                "writing": (SendBuffer, "pump"),
             }[where]
             with patch.object(owner, method, fails):
                 if where == "writing":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from truenext import testing
-from truenext.client.core import flows, outbox
+from truenext.client.core import flows, send_buffer
 from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, TruenextError
 from truenext.testing.local import LocalBroker
@@ -138,7 +138,7 @@ def test_a_timeout_that_is_none_is_said(timeout: Any) -> None:
 
 def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They kept the outbox full for as long as there was no connection, though they are never sent."""
-    monkeypatch.setattr(outbox, "MESSAGES_MAX", 10)
+    monkeypatch.setattr(send_buffer, "MESSAGES_MAX", 10)
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
         comes = asyncio.Event()

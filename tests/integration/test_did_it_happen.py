@@ -24,8 +24,8 @@ def ask(client: RawClient, producer: str, **question: Any) -> dict[str, Any]:
     return answer
 
 
-def outcome(client: RawClient, producer: str, number: int, *, settle: bool = False) -> str:
-    said: str = ask(client, producer, commit=number, settle=settle)["outcome"]
+def outcome(client: RawClient, producer: str, number: int, *, resolve: bool = False) -> str:
+    said: str = ask(client, producer, commit=number, resolve=resolve)["outcome"]
     return said
 
 
@@ -100,9 +100,9 @@ def test_a_transaction_that_is_settled_is_rolled_back_whoever_has_it_open(broker
     client.begin("t")
     client.send(queue, b"never", persistent=True, transaction="t", confirmed=True)
     assert outcome(other, queue, 2) == "not so far"
-    assert outcome(other, queue, 3, settle=True) == "not so far", "it is not the next"
-    assert outcome(other, queue, 1, settle=True) == "committed"
-    assert outcome(other, queue, 2, settle=True) == "rolled back"
+    assert outcome(other, queue, 3, resolve=True) == "not so far", "it is not the next"
+    assert outcome(other, queue, 1, resolve=True) == "committed"
+    assert outcome(other, queue, 2, resolve=True) == "rolled back"
     client.commit("t", confirmed=False, headers=numbered(queue, 2) | GAPLESS)
     assert code_of(client) == "rolled-back"
     commit(other, queue, queue, 3)
@@ -117,8 +117,8 @@ def test_what_nobody_has_heard_of_may_still_come_if_it_is_the_first(broker: Brok
     client = broker.connect()
     nothing = {"known": False, "gapless": False, "sends": 0, "commits": 0}
     assert ask(client, queue, commit=1) == nothing | {"outcome": "not so far"}
-    assert ask(client, queue, commit=2, settle=True) == nothing | {"outcome": "unknown"}
-    assert ask(client, queue, commit=1, settle=True) == nothing | {
+    assert ask(client, queue, commit=2, resolve=True) == nothing | {"outcome": "unknown"}
+    assert ask(client, queue, commit=1, resolve=True) == nothing | {
         "known": True,
         "commits": 1,
         "outcome": "rolled back",
@@ -143,7 +143,7 @@ def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
         lambda: sender.send("q", b"", persistent=True, headers=numbered("p", 1) | GAPLESS),
         lambda: sender.say("DISCONNECT", {"truenext-forget": '["forgotten"]'}),
     ]
-    questions = [{"producer": "p", "commit": 2, "settle": True}, {"producer": "p"}, {"producer": "forgotten"}]
+    questions = [{"producer": "p", "commit": 2, "resolve": True}, {"producer": "p"}, {"producer": "forgotten"}]
     client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     for change, question in zip(changes, questions, strict=True):
         held_broker.hold_disk()
@@ -162,7 +162,7 @@ def test_what_was_answered_is_so_after_an_end_of_the_broker(own_broker: BrokerPr
     client = own_broker.connect()
     commit(client, "q", "p", 1)
     client.send("q", b"transient", headers=numbered("p", 1), confirmed=True)
-    before = ask(client, "p", commit=2, settle=True)
+    before = ask(client, "p", commit=2, resolve=True)
     assert before == {"known": True, "gapless": True, "sends": 1, "commits": 2, "outcome": "rolled back"}
     own_broker.restart(is_clean=is_clean)
     client = own_broker.connect()
@@ -194,7 +194,7 @@ def test_a_disconnect_forgets_producers(own_broker: BrokerProcess) -> None:
         {"producer": "p", "commit": -1},
         {"producer": "p", "commit": 2**63},
         {"producer": "p", "commit": "1"},
-        {"producer": "p", "settle": True},
+        {"producer": "p", "resolve": True},
         {"producer": "p", "comit": 1},
     ],
     ids=str,

@@ -560,7 +560,7 @@ class Connection:
         """Ask what became of it; if nothing so far, nothing ever will."""
         case, number = self.case, commit.number
         assert number is not None
-        answer = case.other.ask({"producer": case.producer, "commit": number, "settle": True})
+        answer = case.other.ask({"producer": case.producer, "commit": number, "resolve": True})
         outcome = answer["outcome"]
         what = f"that COMMIT {number} is {outcome}, and {answer['commits']} the highest"
         if outcome == "unknown":

@@ -8,10 +8,10 @@ from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.broker.recovery import recover
 from truenext.commands import Send
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, DestinationKind
 from truenext.engine.engine import Engine
 from truenext.limits import WINDOW_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies
 from truenext.schedule import Schedule
 from truenext.store.embedded import EmbeddedStore
@@ -250,10 +250,10 @@ def fill_as_before(data: Path, *said: str) -> None:
     write(engine, store)
     sender = engine.connect("sender")
     for body in said:
-        message = Message(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
-        engine.send(sender, Send(Destination(Kind.QUEUE, OLD), message))
-    for address in (Destination(Kind.QUEUE, OLD), Destination(Kind.TOPIC, OLD)):
-        message = Message(4, True, 0, b"content-length:5\n", b"later")
+        message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
+        engine.send(sender, Send(Destination(DestinationKind.QUEUE, OLD), message))
+    for address in (Destination(DestinationKind.QUEUE, OLD), Destination(DestinationKind.TOPIC, OLD)):
+        message = SentMessage(4, True, 0, b"content-length:5\n", b"later")
         engine.send(sender, Send(address, message, schedule=Schedule(delay_ms=1000, period_ms=0, repeat=0, cron="")))
     write(engine, store)
     engine.stop()

@@ -109,7 +109,7 @@ class Client:
         """Until the connection ends. Raises: OSError, EOFError if it does by itself"""
         client = _connected(port)
         try:
-            self._settle_doubts(client)
+            self._resolve_doubts(client)
             if self._is_too_late and self._chance.random() < 0.3:
                 self._commit_too_late(client, self._commit)
                 return
@@ -123,13 +123,13 @@ class Client:
     def finish(self, port: int) -> None:
         """Leave no doubt."""
         client = _connected(port)
-        self._settle_doubts(client)
+        self._resolve_doubts(client)
         client.close()
 
-    def _settle_doubts(self, client: RawClient) -> None:
+    def _resolve_doubts(self, client: RawClient) -> None:
         number = self._commit + 1
-        settles = self._chance.random() < 0.5
-        answer = _ask(client, number, settles=settles)
+        resolves = self._chance.random() < 0.5
+        answer = _ask(client, number, resolves=resolves)
         outcome = answer["outcome"]
         self.told[outcome] += 1
         letters = self._letters.pop(number, None)
@@ -142,7 +142,7 @@ class Client:
             self._commit = number
         else:
             assert outcome == "not so far", answer
-            assert not settles
+            assert not resolves
         assert answer["commits"] == self._commit, answer
         assert answer["sends"] in (self._send, self._send + 1), answer
         if answer["sends"] > self._send:
@@ -186,9 +186,9 @@ def _connected(port: int) -> RawClient:
     return client
 
 
-def _ask(client: RawClient, number: int, *, settles: bool) -> Any:
+def _ask(client: RawClient, number: int, *, resolves: bool) -> Any:
     client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-    question = {"producer": "p", "commit": number, "settle": settles}
+    question = {"producer": "p", "commit": number, "resolve": resolves}
     headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
     client.say("SEND", headers, json.dumps(question).encode())
     return json.loads(client.message().body)

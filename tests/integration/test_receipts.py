@@ -17,7 +17,7 @@ from tests.unit.mutation import mutated
 from truenext.batch import Batch
 from truenext.broker.pace import Pace
 from truenext.engine.writing.ledger import Ledger
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 from truenext.store.embedded import EmbeddedStore
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
@@ -234,23 +234,23 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     ),
     "a receipt that need not wait overtakes one that has to": (
         receipts_come_in_the_order_of_what_they_confirm,
-        *(Connection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(ServerConnection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "an ERROR overtakes a receipt": (
         an_error_comes_behind_the_receipts_that_are_due,
-        *(Connection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(ServerConnection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "a receipt is written though something is unsent": (
         a_receipt_does_not_come_between_the_bytes_of_a_message,
-        *(Connection, "flush", "if self._unsent:", "if False:"),
+        *(ServerConnection, "flush", "if self._unsent:", "if False:"),
     ),
     "the receipt of an UNSUBSCRIBE is written though something is unsent": (
         the_receipt_of_an_end_comes_behind_the_messages_of_what_ends,
-        *(Connection, "flush", "if self._unsent:", "if False:"),
+        *(ServerConnection, "flush", "if self._unsent:", "if False:"),
     ),
     "the connection is closed before the receipt of its DISCONNECT is out": (
         after_the_receipt_of_a_disconnect_nothing_comes,
-        *(Connection, "flush", "if self._is_leaving and not self._unsent and", "if self._is_leaving and"),
+        *(ServerConnection, "flush", "if self._is_leaving and not self._unsent and", "if self._is_leaving and"),
     ),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from bench.brokers import ActiveMQ, why_no_activemq
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from truenext.client.recorder import Event, Recorder
-from truenext.client.workload import Sent, mix, production
+from truenext.client.workload import WorkloadMessage, mix, production
 from truenext.errors import ConfigurationError, RemoteProtocolError
 
 
@@ -126,7 +126,7 @@ class ActiveMQWithAnUnorderedQueue(ActiveMQ):
         return command
 
 
-def recorded(activemq: ActiveMQ, messages: list[Sent], *, queue: str, window: int) -> list[int | None]:
+def recorded(activemq: ActiveMQ, messages: list[WorkloadMessage], *, queue: str, window: int) -> list[int | None]:
     """What came, in its order."""
     url = f"stomp://127.0.0.1:{activemq.port}"
     return sequences(Recorder(url).record(messages, queue=queue, window=window, report=silent), "dispatched")
@@ -144,5 +144,5 @@ def test_a_recording_of_activemq_shows_the_faults_of_the_production_case(activem
 def test_a_recording_has_the_order_of_arrival_though_the_client_hands_out_what_is_urgent_first(
     activemq: ActiveMQ,
 ) -> None:
-    messages = [Sent(priority=number % 10, persistent=True) for number in range(500)]
+    messages = [WorkloadMessage(priority=number % 10, persistent=True) for number in range(500)]
     assert recorded(activemq, messages, queue="unordered", window=100) == list(range(1, 501))

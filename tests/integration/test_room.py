@@ -19,7 +19,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
-from truenext.client.core.outbox import MESSAGES_MAX, NO_ROOM_S
+from truenext.client.core.send_buffer import MESSAGES_MAX, NO_ROOM_S
 from truenext.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])

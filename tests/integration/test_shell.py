@@ -17,9 +17,9 @@ from truenext.broker import pace
 from truenext.broker.config import Configuration
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import TruenextError
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 from truenext.store.memory import MemoryStore
 from truenext.wire.stomp.frame import Frame
 
@@ -138,9 +138,9 @@ def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[Raw
 
 
 def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
-    flush = Connection.flush
+    flush = ServerConnection.flush
 
-    def flush_and_close(self: Connection) -> None:
+    def flush_and_close(self: ServerConnection) -> None:
         is_beat = self._parts == [b"\n"]
         flush(self)
         if is_beat:
@@ -152,13 +152,13 @@ def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
         assert client.read() == b"\n"
         client.await_end()
 
-    with mock.patch.object(Connection, "flush", flush_and_close):
+    with mock.patch.object(ServerConnection, "flush", flush_and_close):
         assert asyncio.run(what_is_kept_after(use)) == []
 
 
 def connections_and_sessions() -> list[object]:
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, Connection | Session)]
+    return [one for one in gc.get_objects() if isinstance(one, ServerConnection | ConnectionState)]
 
 
 async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:

@@ -68,7 +68,7 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.destination import Destination, Kind, parse
+from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
 from truenext.engine.background.bulk import ScheduledShown as ShownSends
@@ -77,7 +77,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import Scan
 from truenext.engine.state.causes import causes_size, of_store
-from truenext.engine.state.consumer import Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead
 from truenext.engine.state.queue import Entry, Lane, Queue
@@ -85,8 +85,8 @@ from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
 from truenext.envelope import group_of, read_header
 from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
-from truenext.limits import PRODUCERS_MAX, SETTLED_MAX
-from truenext.message import Message
+from truenext.limits import PRODUCERS_MAX, RESOLVED_MAX
+from truenext.message import SentMessage
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
 from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
 from truenext.schedule import Schedule
@@ -336,7 +336,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
     "ask_producer": (
         2,
-        {"producer": PRODUCER, "number": OneOf([None, -3, -1, -1, 0, 0, 0, 1, 1, 1, 2]), "settles": YES_OR_NO},
+        {"producer": PRODUCER, "number": OneOf([None, -3, -1, -1, 0, 0, 0, 1, 1, 1, 2]), "resolves": YES_OR_NO},
     ),
     "forget_producers": (1, {"who": PICK, "producers": Several(PRODUCER, 2)}),
     "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "counts_all": YES_OR_NO}),
@@ -457,7 +457,7 @@ class BrokerMachine(RuleBasedStateMachine):
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {}
     """Of actions, where they are not as in ACTIONS."""
     PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
-    SETTLED_MAX: ClassVar[int] = SETTLED_MAX
+    RESOLVED_MAX: ClassVar[int] = RESOLVED_MAX
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,7 +471,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """The last batch that the engine knows to be durable."""
         self.numbers_said: dict[tuple[str, int], int] = {}
         """Of producers, and when each was said first."""
-        self.sessions: dict[Peer, Session] = {}
+        self.sessions: dict[Peer, ConnectionState] = {}
         self.looks: list[Look] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.names: dict[tuple[str, str], Reader] = {}
@@ -556,7 +556,7 @@ class BrokerMachine(RuleBasedStateMachine):
             expired_move=expired_move,
             retries=retries,
             producers_max=self.PRODUCERS_MAX,
-            settled_max=self.SETTLED_MAX,
+            resolved_max=self.RESOLVED_MAX,
         )
         # What expires is moved at any time, as what has left memory is.
         self.oracle.leave_memory = expired_move
@@ -652,7 +652,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.came_due(label, address)
 
     def _becomes_a_message(
-        self, send: Callable[[str, str, Message], None], name: str, to: str, message: Message
+        self, send: Callable[[str, str, SentMessage], None], name: str, to: str, message: SentMessage
     ) -> None:
         self.due.append((_label(message), to or name))
         send(name, to, message)
@@ -791,7 +791,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if is_pulling:
             mode = AckMode.INDIVIDUAL if mode is AckMode.AUTO else mode
             window, has_express = None, False
-        has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not Kind.QUEUES
+        has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not DestinationKind.QUEUES
         extras: dict[str, Any] = {
             "priority": priority,
             "is_exclusive": is_exclusive,
@@ -1008,15 +1008,15 @@ class BrokerMachine(RuleBasedStateMachine):
         """It was remembered all the time, however the clock has jumped."""
         return self.oracle.now_ms - used_ms < REMEMBERED_MS - DAY_MS
 
-    def ask_producer(self, producer: str, number: int | None, settles: bool) -> None:
+    def ask_producer(self, producer: str, number: int | None, resolves: bool) -> None:
         """About a COMMIT that is so far from the highest."""
         name = self._called(producer)
         known = self.oracle.producers.remembered().get(name)
         highest = 0 if known is None else known.highest(Frame.COMMIT)
         commit = None if number is None else max(1, highest + number)
-        note(f'engine.ask_producer("{name}", {commit}, settles={settles})')
-        answer = self.engine.ask_producer(name, commit, settles=settles)
-        outcome, batch = self.oracle.ask_producer(name, commit, settles=settles)
+        note(f'engine.ask_producer("{name}", {commit}, resolves={resolves})')
+        answer = self.engine.ask_producer(name, commit, resolves=resolves)
+        outcome, batch = self.oracle.ask_producer(name, commit, resolves=resolves)
         said = answer.outcome and answer.outcome.value
         if said != outcome:
             raise Disagreement(f"COMMIT {commit} of {name} is said to be {said!r}, not {outcome!r}")
@@ -1141,7 +1141,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _asked(
         self, letter: Letter, in_transaction: bool, says_subscription: bool
-    ) -> tuple[Reader, Session, str | None, str | None]:
+    ) -> tuple[Reader, ConnectionState, str | None, str | None]:
         reader = letter.holder
         assert reader is not None
         transaction = self._transaction(reader.peer) if in_transaction else None
@@ -1288,8 +1288,8 @@ class BrokerMachine(RuleBasedStateMachine):
             self._doom(peer, transaction)
 
     def _in_vain(
-        self, peer: Peer, session: Session, which: int, what: str
-    ) -> tuple[Callable[[Session, Any], object], object, str | None] | None:
+        self, peer: Peer, session: ConnectionState, which: int, what: str
+    ) -> tuple[Callable[[ConnectionState, Any], object], object, str | None] | None:
         """What to ask, with what, and the transaction that it names; None if that is not possible now."""
         readers = [each for each in self.oracle.readers if each.peer is peer]
         pulling = [each for each in readers if each.is_pulling]
@@ -2027,7 +2027,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _turn(self) -> bool:
         """Returns: whether anything came of it."""
         note("engine.turn()")
-        waited: dict[Consumer, int] = {}
+        waited: dict[BrokerConsumer, int] = {}
         with _noting_who_waits(self.engine, waited):
             effects = self.engine.turn()
             for queue in self.engine.queues():
@@ -2169,7 +2169,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if not is_right or letter.attempts != each.mark.attempts or letter.causes != each.causes:
                 raise Disagreement(f"after a clean stop {letter} is {found[letter]}: {vars(letter)}")
 
-    def _stored_letter(self, key: bytes, message: Message) -> tuple[Letter, int]:
+    def _stored_letter(self, key: bytes, message: SentMessage) -> tuple[Letter, int]:
         queue, rank = split_lane_key(key[:-8])
         letter = self.oracle.letter(_label(message), self.disk.queue_names[queue])
         is_right = (rank, message.persistent, message.expires_ms) == (
@@ -2183,7 +2183,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Choosing ---------------------------------------------------------------------------------------------------------
 
-    def _peer(self, who: int) -> tuple[Peer, Session]:
+    def _peer(self, who: int) -> tuple[Peer, ConnectionState]:
         return _one_of(list(self.sessions.items()), who)
 
     def _answerable(self) -> list[Letter]:
@@ -2642,13 +2642,13 @@ class ProducersMachine(BrokerMachine):
         "advance": {"milliseconds": OneOf([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
     }
     PRODUCERS_MAX: ClassVar[int] = 3
-    SETTLED_MAX: ClassVar[int] = 1
+    RESOLVED_MAX: ClassVar[int] = 1
 
     @contextmanager
     def _comparing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             rooms.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
-            rooms.SETTLED_MAX.replace(patch, self.SETTLED_MAX)
+            rooms.RESOLVED_MAX.replace(patch, self.RESOLVED_MAX)
             yield
 
     def _later(self) -> None:
@@ -2963,11 +2963,11 @@ MACHINES: list[type[BrokerMachine]] = [
 
 
 @contextmanager
-def _noting_who_waits(engine: Engine, waited: dict[Consumer, int]) -> Iterator[None]:
+def _noting_who_waits(engine: Engine, waited: dict[BrokerConsumer, int]) -> Iterator[None]:
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
     first_for = rooms.FIRST_OF_GROUPS.current
 
-    def noting(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def noting(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if must_wait or (entry is not None and entry.message is None):
             for one in [consumer] if consumer is not None else _who_own_nothing(engine, place):
@@ -2979,11 +2979,11 @@ def _noting_who_waits(engine: Engine, waited: dict[Consumer, int]) -> Iterator[N
         yield
 
 
-def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[Consumer]:
+def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[BrokerConsumer]:
     """They are asked together."""
     queue = place.lane.queue
 
-    def is_asked(consumer: Consumer) -> bool:
+    def is_asked(consumer: BrokerConsumer) -> bool:
         scan = engine.selections.scan_of(consumer, queue)
         places = [] if scan is None else list(scan.places.values())
         return place in places and not any(
@@ -3049,7 +3049,7 @@ def _send(
     return Send(destination, _message(parcel), transaction, producer, number, ttl_ms=parcel.ttl_ms)
 
 
-def _message(parcel: Parcel) -> Message:
+def _message(parcel: Parcel) -> SentMessage:
     body = parcel.label.encode() + b"." * parcel.size
     # Of a time to live the header says when it ends, once it has begun.
     header = f"expires:{parcel.expires_ms}\n" if parcel.ttl_ms and parcel.expires_ms else ""
@@ -3057,7 +3057,7 @@ def _message(parcel: Parcel) -> Message:
     header += f"colour:{parcel.colour}\n" if parcel.colour else ""
     header += f"JMSXGroupID:{parcel.group}\n" if parcel.group else ""
     header += "JMSXGroupSeq:-1\n" if parcel.group and parcel.closes_group else ""
-    return Message(
+    return SentMessage(
         priority=parcel.priority,
         persistent=parcel.persistent,
         expires_ms=parcel.expires_ms,
@@ -3087,7 +3087,7 @@ def _seen(entry: Entry, queue: str) -> Seen:
     )
 
 
-def _original_causes(message: Message) -> tuple[str, str]:
+def _original_causes(message: SentMessage) -> tuple[str, str]:
     """What a dead letter says of them."""
     if b"-cause:" not in message.header:
         return NO_CAUSES
@@ -3095,16 +3095,16 @@ def _original_causes(message: Message) -> tuple[str, str]:
     return headers.get("truenext-original-first-cause", ""), headers.get("truenext-original-last-cause", "")
 
 
-def _label(message: Message) -> str:
+def _label(message: SentMessage) -> str:
     return message.body[:12].rstrip(b".").decode()
 
 
-def _body_of(found: Found) -> Message:
+def _body_of(found: Found) -> SentMessage:
     assert found.message is not None, "nothing is damaged"
     return found.message
 
 
-def _size(message: Message) -> int:
+def _size(message: SentMessage) -> int:
     return len(message.header) + len(message.body)
 
 

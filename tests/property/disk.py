@@ -20,7 +20,7 @@ from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
 from truenext.engine.memory.timers import TimerRead, TimersRead
 from truenext.engine.state.pages import Found, Look, PageRead, Read
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import RANKS
 from truenext.record import (
     CONTENTS,
@@ -42,7 +42,7 @@ HIDDEN_PREFIX = "/scheduled/"
 class Stored(NamedTuple):
     """A message as the store has it."""
 
-    message: Message
+    message: SentMessage
     mark: Mark
     content: int
     """Number of the content that it shares; 0 if it has its own."""
@@ -186,7 +186,7 @@ class Disk:
         have = Counter(content_key(number) for number in numbers if number)
         return {key: (said.get(key, 0), have[key]) for key in said | have if said.get(key, 0) != have[key]}
 
-    def hidden(self) -> list[Message]:
+    def hidden(self) -> list[SentMessage]:
         """Scheduled sends."""
         return [
             each.message

@@ -11,7 +11,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor, group_size
 from truenext.engine.selecting.keyed import keys_of
 from truenext.engine.state.causes import causes_size
-from truenext.engine.state.consumer import Session, Subscriber
+from truenext.engine.state.consumer import ConnectionState, Subscriber
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -31,7 +31,7 @@ from truenext.engine.state.queue import Entry, Queue
 from truenext.policy import Policy
 
 
-def miscounted(engine: Engine, sessions: Collection[Session]) -> list[str]:
+def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[str]:
     """What is wrong in the books; they are to be right after every step."""
     counted = {queue: _size(_all(engine, queue)) for queue in engine.queues()}
     messages = {queue: sum(entry.message is not None for entry in _all(engine, queue)) for queue in engine.queues()}
@@ -105,7 +105,7 @@ def _bytes_of(engine: Engine, queue: Queue) -> int:
     return size
 
 
-def _bytes_of_consumers(engine: Engine, sessions: Collection[Session]) -> int:
+def _bytes_of_consumers(engine: Engine, sessions: Collection[ConnectionState]) -> int:
     """Of them, of their selectors and those of subscriptions to topics, and of what they have yet to join."""
     consumers: list[Subscriber] = []
     for session in sessions:

@@ -408,7 +408,7 @@ class Oracle:
         expired_move: bool = False,
         retries: Retries | None = None,
         producers_max: int = 100_000,
-        settled_max: int = 100,
+        resolved_max: int = 100,
     ) -> None:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
@@ -445,7 +445,7 @@ class Oracle:
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
-        self.producers = Producers(producers_max, settled_max)
+        self.producers = Producers(producers_max, resolved_max)
         self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
@@ -642,10 +642,10 @@ class Oracle:
 
     # Did it happen? ---------------------------------------------------------------------------------------------------
 
-    def ask_producer(self, producer: str, number: int | None, *, settles: bool) -> tuple[str | None, int]:
+    def ask_producer(self, producer: str, number: int | None, *, resolves: bool) -> tuple[str | None, int]:
         """What became of a COMMIT, and the batch that the answer waits for at the least."""
-        if settles and number is not None:
-            self.producers.settle(producer, number, self.now_ms, self.gathering)
+        if resolves and number is not None:
+            self.producers.resolve(producer, number, self.now_ms, self.gathering)
         outcome = None if number is None else self.producers.outcome(producer, number)
         return outcome, self.producers.asked(producer, self.gathering)
 

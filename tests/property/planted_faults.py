@@ -54,7 +54,7 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, DestinationKind
 from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
 from truenext.engine.background.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
 from truenext.engine.background.bulk_work import Bulk
@@ -85,13 +85,13 @@ from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
-from truenext.engine.run import Run
+from truenext.engine.run import EngineRun
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.scan import Scan, ScanCursor
 from truenext.engine.selecting.selecting import Selecting
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import Receivers
-from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.engine.state.producer import CommitOutcome, Producer
@@ -105,7 +105,7 @@ from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Known, Producers
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import Message, living
+from truenext.message import SentMessage, living
 from truenext.pattern import matches
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.record import DUE_TIMERS, message_key, sequence_of, split_due_timer
@@ -171,7 +171,7 @@ def _arrived_of(lane: Lane) -> deque[Entry]:
     return lane.allocate_arrived() if lane.arrived is NO_ENTRIES else lane.arrived
 
 
-def _message_of(entry: Entry) -> Message:
+def _message_of(entry: Entry) -> SentMessage:
     """Of one that is in memory."""
     assert entry.message is not None
     return entry.message
@@ -200,13 +200,13 @@ class Choice:
     def is_expired(self, entry: Entry, now_ms: int) -> bool:
         return 0 < _message_of(entry).expires_ms <= now_ms
 
-    def has_credit(self, consumer: Consumer) -> bool:
+    def has_credit(self, consumer: BrokerConsumer) -> bool:
         return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
 
-    def who_takes(self, receivers: Receivers) -> Sequence[Consumer]:
+    def who_takes(self, receivers: Receivers) -> Sequence[BrokerConsumer]:
         return receivers.consumers if receivers.exclusive is None else [receivers.exclusive]
 
-    def preference(self, consumer: Consumer) -> tuple[int, ...]:
+    def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
         return (consumer.service_rank, len(consumer.held), consumer.served_at)
 
     def install(self, patch: Patch) -> None:
@@ -405,7 +405,7 @@ def an_expired_message_is_dispatched(patch: Patch) -> None:
 
 def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (consumer.service_rank, len(consumer.held), -consumer.served_at)
 
     Fault().install(patch)
@@ -413,7 +413,7 @@ def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
 
 def the_first_subscription_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (consumer.service_rank, len(consumer.held))
 
     Fault().install(patch)
@@ -422,7 +422,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
 @shows_in(BrokerMachine, first=2)
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (consumer.service_rank, consumer.served_at)
 
     Fault().install(patch)
@@ -432,7 +432,7 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
-    def faulty(subscribing: Subscribing, session: Session, command: Subscribe) -> None:
+    def faulty(subscribing: Subscribing, session: ConnectionState, command: Subscribe) -> None:
         subscribe(subscribing, session, command)
         session.consumers[command.subscription].served_at = 0
 
@@ -442,7 +442,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
 @shows_in(WindowsMachine)
 def consumer_priority_is_ignored(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (len(consumer.held), consumer.served_at)
 
     Fault().install(patch)
@@ -451,7 +451,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
 @shows_in(WindowsMachine)
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (len(consumer.held), consumer.service_rank, consumer.served_at)
 
     Fault().install(patch)
@@ -460,7 +460,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
 @shows_in(WindowsMachine)
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
-        def preference(self, consumer: Consumer) -> tuple[int, ...]:
+        def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
             return (-consumer.priority, len(consumer.held), consumer.served_at)
 
     Fault().install(patch)
@@ -469,7 +469,7 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
-        def who_takes(self, receivers: Receivers) -> Sequence[Consumer]:
+        def who_takes(self, receivers: Receivers) -> Sequence[BrokerConsumer]:
             return receivers.consumers
 
     Fault().install(patch)
@@ -499,7 +499,7 @@ def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> No
     rooms.CHOOSE_OWNER.replace(patch, faulty)
 
 
-def _number(consumer: Consumer) -> int:
+def _number(consumer: BrokerConsumer) -> int:
     return consumer.number
 
 
@@ -517,7 +517,7 @@ def the_express_lane_has_no_end(patch: Patch) -> None:
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = rooms.EXPRESS.original
 
-    def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[Consumer], *rest: Any) -> Lane | None:
+    def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[BrokerConsumer], *rest: Any) -> Lane | None:
         answered = [consumer.answered_at for consumer in consumers]
         for consumer in consumers:
             consumer.answered_at = -consumer.answered_at
@@ -530,7 +530,7 @@ def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     rooms.EXPRESS.replace(patch, faulty)
 
 
-def _change_express(patch: Patch, change: Callable[[Consumer, int], bool]) -> None:
+def _change_express(patch: Patch, change: Callable[[BrokerConsumer, int], bool]) -> None:
     has_express_credit = rooms.HAS_EXPRESS_CREDIT.original
     rooms.HAS_EXPRESS_CREDIT.replace(
         patch,
@@ -575,7 +575,7 @@ def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
 
 def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> None:
     class Fault(Choice):
-        def has_credit(self, consumer: Consumer) -> bool:
+        def has_credit(self, consumer: BrokerConsumer) -> bool:
             open_ones = consumer.session.transactions.values()
             pending = [
                 entry for each in open_ones for entry in each.acknowledged() if entry.lane.queue is consumer.queue
@@ -587,7 +587,7 @@ def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> No
 
 def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
     class Fault(Choice):
-        def has_credit(self, consumer: Consumer) -> bool:
+        def has_credit(self, consumer: BrokerConsumer) -> bool:
             return len(consumer.held) < consumer.window
 
     Fault().install(patch)
@@ -596,7 +596,7 @@ def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
 def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
     nack_message = rooms.NACK.original
 
-    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
         assert queue is not None
         was_touched = queue in rooms.touched(acknowledging)
@@ -613,9 +613,11 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
     acknowledge, disconnect = rooms.ACKNOWLEDGE.original, rooms.DISCONNECT.original
-    acknowledged: WeakKeyDictionary[Queues, list[tuple[Session, Entry, Message | None]]] = WeakKeyDictionary()
+    acknowledged: WeakKeyDictionary[Queues, list[tuple[ConnectionState, Entry, SentMessage | None]]] = (
+        WeakKeyDictionary()
+    )
 
-    def faulty_acknowledge(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty_acknowledge(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
         before = [(session, entry, entry.message) for entry in held.values()]
         acknowledge(acknowledging, session, ack)
@@ -623,7 +625,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
             gone = [each for each in before if each[1].sequence not in held]
             acknowledged.setdefault(rooms.all_queues(acknowledging), []).extend(gone)
 
-    def faulty_disconnect(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
+    def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
         disconnect(connecting, session, is_clean=is_clean)
         for theirs, entry, message in acknowledged.get(rooms.all_queues(connecting), []):
             if theirs is session and not is_clean:
@@ -640,7 +642,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
 def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     acknowledge, abort = rooms.ACKNOWLEDGE.original, rooms.ABORT.original
 
-    def faulty_acknowledge(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty_acknowledge(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
         before = list(held.values())
         acknowledge(acknowledging, session, ack)
@@ -649,7 +651,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
                 entry for entry in before if entry.sequence not in held
             )
 
-    def faulty_abort(transactions: Transactions, session: Session, command: Abort) -> None:
+    def faulty_abort(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         abort(transactions, session, command)
         for entry in outside.pop(rooms.all_queues(transactions), []):
             rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
@@ -663,7 +665,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     unsubscribe, take_turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
     late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
 
-    def faulty_unsubscribe(subscribing: Subscribing, session: Session, command: Unsubscribe) -> None:
+    def faulty_unsubscribe(subscribing: Subscribing, session: ConnectionState, command: Unsubscribe) -> None:
         consumer = session.consumers.get(command.subscription)
         held = {} if consumer is None else consumer.held
         late.setdefault(rooms.all_queues(subscribing), []).extend(held.pop(sequence) for sequence in list(held)[1:])
@@ -695,7 +697,7 @@ def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
 def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
     abort = rooms.ABORT_TRANSACTION.original
 
-    def faulty(transactions: Transactions, session: Session, name: str, *, counts_all: bool) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         batch = session.batch
         abort(transactions, session, name, counts_all=counts_all)
         session.batch = batch
@@ -706,7 +708,7 @@ def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     end_consumer = rooms.END_CONSUMER.original
 
-    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         rest = list(consumer.held.values())[1:] if is_lost else []
         for entry in rest:
             del consumer.held[entry.sequence]
@@ -720,7 +722,7 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
 def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
     disconnect = rooms.DISCONNECT.original
 
-    def faulty(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
+    def faulty(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
         for consumer in session.consumers.values():
             if consumer.mode is AckMode.AUTO:
                 consumer.mode = AckMode.INDIVIDUAL
@@ -733,7 +735,7 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
     rooms.COVERED_BY.replace(patch, lambda consumer, sequence: [sequence])
 
 
-def _abort_without_an_attempt(transactions: Transactions, session: Session, name: str) -> None:
+def _abort_without_an_attempt(transactions: Transactions, session: ConnectionState, name: str) -> None:
     transaction = session.transactions.end(name)
     rooms.memory(transactions).open -= transaction.size
     for entry in (*transaction.acknowledged(), *transaction.nacked()):
@@ -764,7 +766,7 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
     commit, accept = rooms.COMMIT.original, rooms.ACCEPT.original
     is_first = False
 
-    def faulty_commit(transactions: Transactions, session: Session, command: Commit) -> None:
+    def faulty_commit(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         nonlocal is_first
         is_first = True
         try:
@@ -773,7 +775,7 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
             is_first = False
 
     def faulty_accept(
-        arrivals: Arrivals, queue: Queue, message: Message, batch: int = ALONE, contents: Contents = NONE
+        arrivals: Arrivals, queue: Queue, message: SentMessage, batch: int = ALONE, contents: Contents = NONE
     ) -> bool:
         nonlocal is_first
         seen_at, is_first = 0 if is_first else batch, False
@@ -786,7 +788,7 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
 def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
     send = rooms.SEND.original
 
-    def faulty(sending: Sending, session: Session, command: Send) -> None:
+    def faulty(sending: Sending, session: ConnectionState, command: Send) -> None:
         if command.transaction is not None:
             rooms.skip_sequence(sending)
         send(sending, session, command)
@@ -800,11 +802,11 @@ def a_repeat_is_accepted_again(patch: Patch) -> None:
     rooms.IS_REPEAT.replace(patch, lambda sending, session, said: False)
 
 
-def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Session, str], None]) -> None:
+def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, ConnectionState, str], None]) -> None:
     """A repeated COMMIT ends its open transaction otherwise."""
     commit = rooms.COMMIT.original
 
-    def faulty(transactions: Transactions, session: Session, command: Commit) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         is_open = command.transaction in session.transactions
         if is_open and command.producer is not None and rooms.IS_REPEAT.of(transactions)(session, command):
             end(transactions, session, command.transaction)
@@ -821,7 +823,7 @@ def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) ->
 
 @shows_in(BrokerMachine, first=25)
 def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
-    def faulty(transactions: Transactions, session: Session, name: str) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, name: str) -> None:
         transaction = session.transactions[name]
         for entry in transaction.acknowledged():
             rooms.ACKNOWLEDGED.of(transactions)(entry)
@@ -834,7 +836,7 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
 def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
     send = rooms.SEND.original
 
-    def faulty(sending: Sending, session: Session, command: Send) -> None:
+    def faulty(sending: Sending, session: ConnectionState, command: Send) -> None:
         send(sending, session, command)
         command.is_repeat = False
 
@@ -845,7 +847,7 @@ def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
     commit = rooms.COMMIT.original
 
-    def faulty(transactions: Transactions, session: Session, command: Commit) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         commit(transactions, session, command)
         command.is_repeat = False
 
@@ -856,7 +858,7 @@ def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(sending: Sending, session: Session, said: Send | Commit) -> bool:
+    def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
         batch = session.batch
         answer = is_repeat(sending, session, said)
         session.batch = batch
@@ -986,7 +988,7 @@ def a_commit_that_was_settled_is_taken_for_a_repeat(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
     def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
-        if is_commit and number in producer.settled:
+        if is_commit and number in producer.resolved:
             return True
         return has_used(producer, name, number, is_commit=is_commit, says_gapless=says_gapless)
 
@@ -1000,30 +1002,30 @@ def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patc
 
 @shows_in(ProducersMachine, first=3)
 def what_is_settled_leaves_a_gap(patch: Patch) -> None:
-    settle = rooms.SETTLE.original
+    resolve = rooms.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
         declared = producer.is_gapless
         producer.is_gapless = False
         try:
-            return settle(producer, number)
+            return resolve(producer, number)
         finally:
             producer.is_gapless = declared
 
-    rooms.SETTLE.replace(patch, faulty)
+    rooms.RESOLVE.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine, first=3)
 def below_settled_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
-    settle = rooms.SETTLE.original
+    resolve = rooms.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
         unknown = producer.commits_unknown
-        is_settled = settle(producer, number)
+        is_resolved = resolve(producer, number)
         producer.commits_unknown = unknown
-        return is_settled
+        return is_resolved
 
-    rooms.SETTLE.replace(patch, faulty)
+    rooms.RESOLVE.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
@@ -1031,7 +1033,7 @@ def what_was_settled_is_forgotten_in_a_crash(patch: Patch) -> None:
     state = rooms.STATE_OF_PRODUCER.original
 
     def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
-        return structs.replace(state(producers, name, producer), settled=())
+        return structs.replace(state(producers, name, producer), resolved=())
 
     rooms.STATE_OF_PRODUCER.replace(patch, faulty)
 
@@ -1050,8 +1052,8 @@ def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
 def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -> None:
     ask = rooms.ASK_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, settles: bool) -> Known:
-        return ask(producers, name, commit, settles=settles)._replace(batch=0)
+    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> Known:
+        return ask(producers, name, commit, resolves=resolves)._replace(batch=0)
 
     rooms.ASK_PRODUCER.replace(patch, faulty)
 
@@ -1060,10 +1062,10 @@ def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -
 def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Patch) -> None:
     ask = rooms.ASK_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, settles: bool) -> Known:
+    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> Known:
         batch = rooms.ledger_of(producers).batch
         before = dict(batch.producers)
-        known = ask(producers, name, commit, settles=settles)
+        known = ask(producers, name, commit, resolves=resolves)
         if known.outcome is not CommitOutcome.ROLLED_BACK:
             batch.producers = before
         return known
@@ -1075,7 +1077,7 @@ def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Pat
 def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(patch: Patch) -> None:
     forget = rooms.FORGET_PRODUCERS.original
 
-    def faulty(producers: Producers, session: Session, names: Iterable[str]) -> None:
+    def faulty(producers: Producers, session: ConnectionState, names: Iterable[str]) -> None:
         before = session.batch
         forget(producers, session, names)
         session.batch = before
@@ -1098,7 +1100,7 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
 
 def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
-    def faulty(ledger: Ledger, session: Session, answer: Answer) -> None:
+    def faulty(ledger: Ledger, session: ConnectionState, answer: Answer) -> None:
         rooms.ready_answers(ledger).append((session, answer))
 
     rooms.ANSWER.replace(patch, faulty)
@@ -1108,7 +1110,7 @@ def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(ledger: Ledger, session: Session, said: Answer) -> None:
+    def faulty(ledger: Ledger, session: ConnectionState, said: Answer) -> None:
         if session.batch < rooms.gathering(ledger).number:
             rooms.ready_answers(ledger).append((session, said))
         else:
@@ -1120,7 +1122,7 @@ def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
 def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
     acknowledge = rooms.ACKNOWLEDGE.original
 
-    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         batch = session.batch
         acknowledge(acknowledging, session, ack)
         session.batch = batch
@@ -1131,7 +1133,7 @@ def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
 def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(ledger: Ledger, session: Session, said: Answer) -> None:
+    def faulty(ledger: Ledger, session: ConnectionState, said: Answer) -> None:
         session.batch = max(session.batch, rooms.gathering(ledger).number)
         answer(ledger, session, said)
 
@@ -1147,12 +1149,12 @@ def attempts_are_not_written(patch: Patch) -> None:
         if is_stopped:
             mark(batch, entry, due_ms)
 
-    def faultless_last_batches(run: Run) -> Iterator[Batch]:
+    def faultless_last_batches(run: EngineRun) -> Iterator[Batch]:
         nonlocal is_stopped
         is_stopped = True
         return last_batches(run)
 
-    def starting(run: Run) -> None:
+    def starting(run: EngineRun) -> None:
         nonlocal is_stopped
         is_stopped = False
         start(run)
@@ -1185,7 +1187,7 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
     write_down = rooms.WRITE_DOWN.original
 
-    def faulty(run: Run, entry: Entry) -> None:
+    def faulty(run: EngineRun, entry: Entry) -> None:
         if entry.stored:
             write_down(run, entry)
 
@@ -1195,7 +1197,7 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
     entry_of = rooms.ENTRY_OF_FOUND.original
 
-    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
         rooms.forget_what_may_be_redelivered(reading)
         return entry_of(reading, lane, found, message)
 
@@ -1215,7 +1217,7 @@ def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
     start = rooms.START.original
 
-    def faulty(run: Run) -> None:
+    def faulty(run: EngineRun) -> None:
         start(run)
         rooms.gathering(run).clean_stop = None
 
@@ -1542,7 +1544,7 @@ def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         nack_message(
             acknowledging,
             session,
@@ -1559,7 +1561,7 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
     nacks: dict[int, Nack] = {}
     nack_message = rooms.NACK.original
 
-    def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+    def noting(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         nacks[nack.sequence] = nack
         nack_message(acknowledging, session, nack)
 
@@ -1714,7 +1716,7 @@ def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = rooms.ACCEPT.original
 
-    def faulty(arrivals: Arrivals, name: str, to: str, message: Message) -> None:
+    def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage) -> None:
         accept(arrivals, rooms.queues(arrivals)[name], message, 0)
 
     rooms.SEND_SCHEDULED.replace(patch, faulty)
@@ -1730,7 +1732,7 @@ def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> N
 def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch: Patch) -> None:
     send_in = rooms.SEND.original
 
-    def faulty(sending: Sending, session: Session, send: Send) -> None:
+    def faulty(sending: Sending, session: ConnectionState, send: Send) -> None:
         if send.transaction is not None and send.ttl_ms:
             send.message = living(send.message, send.ttl_ms, rooms.ledger_of(sending).now_ms)
             send.ttl_ms = 0
@@ -1743,7 +1745,7 @@ def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch:
 def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patch) -> None:
     accept = rooms.ACCEPT_SCHEDULED.original
 
-    def faulty(scheduler: Scheduler, name: str, message: Message, wanted: Schedule) -> None:
+    def faulty(scheduler: Scheduler, name: str, message: SentMessage, wanted: Schedule) -> None:
         if wanted.ttl_ms:
             message = living(message, wanted.ttl_ms, rooms.ledger_of(scheduler).now_ms)
         accept(scheduler, name, message, structs.replace(wanted, ttl_ms=0))
@@ -2188,7 +2190,7 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             for part in parts
             for queue in (
                 rooms.QUEUES_OF_TOPIC.of(queues)(part.name, send.message)
-                if part.kind is Kind.TOPIC
+                if part.kind is DestinationKind.TOPIC
                 else filter(None, [(queue_of or rooms.QUEUE_OF.of(queues))(part)])
             )
         ]
@@ -2234,7 +2236,7 @@ def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
-    def faulty(arrivals: Arrivals, message: Message, queues: list[Queue]) -> Contents:
+    def faulty(arrivals: Arrivals, message: SentMessage, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
             return NONE
         rooms.SHARE_CONTENT.original(
@@ -2247,7 +2249,7 @@ def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
 
 @shows_in(SpillingMachine)
 def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
-    def faulty(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
+    def faulty(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
         rooms.SHARE_CONTENT.original(batch, number, message, copies if persistent else 1, persistent=persistent)
 
     rooms.SHARE_CONTENT.replace(patch, faulty)
@@ -2284,7 +2286,7 @@ def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     accept, spread = rooms.ACCEPT.original, rooms.SPREAD.original
 
-    def faulty(arrivals: Arrivals, queues: list[Queue], message: Message) -> bool:
+    def faulty(arrivals: Arrivals, queues: list[Queue], message: SentMessage) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             rooms.ACCEPT.replace(
                 inner, lambda self, queue, message, batch, contents=NONE: accept(self, queue, message, 0, contents)
@@ -2298,7 +2300,7 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
 def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
     spread = rooms.SPREAD.original
 
-    def faulty(arrivals: Arrivals, queues: list[Queue], message: Message) -> bool:
+    def faulty(arrivals: Arrivals, queues: list[Queue], message: SentMessage) -> bool:
         spread(arrivals, queues, message)
         return False
 
@@ -2310,7 +2312,7 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
     send, queues_for = rooms.SEND.original, rooms.QUEUES_FOR.original
     asked: dict[int, list[Queue]] = {}
 
-    def faulty_send(sending: Sending, session: Session, one: Send) -> None:
+    def faulty_send(sending: Sending, session: ConnectionState, one: Send) -> None:
         send(sending, session, one)
         if one.transaction is not None:
             asked[id(one)] = queues_for(rooms.all_queues(sending), one, rooms.QUEUE_OF.of(sending))
@@ -2326,7 +2328,7 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
     restore_queue = rooms.RESTORE_QUEUE.original
 
-    def faulty(run: Run, number: int, name: str) -> Queue:
+    def faulty(run: EngineRun, number: int, name: str) -> Queue:
         with pytest.MonkeyPatch.context() as inner:
             rooms.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
             return restore_queue(run, number, name)
@@ -2348,7 +2350,7 @@ def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: P
 def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     await_introduction = rooms.AWAIT_INTRODUCTION.original
 
-    def faulty(queues: Queues, session: Session, destination: Destination) -> None:
+    def faulty(queues: Queues, session: ConnectionState, destination: Destination) -> None:
         if destination.topic:
             await_introduction(queues, session, destination)
 
@@ -2366,7 +2368,7 @@ def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_d
 
 
 def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..., None]:
-    def faulty(part: object, session: Session, one: object) -> None:
+    def faulty(part: object, session: ConnectionState, one: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
             rooms.AWAIT_INTRODUCTION.replace(inner, lambda queues, session, destination: None)
             command(part, session, one)
@@ -2378,7 +2380,7 @@ def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..
 def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
     subscribe = rooms.SUBSCRIBE.original
 
-    def faulty(subscribing: Subscribing, session: Session, one: Subscribe) -> None:
+    def faulty(subscribing: Subscribing, session: ConnectionState, one: Subscribe) -> None:
         introduced = dict(rooms.introduced(subscribing))
         before = session.batch
         subscribe(subscribing, session, one)
@@ -2392,7 +2394,7 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
     is_repeat = rooms.IS_REPEAT.original
 
-    def faulty(sending: Sending, session: Session, said: Send | Commit) -> bool:
+    def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
         introduced = dict(rooms.introduced(sending))
         rooms.introduced(sending).clear()
         try:
@@ -2593,7 +2595,7 @@ def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> Non
 def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
     schedule = rooms.SCHEDULE.original
 
-    def faulty(sending: Sending, destination: Destination, message: Message, wanted: Schedule) -> None:
+    def faulty(sending: Sending, destination: Destination, message: SentMessage, wanted: Schedule) -> None:
         if not destination.is_spread:
             schedule(sending, destination, message, wanted)
             return
@@ -2830,7 +2832,7 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is not None and any(
             one.group
@@ -2878,7 +2880,7 @@ def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
-    def faulty(groups: Groups, entry: Entry, consumer: Consumer) -> None:
+    def faulty(groups: Groups, entry: Entry, consumer: BrokerConsumer) -> None:
         is_first = groups.owners.get(entry.group) is None
         took(groups, entry, consumer)
         if entry.sequence % 3 == 0:
@@ -2935,7 +2937,7 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupScanCursor, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def faulty(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(place, consumer)
         if entry is None or not entry.group:
             return entry, must_wait
@@ -2949,7 +2951,7 @@ def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
-    def faulty(groups: Groups, entry: Entry, consumer: Consumer) -> None:
+    def faulty(groups: Groups, entry: Entry, consumer: BrokerConsumer) -> None:
         took(groups, entry, consumer)
         entry.is_first_of_group = False
 
@@ -2994,7 +2996,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
-    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         queues = consumer.all_queues()
         for entry in consumer.held.values() if len(queues) > 1 else ():
             wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
@@ -3010,7 +3012,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch) -> None:
-    def faulty(way: Choosing, consumer: Consumer, rank: int) -> Entry | int | None:
+    def faulty(way: Choosing, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
             rooms.ASK_FOR_PAGE.of(way)(rooms.queue_of(way).lane(rank))
@@ -3043,7 +3045,7 @@ def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> 
 @shows_in(WildcardMachine)
 def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     def faulty(wildcard: Wildcard, queue: Queue) -> bool:
-        is_ordinary = queue.destination.kind is Kind.QUEUE and not queue.destination.topic
+        is_ordinary = queue.destination.kind is DestinationKind.QUEUE and not queue.destination.topic
         return is_ordinary and matches(wildcard.words, queue.name.split("."))
 
     rooms.IS_MEANT.replace(patch, faulty)
@@ -3051,7 +3053,7 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
 
 @shows_in(WildcardMachine, first=2)
 def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
         wildcards = rooms.ledger_of(acknowledging).touched_wildcards
@@ -3082,7 +3084,7 @@ def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine, first=2)
 def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
-    def faulty(releasing: Releasing, consumer: Consumer, kept: Kept) -> None:
+    def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:
         sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
         held = [entry for entry in consumer.held.values() if entry.sequence in sequences]
         release_held(releasing, consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in held})
@@ -3108,7 +3110,7 @@ def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
 def _while_releasing(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
     """Wrong only while that is given back which subscriptions hold."""
 
-    def faulty(releasing: Releasing, consumer: Consumer, kept: Kept) -> None:
+    def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:
         with pytest.MonkeyPatch.context() as inner:
             target.replace(inner, with_this)
             release_held(releasing, consumer, kept)
@@ -3137,7 +3139,7 @@ def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
-    def faulty(releasing: Releasing, session: Session, request: Release) -> None:
+    def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         release(releasing, session, request)
         session.round -= 1
 
@@ -3147,7 +3149,7 @@ def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine, first=0)
 def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> None:
-    def faulty(releasing: Releasing, session: Session, request: Release) -> None:
+    def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         for name in request.subscriptions:
             consumer = session.consumers.get(name)
             if consumer is not None and consumer.mode is not AckMode.AUTO and session.has_rounds:
@@ -3160,7 +3162,7 @@ def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> 
 
 @shows_in(ReleasingMachine)
 def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
-    def faulty(consumer: Consumer, now_ms: int) -> None:
+    def faulty(consumer: BrokerConsumer, now_ms: int) -> None:
         restart_auto_window(consumer, now_ms)
         if consumer.auto is not None and not consumer.is_suspended:
             consumer.window = consumer.auto.size = max(2, consumer.window // 2)
@@ -3171,7 +3173,7 @@ def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
         consumer.wake(rooms.ledger_of(acknowledging).now_ms)
@@ -3182,7 +3184,7 @@ def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
-    def faulty(pulling: Pulling, session: Session, credit: Credit) -> None:
+    def faulty(pulling: Pulling, session: ConnectionState, credit: Credit) -> None:
         with pytest.MonkeyPatch.context() as inner:
             rooms.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
             ask(pulling, session, credit)
@@ -3246,7 +3248,7 @@ def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
-    def faulty(transactions: Transactions, session: Session, name: str, *, counts_all: bool) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         if counts_all:
             abort(transactions, session, name, counts_all=True)
         else:
@@ -3258,7 +3260,7 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         transaction = session.transactions.get(nack.transaction or "")
         was_acknowledged = transaction is not None and transaction.acknowledges(nack.sequence, nack.dispatch)
         nack_message(acknowledging, session, nack)
@@ -3282,7 +3284,7 @@ def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, started: Started) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, started: Started) -> None:
         say_started(acknowledging, session, started)
         session.consumer(started.subscription).held[started.sequence].is_started = False
 
@@ -3292,7 +3294,7 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
 
 @shows_in(ReleasingMachine, first=2)
 def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         if ack.started is not None:
             session.consumer_of(ack.started.subscription, ack.started.sequence, ack.started.dispatch)
             ack.started = None
@@ -3304,7 +3306,7 @@ def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> Non
 
 @shows_in(ReleasingMachine)
 def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_begins(patch: Patch) -> None:
-    def faulty(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         names_begun, consumer.session.names_begun = consumer.session.names_begun, False
         end_consumer(subscribing, consumer, is_lost=is_lost)
         consumer.session.names_begun = names_begun
@@ -3315,7 +3317,7 @@ def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_b
 
 @shows_in(ReleasingMachine)
 def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
         entry = new_entry(reading, lane, found, message)
         entry.was_lost = False
         return entry
@@ -3371,7 +3373,7 @@ def a_cause_is_not_written_with_its_attempt(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def causes_are_lost_over_a_restart(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: Found, message: Message) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
         found.causes = NO_CAUSES
         return new_entry(reading, lane, found, message)
 
@@ -3394,7 +3396,7 @@ def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
 
-    def noting(acknowledging: Acknowledging, session: Session, nack: Nack) -> None:
+    def noting(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         said[nack.sequence] = nack.cause
         nack_message(acknowledging, session, nack)
 
@@ -3429,8 +3431,8 @@ def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
 @shows_in(FailingMachine)
 def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
     def faulty(
-        message: Message, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
-    ) -> tuple[Destination, Message]:
+        message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
+    ) -> tuple[Destination, SentMessage]:
         return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, why=why, now_ms=now_ms)
 
     made = rooms.MAKE_DEAD_LETTER.original
@@ -3439,7 +3441,7 @@ def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine, first=2)
 def a_doomed_transaction_is_committed(patch: Patch) -> None:
-    def faulty(transactions: Transactions, session: Session, commit: Commit) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, commit: Commit) -> None:
         if commit.transaction in session.transactions:
             session.transactions[commit.transaction].is_doomed = False
         commit_it(transactions, session, commit)
@@ -3451,10 +3453,10 @@ def a_doomed_transaction_is_committed(patch: Patch) -> None:
 # Pulling --------------------------------------------------------------------------------------------------------------
 
 
-def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[Consumer, Queue], bool]) -> None:
+def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer, Queue], bool]) -> None:
     """While something has to be read or compared before that is known."""
 
-    def faulty(nothing_ready: NothingReady, consumer: Consumer, queue: Queue) -> bool:
+    def faulty(nothing_ready: NothingReady, consumer: BrokerConsumer, queue: Queue) -> bool:
         if is_nothing_ready(nothing_ready, consumer, queue):
             return True
         choosing = rooms.choosing_of(nothing_ready, queue)
@@ -3487,7 +3489,7 @@ def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch
 
 @shows_in(ReleasingMachine, first=1)
 def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
-    def faulty(acknowledging: Acknowledging, session: Session, ack: Ack) -> None:
+    def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
         if consumer.pull_request is not None:
@@ -3504,7 +3506,7 @@ def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests, consumer: Consumer) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         if consumer.pull_request is not None:
             with pytest.MonkeyPatch.context() as inner:
                 rooms.FORGET_PULL_REQUEST.replace(inner, rooms.FORGET_PULL_REQUEST.original)
@@ -3515,7 +3517,7 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
 
 @shows_in(ReleasingMachine)
 def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests, consumer: Consumer) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         add(pull_requests, consumer)
         pull_requests.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
 
@@ -3525,7 +3527,7 @@ def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
-    def faulty(pulling: Pulling, session: Session, credit: Credit) -> EndedPullRequest | None:
+    def faulty(pulling: Pulling, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
         consumer = session.consumers.get(credit.subscription)
         if consumer is not None and consumer.pull_request is not None and 0 < credit.messages < 200:
             consumer.pull_request.remaining = 0

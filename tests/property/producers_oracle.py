@@ -35,7 +35,7 @@ class Producer:
     """None: it has had no SEND and no COMMIT, and may still say so."""
     used: dict[tuple[Kind, int], int] = field(default_factory=dict)
     """Accepted numbers, and the batch that a repeat waits for."""
-    settled: tuple[int, ...] = ()
+    resolved: tuple[int, ...] = ()
     """All of them, in order."""
     known_in: int | None = None
     """The batch with which its numbers are durable; None if they need not be."""
@@ -47,11 +47,11 @@ class Producer:
     def highest(self, kind: Kind) -> int:
         """Settled numbers count as used; 0 is none."""
         used = [number for one, number in self.used if one is kind]
-        return max(used + list(self.settled if kind is Kind.COMMIT else ()), default=0)
+        return max(used + list(self.resolved if kind is Kind.COMMIT else ()), default=0)
 
-    def is_lost(self, kind: Kind, number: int, settled_max: int) -> bool:
+    def is_lost(self, kind: Kind, number: int, resolved_max: int) -> bool:
         """At and below the highest settled one that was forgotten all are unknown."""
-        return kind is Kind.COMMIT and any(number <= one for one in self.settled[:-settled_max])
+        return kind is Kind.COMMIT and any(number <= one for one in self.resolved[:-resolved_max])
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Known:
 
 
 class Producers:
-    def __init__(self, limit: int, settled_max: int) -> None:
+    def __init__(self, limit: int, resolved_max: int) -> None:
         self.limit = limit
-        self.settled_max = settled_max
+        self.resolved_max = resolved_max
         self._known: dict[str, list[Known]] = {}
 
     def remembered(self) -> dict[str, Producer]:
@@ -81,7 +81,7 @@ class Producers:
     def verdict(self, name: str, kind: Kind, number: int, *, says_gapless: bool) -> Verdict:
         """But for the limit of producers, and that a transaction may not be open."""
         producer = self.remembered().get(name, Producer(0))
-        if kind is Kind.COMMIT and number in producer.settled[-self.settled_max :]:
+        if kind is Kind.COMMIT and number in producer.resolved[-self.resolved_max :]:
             return Verdict.REFUSED
         if says_gapless and producer.is_gapless is False:
             return Verdict.REFUSED
@@ -90,7 +90,7 @@ class Producers:
         if number > highest:
             return Verdict.REFUSED if is_gapless and number > highest + 1 else Verdict.NEW
         may_be_left_out = not is_gapless and number < highest
-        if may_be_left_out or producer.is_lost(kind, number, self.settled_max):
+        if may_be_left_out or producer.is_lost(kind, number, self.resolved_max):
             return Verdict.UNKNOWN
         return Verdict.REPEAT
 
@@ -137,16 +137,16 @@ class Producers:
         producer = self.remembered().get(name)
         if producer is None:
             return "not so far" if number == 1 else "unknown"
-        if number in producer.settled[-self.settled_max :]:
+        if number in producer.resolved[-self.resolved_max :]:
             return "rolled back"
-        if producer.is_lost(Kind.COMMIT, number, self.settled_max):
+        if producer.is_lost(Kind.COMMIT, number, self.resolved_max):
             return "unknown"
         highest = producer.highest(Kind.COMMIT)
         if number > highest:
             return "not so far"
         return "committed" if number == highest or producer.is_gapless else "unknown"
 
-    def settle(self, name: str, number: int, now_ms: int, gathering: int) -> None:
+    def resolve(self, name: str, number: int, now_ms: int, gathering: int) -> None:
         """If it can be: only what is `not so far`, and the next one where there may be no gaps."""
         if self.outcome(name, number) != "not so far" or self.is_refused(name, now_ms):
             return
@@ -159,7 +159,7 @@ class Producers:
             used_ms=now_ms,
             uses=before.uses + 1,
             has_committed=True,
-            settled=(*before.settled, number),
+            resolved=(*before.resolved, number),
             known_in=gathering,
         )
         self._known.setdefault(name, []).append(Known(gathering, producer))

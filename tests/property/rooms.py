@@ -78,7 +78,7 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
 from truenext.engine.queues.unused import remembers
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import Run
+from truenext.engine.run import EngineRun
 from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module
@@ -92,7 +92,7 @@ from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
 from truenext.engine.state.causes import with_cause
 from truenext.engine.state.clients import Clients, Receivers
-from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
 from truenext.engine.state.producer import Producer, check_gap
@@ -108,7 +108,7 @@ from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Producers
 from truenext.envelope import closes_group
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.pattern import matches
 from truenext.policy import Policies
 from truenext.record import due_timer, split_due_timer
@@ -232,11 +232,11 @@ def _attributes(one: object) -> Iterator[object]:
 
 # The engine: what the shell asks of it --------------------------------------------------------------------------------
 MAKE_ENGINE = Target(Engine.__init__, Engine)
-RESTORE_QUEUE = Target(Run.restore_queue, Run)
-RESTORE_PAUSE = Target(Run.restore_pause, Run)
+RESTORE_QUEUE = Target(EngineRun.restore_queue, EngineRun)
+RESTORE_PAUSE = Target(EngineRun.restore_pause, EngineRun)
 TICK = Target(Ledger.tick, Ledger)
-START = Target(Run.start, Run)
-LAST_BATCHES = Target(Run.last_batches, Run)
+START = Target(EngineRun.start, EngineRun)
+LAST_BATCHES = Target(EngineRun.last_batches, EngineRun)
 DISCONNECT = Target(Connecting.disconnect, Connecting)
 ANSWER = Target(Ledger.answer, Ledger)
 SEND = Target(Sending.send, Sending)
@@ -279,7 +279,7 @@ ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
 LEAVE_OUT_OF_TRANSACTION = Target(Holder.leave_out, Holder)
 ACKNOWLEDGED = Target(Outcomes.acknowledge, Outcomes)
 FORGET = Target(Outcomes.complete, Outcomes)
-WRITE_DOWN = Target(Run._write_down, Run)
+WRITE_DOWN = Target(EngineRun._write_down, EngineRun)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_GIVEN_UP = Target(is_given_up, outcomes_module)
@@ -296,8 +296,8 @@ FORGET_PULL_REQUEST = Target(PullRequests.forget, PullRequests)
 TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
 IS_NOTHING_READY = Target(NothingReady._has_nothing_for, NothingReady)
 IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_for, WildcardDispatch)
-RESTART_AUTO_WINDOW = Target(Consumer.restart_auto_window, Consumer)
-CONSUMER_OF = Target(Session.consumer_of, Session)
+RESTART_AUTO_WINDOW = Target(BrokerConsumer.restart_auto_window, BrokerConsumer)
+CONSUMER_OF = Target(ConnectionState.consumer_of, ConnectionState)
 
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
 QUEUE_OF = Target(Queues.named, Queues)
@@ -331,9 +331,9 @@ FREE_NUMBER = Target(Numbers.free, Numbers)
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
 GIVE_OUT = Target(Dispatcher._give_out, Dispatcher)
 EXPRESS = Target(Dispatcher._express, Dispatcher)
-HAS_EXPRESS_CREDIT = Target(Consumer.has_express_credit, Consumer)
+HAS_EXPRESS_CREDIT = Target(BrokerConsumer.has_express_credit, BrokerConsumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
-COVERED_BY = Target(Consumer.covered_by, Consumer)
+COVERED_BY = Target(BrokerConsumer.covered_by, BrokerConsumer)
 CHOOSE_OWNER = Target(Receivers.choose_exclusive, Receivers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ STATE_OF_PRODUCER = Target(Producers._state, Producers)
 HAS_USED = Target(Producer.has_used, Producer)
 USE_NUMBER = Target(Producer.use, Producer)
 MAY_HAVE_LEFT_OUT = Target(Producer.may_have_left_out, Producer)
-SETTLE = Target(Producer.settle, Producer)
+RESOLVE = Target(Producer.resolve, Producer)
 CHECK_GAP = Target(check_gap, producer_module, producers_module)
 PRODUCER_MEMORY_MS_MIN = Attribute("PRODUCER_MEMORY_MS_MIN", producers_module)
 
@@ -486,7 +486,7 @@ CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
 STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", run_module)
 DUE_PAGE_BYTES = Attribute("PAGE_BYTES", scheduled_module)
 PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)
-SETTLED_MAX = Attribute("SETTLED_MAX", producer_module)
+RESOLVED_MAX = Attribute("RESOLVED_MAX", producer_module)
 SCAN_SIZE = Attribute("SCAN_SIZE", selecting_module)
 SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selections_module)
 SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", scan_module)
@@ -504,7 +504,7 @@ def all_queues(part: object) -> Queues:
     return _part(part, Queues)
 
 
-def window_of(consumer: Consumer) -> int:
+def window_of(consumer: BrokerConsumer) -> int:
     """Also of one that rests."""
     return consumer.window if consumer.awake_window is None else consumer.awake_window
 
@@ -576,7 +576,7 @@ def leave_sequences(engine: Engine, count: int) -> None:
     engine.ledger.next_sequence = engine.ledger.sequence_limit - count
 
 
-def sessions(engine: Engine) -> dict[str, Session]:
+def sessions(engine: Engine) -> dict[str, ConnectionState]:
     return engine.clients.sessions
 
 
@@ -608,7 +608,7 @@ def size_of_known_topics(engine: Engine) -> int:
     return engine._queues._topics._known_size
 
 
-def ready_answers(part: object) -> list[tuple[Session, Answer]]:
+def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
     """Those that leave with the next turn."""
     return ledger_of(part)._answers
 
@@ -650,7 +650,9 @@ def joining(engine: Engine) -> dict[Wildcard, int]:
     return engine._wildcards.joining
 
 
-def hear_of_due(engine: Engine, hear: Callable[[Callable[[str, str, Message], None], str, str, Message], None]) -> None:
+def hear_of_due(
+    engine: Engine, hear: Callable[[Callable[[str, str, SentMessage], None], str, str, SentMessage], None]
+) -> None:
     """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
     arrivals: Any = _part(engine, Arrivals)
     arrivals.come_due = partial(hear, arrivals.come_due)
@@ -692,7 +694,7 @@ def producers(of: Producers) -> Mapping[str, Producer]:
 
 def sent_once(of: Producers) -> dict[str, None]:
     """Producers that may be forgotten early, the one used first first."""
-    return of._once
+    return of._used_once
 
 
 def known_topics(topics: Topics) -> dict[str, list[Queue]]:
@@ -743,7 +745,7 @@ def passed_over(place: GroupScanCursor) -> dict[str, int]:
     return place._skipped
 
 
-def awaiting_page(dispatch: WildcardDispatch) -> set[Consumer]:
+def awaiting_page(dispatch: WildcardDispatch) -> set[BrokerConsumer]:
     """Wildcards of which what is next has to be read first."""
     return dispatch._awaiting_page
 

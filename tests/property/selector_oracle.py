@@ -15,7 +15,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from truenext.envelope import write_header
-from truenext.message import Message
+from truenext.message import SentMessage
 
 Value = str | int | float | bool | None
 LONG = range(-(2**63), 2**63)
@@ -91,13 +91,13 @@ TRUTH, NUMBER, TEXT = "truth", "number", "text"
 # What it comes to ----------------------------------------------------------------------------------------------------
 
 
-def is_wanted(node: Node, message: Message, headers: dict[str, str]) -> bool:
+def is_wanted(node: Node, message: SentMessage, headers: dict[str, str]) -> bool:
     # A name with underscores that a message lacks means the header with hyphens.
     with_hyphens = {name.replace("-", "_"): value for name, value in headers.items() if "-" in name}
     return truth_of(node, {**with_hyphens, **headers, **of_message(message)}) is True
 
 
-def of_message(message: Message) -> dict[str, Value]:
+def of_message(message: SentMessage) -> dict[str, Value]:
     return {
         "JMSPriority": message.priority,
         "JMSTimestamp": message.arrived_ms,
@@ -363,7 +363,7 @@ conditions: st.SearchStrategy[Node] = st.recursive(
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> tuple[Message, dict[str, str]]:
+def messages(draw: st.DrawFn) -> tuple[SentMessage, dict[str, str]]:
     """And its properties, by the names that selectors have for them."""
     headers = draw(st.dictionaries(st.sampled_from(NAMES + HYPHENATED), st.sampled_from(_TEXTS)))
     # Names that only look like those that are asked for, before and behind.
@@ -371,4 +371,4 @@ def messages(draw: st.DrawFn) -> tuple[Message, dict[str, str]]:
     order = draw(st.permutations(list(lines)))
     header = write_header({name: lines[name] for name in order})
     priority, persistent = draw(st.integers(0, 9)), draw(st.booleans())
-    return Message(priority, persistent, 0, header, b"", draw(st.sampled_from([0, 7]))), headers
+    return SentMessage(priority, persistent, 0, header, b"", draw(st.sampled_from([0, 7]))), headers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.property.selector_oracle import Node, conditions, is_wanted, messages, respelled, written
 from truenext.errors import RemoteProtocolError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import rank
 from truenext.selector import are_same, selector
 
@@ -25,7 +25,7 @@ _WORDS = (
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(conditions, st.lists(messages(), min_size=1, max_size=4), st.booleans())
 def test_a_selector_wants_what_the_oracle_wants(
-    node: Node, sent: list[tuple[Message, dict[str, str]]], is_converted: bool
+    node: Node, sent: list[tuple[SentMessage, dict[str, str]]], is_converted: bool
 ) -> None:
     text = written(node, is_converted=is_converted)
     compiled = selector(text)
@@ -41,7 +41,7 @@ def test_a_selector_wants_what_the_oracle_wants(
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(conditions, conditions, messages())
 def test_another_spelling_of_a_selector_is_the_same_one(
-    node: Node, other: Node, sent: tuple[Message, dict[str, str]]
+    node: Node, other: Node, sent: tuple[SentMessage, dict[str, str]]
 ) -> None:
     text = written(node)
     assert are_same(text, respelled(text))
@@ -64,7 +64,7 @@ def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(tex
     except RemoteProtocolError as error:
         assert "at character" in str(error) or "at its end" in str(error)
     else:
-        compiled.matches(Message(4, True, 0, "a:1\nb:x\né:\n".encode(), b""))
+        compiled.matches(SentMessage(4, True, 0, "a:1\nb:x\né:\n".encode(), b""))
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[s
 def test_however_many_properties_it_asks_for_each_is_found_under_either_name(length: int) -> None:
     compiled = selector(" AND ".join(f"p_{number} = '{number}'" for number in range(length)))
     hyphens = b"".join(b"p-%d:%d\n" % (number, number) for number in range(length))
-    assert compiled.matches(Message(4, True, 0, hyphens, b""))
-    assert compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:9\np_0:0"), b""))
-    assert not compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:0\np_0:9"), b""))
-    assert not compiled.matches(Message(4, True, 0, hyphens.replace(b"p-0:0", b"p.0:0"), b""))
+    assert compiled.matches(SentMessage(4, True, 0, hyphens, b""))
+    assert compiled.matches(SentMessage(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:9\np_0:0"), b""))
+    assert not compiled.matches(SentMessage(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:0\np_0:9"), b""))
+    assert not compiled.matches(SentMessage(4, True, 0, hyphens.replace(b"p-0:0", b"p.0:0"), b""))
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])
 def test_however_many_properties_it_asks_for_each_is_found(length: int) -> None:
     compiled = selector(" AND ".join(f"p{number} = '{number}\n'" for number in range(length)))
     header = b"".join(b"p%d:%d\\n\n" % (number, number) for number in range(length))
-    assert compiled.matches(Message(4, True, 0, header, b""))
-    assert not compiled.matches(Message(4, True, 0, header.replace(b"p0:0", b"p0:9"), b""))
-    assert not compiled.matches(Message(4, True, 0, header.replace(b"p0:", b"xp0:"), b""))
+    assert compiled.matches(SentMessage(4, True, 0, header, b""))
+    assert not compiled.matches(SentMessage(4, True, 0, header.replace(b"p0:0", b"p0:9"), b""))
+    assert not compiled.matches(SentMessage(4, True, 0, header.replace(b"p0:", b"xp0:"), b""))

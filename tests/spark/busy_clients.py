@@ -21,7 +21,7 @@ from truenext.commands import (
     Wake,
 )
 from truenext.destination import parse
-from truenext.engine.state.consumer import Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.selector import selector
 
 QUEUES = ("/queue/orders", "/queue/orders", "/queue/orders.eu", "/queue/orders.>")
@@ -48,7 +48,7 @@ class BusyClients:
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
-    def join(self) -> Session:
+    def join(self) -> ConnectionState:
         self.joined += 1
         session = self.told.session(str(self.joined))
         session.has_rounds = True
@@ -56,7 +56,7 @@ class BusyClients:
         self.subscribe(session)
         return session
 
-    def subscribe(self, session: Session) -> None:
+    def subscribe(self, session: ConnectionState) -> None:
         mode = self.random.choice(WAYS)
         pulls = mode is not AckMode.AUTO and self.chance(0.3)
         window = None if pulls or self.chance(0.4) else self.random.randrange(1, 6)
@@ -75,10 +75,10 @@ class BusyClients:
             ),
         )
 
-    def consumer(self, place: int) -> Consumer | None:
+    def consumer(self, place: int) -> BrokerConsumer | None:
         return self.sessions[place].consumers.get("s")
 
-    def some_of(self, consumer: Consumer | None) -> int | None:
+    def some_of(self, consumer: BrokerConsumer | None) -> int | None:
         """The sequence of something that it holds and answers for itself."""
         if consumer is None or not consumer.held or consumer.mode is AckMode.AUTO:
             return None

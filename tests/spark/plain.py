@@ -14,8 +14,8 @@ from truenext.spark.audit.facts import (
     NEVER,
     SELECTIVE,
     UNLIMITED,
-    Code,
     ConsumerFlags,
+    EventCode,
     ReturnReason,
     Start,
 )
@@ -33,7 +33,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
     is_whole = events[0]["event"] == 1 and runs == list(range(runs[0], runs[-1] + 1))
     rows = []
 
-    def row(event: int, code: Code, queue: str, **columns: Any) -> None:
+    def row(event: int, code: EventCode, queue: str, **columns: Any) -> None:
         empty = dict.fromkeys(COLUMNS, -1) | {
             "number": 0,
             "persistent": False,
@@ -52,7 +52,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
     for each in events:
         if previous is not None and each["event"] - previous["event"] > 1:
             for queue in queues:
-                row(previous["event"] + 1, Code.GAP, queue)
+                row(previous["event"] + 1, EventCode.GAP, queue)
         if each["kind"] == "started":
             flags = int(Start.CLEAN) if each["reason"] == "clean" else 0
             flags += int(Start.CONTINUED) if each["run"] - 1 in runs else 0
@@ -61,7 +61,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             for queue in queues:
                 row(
                     each["event"],
-                    Code.RUN_STARTED,
+                    EventCode.RUN_STARTED,
                     queue,
                     at=micros(each),
                     number=flags,
@@ -116,7 +116,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             columns["number"] = each["count"] or each["attempts"] or 0
         code = CODES[each["kind"]]
         if each["kind"] == "returned":
-            waits = {"delayed": Code.DELAYED, "holding": Code.HOLDING}
+            waits = {"delayed": EventCode.DELAYED, "holding": EventCode.HOLDING}
             code = waits.get(each["reason"].rpartition(" ")[2], code)
             reasons = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
             columns["more"] = int(reasons.get(each["reason"].partition(" ")[0], ReturnReason.OTHER))
@@ -124,7 +124,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             columns["more"] = columns.get("more", 0) + HAS_CAUSE
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
-        row(events[-1]["event"] + 1, Code.FINISHED, queue, at=micros(events[-1]))
+        row(events[-1]["event"] + 1, EventCode.FINISHED, queue, at=micros(events[-1]))
     return rows
 
 

@@ -18,7 +18,7 @@ from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from truenext.spark.audit.account import POINTS_MAX, Account
-from truenext.spark.audit.facts import SELECTIVE, Code, RemovedMessages, Start
+from truenext.spark.audit.facts import SELECTIVE, EventCode, RemovedMessages, Start
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -210,7 +210,7 @@ def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to
 def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_order() -> None:
     account = ended()
     for event, sequence in ((10, 2), (2000, 1)):
-        account.end(event, event, sequence, Code.EXPIRED)
+        account.end(event, event, sequence, EventCode.EXPIRED)
         assert account.waiting == 1
     account.dispatched(2001, 2001, 3, 2)
     assert [finding.kind for finding in account.findings] == ["stuck"]
@@ -221,7 +221,7 @@ def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_
 def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() -> None:
     account = ended()
     account.dispatched(10, 10, 1, 2)
-    account.end(11, 11, 2, Code.ACKNOWLEDGED)
+    account.end(11, 11, 2, EventCode.ACKNOWLEDGED)
     assert [(each.kind, each.sequence, each.detail) for each in account.findings] == [
         ("doubled", 1, "ended"),
         ("doubled", 2, "acknowledged although ended"),
@@ -238,10 +238,10 @@ def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int,
 
 def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
     account = ended(began_anew=False)
-    account.end(8, 8, 2, Code.EXPIRED)
+    account.end(8, 8, 2, EventCode.EXPIRED)
     account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED, 9)
-    account.settle_recovered(11)
+    account.resolve_recovered(11)
     assert [(each.kind, each.sequence, each.count) for each in account.findings] == [("lost", 1, 1)]
     account.run_started(12, 12, Start.CONTINUED | Start.RECOVERED, 11)
-    account.settle_recovered(13)
+    account.resolve_recovered(13)
     assert len(account.findings) == 1

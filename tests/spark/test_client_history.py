@@ -19,7 +19,7 @@ from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.state.clients import Clients, Receivers
-from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.state.reason import Reason
 from truenext.events import FAILURES
@@ -71,22 +71,22 @@ def after(told: Told, seconds: int) -> Counter[str]:
 
 
 def who_rests_goes_on(patch: Patch) -> None:
-    patch.setattr(Consumer, "suspend", lambda consumer: setattr(consumer, "awake_window", consumer.window))
+    patch.setattr(BrokerConsumer, "suspend", lambda consumer: setattr(consumer, "awake_window", consumer.window))
 
 
 def windows_are_one_too_large(patch: Patch) -> None:
-    def has_credit(consumer: Consumer) -> bool:
+    def has_credit(consumer: BrokerConsumer) -> bool:
         return len(consumer.held) < consumer.window + (consumer.pull_request is None and not consumer.is_suspended)
 
-    patch.setattr(Consumer, "has_credit", has_credit)
+    patch.setattr(BrokerConsumer, "has_credit", has_credit)
 
 
 def one_more_comes_than_was_asked_for(patch: Patch) -> None:
-    def has_credit(consumer: Consumer) -> bool:
+    def has_credit(consumer: BrokerConsumer) -> bool:
         more = consumer.pull_request is not None and not consumer.is_suspended
         return len(consumer.held) < consumer.window + more
 
-    patch.setattr(Consumer, "has_credit", has_credit)
+    patch.setattr(BrokerConsumer, "has_credit", has_credit)
 
 
 def what_came_still_counts_as_asked_for(patch: Patch) -> None:
@@ -96,7 +96,7 @@ def what_came_still_counts_as_asked_for(patch: Patch) -> None:
 def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
     forget = PullRequests.forget
 
-    def forgets_for_others(pull_requests: PullRequests, consumer: Consumer) -> None:
+    def forgets_for_others(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         left = consumer.pull_request.remaining if consumer.pull_request is not None else 0
         forget(pull_requests, consumer)
         if consumer.pull_request is not None:
@@ -106,9 +106,9 @@ def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
 
 
 def who_asks_gets_nothing(patch: Patch) -> None:
-    adjust = Consumer.adjust_window
+    adjust = BrokerConsumer.adjust_window
     patch.setattr(
-        Consumer, "adjust_window", lambda consumer, now_ms: consumer.wish is None and adjust(consumer, now_ms)
+        BrokerConsumer, "adjust_window", lambda consumer, now_ms: consumer.wish is None and adjust(consumer, now_ms)
     )
 
 
@@ -127,7 +127,7 @@ def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patc
 def the_first_is_charged_begun_or_not(patch: Patch) -> None:
     end_consumer = Subscribing.end_consumer
 
-    def does_not_ask(subscribing: Subscribing, consumer: Consumer, *, is_lost: bool) -> None:
+    def does_not_ask(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         consumer.session.names_begun = False
         end_consumer(subscribing, consumer, is_lost=is_lost)
 
@@ -158,7 +158,7 @@ def a_release_counts_as_an_attempt(patch: Patch) -> None:
 def what_is_kept_comes_again(patch: Patch) -> None:
     release_held = Releasing._release_held
 
-    def returns_it_too(releasing: Releasing, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
+    def returns_it_too(releasing: Releasing, consumer: BrokerConsumer, kept: set[tuple[str, int, int]]) -> None:
         release_held(releasing, consumer, kept)
         for entry in consumer.held.values():
             entry.lane.requeue(entry)
@@ -171,20 +171,20 @@ def what_is_kept_comes_again(patch: Patch) -> None:
 def who_has_ended_still_gets_messages(patch: Patch) -> None:
     leave = Clients.leave
 
-    def stays(clients: Clients, consumer: Consumer, queue: Queue) -> None:
+    def stays(clients: Clients, consumer: BrokerConsumer, queue: Queue) -> None:
         if not isinstance(consumer, QueueConsumer) or consumer.pull_request is not None:
             leave(clients, consumer, queue)
 
     patch.setattr(Clients, "leave", stays)
 
 
-def behind_the_end(act: Callable[[Connecting, Consumer, Entry], None]) -> Callable[[Patch], None]:
+def behind_the_end(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:
     """The last frame of a connection that was taken over acts after its end."""
 
     def plant(patch: Patch) -> None:
         disconnect = Connecting.disconnect
 
-        def then_acts(connecting: Connecting, session: Session, *, is_clean: bool) -> None:
+        def then_acts(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
             held = [(consumer, entry) for consumer in session.consumers.values() for entry in consumer.held.values()]
             disconnect(connecting, session, is_clean=is_clean)
             for consumer, entry in held[:1]:

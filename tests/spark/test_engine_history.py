@@ -20,7 +20,7 @@ from tests.spark.plain import counted, outcomes_of
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.dispatch.selective import Choosing
-from truenext.engine.state.consumer import Consumer
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.pages import PageRead
 from truenext.engine.state.queue import Entry
 from truenext.events import FAILURES
@@ -93,7 +93,7 @@ def test_what_takes_from_many_queues_is_no_fault_in_any_of_them() -> None:
 
 
 def test_what_others_get_beside_those_is_judged_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lowest_first(way: Choosing, consumer: Consumer) -> Entry | None:
+    def lowest_first(way: Choosing, consumer: BrokerConsumer) -> Entry | None:
         heads = [way.head_for(consumer, rank) for rank in reversed(RANKS)]
         return next((head for head in heads if isinstance(head, Entry)), None)
 

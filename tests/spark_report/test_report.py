@@ -18,8 +18,8 @@ import pandas
 import vl_convert
 
 from truenext.spark import plots, waterfalls
-from truenext.spark.report import ROWS_MAX, Run, write_comparison, write_report
-from truenext.spark.verdict import Finding, Verdict
+from truenext.spark.report import ROWS_MAX, AuditedRun, write_comparison, write_report
+from truenext.spark.verdict import FindingSummary, Verdict
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,7 +28,7 @@ SCRIPT = re.compile(r'<script type="application/json" id="specs">(.*?)</script>'
 
 
 def broken(sentence: str, *notes: str) -> Verdict:
-    return Verdict(40, (Finding("inversion", 1, sentence),), notes)
+    return Verdict(40, (FindingSummary("inversion", 1, sentence),), notes)
 
 
 def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.DataFrame]:
@@ -115,12 +115,12 @@ def test_text_from_outside_is_never_markup(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     redelivery = pandas.DataFrame({"queue": [EVIL], EVIL: [1.5]})
     runs = [
-        Run(
+        AuditedRun(
             EVIL,
             {**tables(EVIL, is_right=False), "redelivery": redelivery},
             broken(EVIL, EVIL),
         ),
-        Run("other", tables(EVIL), Verdict(1)),
+        AuditedRun("other", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title=EVIL)
     page = path.read_text()
@@ -134,7 +134,7 @@ def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) 
     path = tmp_path / "report.html"
     wrong = tables("a", is_right=False)
     right = {**tables("b"), "positions": tables("b")["positions"].head(20)}
-    write_comparison([Run("one", wrong, broken("x")), Run("two", right, Verdict(1))], path, title="Two")
+    write_comparison([AuditedRun("one", wrong, broken("x")), AuditedRun("two", right, Verdict(1))], path, title="Two")
     drawn = specs(path.read_text())
     orders = [spec for spec in drawn if "vconcat" in spec]
     assert len(orders) == 2
@@ -145,7 +145,9 @@ def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) 
 def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     both = {name: pandas.concat([tables("a")[name], tables("b")[name]]) for name in tables()}
-    write_comparison([Run("one", both, Verdict(1)), Run("two", tables("a"), Verdict(1))], path, title="Two")
+    write_comparison(
+        [AuditedRun("one", both, Verdict(1)), AuditedRun("two", tables("a"), Verdict(1))], path, title="Two"
+    )
     page = path.read_text()
     assert len([spec for spec in specs(page) if "vconcat" in spec]) == 3
     assert "one · b" in page and "two · b" not in page and "Nothing to show" not in page
@@ -154,7 +156,7 @@ def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: 
 def test_sections_of_the_caller_come_right_after_the_verdict(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     kills = pandas.DataFrame({"killed": [EVIL]})
-    write_comparison([Run("one", tables(), Verdict(1))], path, title="One", sections={EVIL: kills})
+    write_comparison([AuditedRun("one", tables(), Verdict(1))], path, title="One", sections={EVIL: kills})
     body = path.read_text().partition("</main>")[0]
     assert body.count(html.escape(EVIL)) == 2 and "<img" not in body
     assert body.index("The contract held") < body.index(html.escape(EVIL)) < body.index("<h2>Order</h2>")
@@ -212,8 +214,8 @@ def test_a_run_without_tables_is_a_page_too(tmp_path: Path) -> None:
 def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     runs = [
-        Run(EVIL, tables(EVIL, is_right=False), broken(EVIL)),
-        Run("truenext", tables(EVIL), Verdict(1)),
+        AuditedRun(EVIL, tables(EVIL, is_right=False), broken(EVIL)),
+        AuditedRun("truenext", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title="Two brokers")
     page = dom(path, tmp_path / "home")
@@ -289,7 +291,10 @@ def test_a_page_of_many_long_flows_stays_small() -> None:
 def test_text_of_flows_is_never_markup(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     flow = pandas.DataFrame(runs_of(EVIL, trace=EVIL, stage=EVIL, outcome="failed", error=EVIL))
-    runs = [Run("a", {"waterfalls": flow}, Verdict(1)), Run("b", {"waterfalls": flow.head(0)}, Verdict(1))]
+    runs = [
+        AuditedRun("a", {"waterfalls": flow}, Verdict(1)),
+        AuditedRun("b", {"waterfalls": flow.head(0)}, Verdict(1)),
+    ]
     write_comparison(runs, path, title="x")
     body = path.read_text().partition("</main>")[0]
     assert "<img" not in body and "<script" not in body

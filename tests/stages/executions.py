@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, Outcome, Send
+from truenext.stage.interceptors.interceptor import Ending, Execution, ExecutionOutcome, MessageToSend
 
 FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7", "size": 10}
 
@@ -12,9 +12,9 @@ def execution(stage: str = "place", **other: Any) -> Execution:
     return Execution(endpoint="order", stage=stage, **(facts | other))
 
 
-def send(destination: str = "price", **other: Any) -> Send:
-    return Send(destination=destination, **(FACTS | other))
+def send(destination: str = "price", **other: Any) -> MessageToSend:
+    return MessageToSend(destination=destination, **(FACTS | other))
 
 
-def ending(outcome: Outcome = "ended", error: BaseException | None = None, run: float | None = 0.02) -> Ending:
+def ending(outcome: ExecutionOutcome = "ended", error: BaseException | None = None, run: float | None = 0.02) -> Ending:
     return Ending(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)

@@ -10,17 +10,17 @@ import pytest
 from truenext.cli.stages import answering as module
 from truenext.cli.stages.answering import answering
 from truenext.errors import ConfigurationError
-from truenext.stage.core.health import Facts, Health
+from truenext.stage.core.health import ServiceFacts, ServiceHealth
 from truenext.stage.interceptors.metrics import Metrics
 
 
-def health(*, live: bool = True, ready: bool = True) -> Health:
-    facts = Facts(service="shop", state="running", broker=[], database="", stages=[])
-    return Health(live=live, ready=ready, why=[], facts=facts)
+def health(*, live: bool = True, ready: bool = True) -> ServiceHealth:
+    facts = ServiceFacts(service="shop", state="running", broker=[], database="", stages=[])
+    return ServiceHealth(live=live, ready=ready, why=[], facts=facts)
 
 
 @asynccontextmanager
-async def served(now: Health, metrics: Metrics | None = None, port: int = 0) -> AsyncIterator[int]:
+async def served(now: ServiceHealth, metrics: Metrics | None = None, port: int = 0) -> AsyncIterator[int]:
     async def figures() -> str:
         return "" if metrics is None else metrics.exposition()
 
@@ -54,7 +54,7 @@ def get(path: str) -> bytes:
         (health(live=False, ready=False), {"/": 200, "/live": 503, "/ready": 503}),
     ],
 )
-def test_the_status_says_whether_it_is_live_and_ready(now: Health, expected: dict[str, int]) -> None:
+def test_the_status_says_whether_it_is_live_and_ready(now: ServiceHealth, expected: dict[str, int]) -> None:
     async def run() -> None:
         async with served(now) as port:
             for path, status in expected.items():

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.integration.broker_process import BrokerProcess
 from truenext.cli.main import main
-from truenext.cli.stages.running import Queue, left_over
+from truenext.cli.stages.running import QueueInfo, left_over
 from truenext.stage import Service
 from truenext.stage.core.references import references_of
 
@@ -478,8 +478,8 @@ def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
     @first.stage
     async def end(number: int) -> None: ...
 
-    def queue(name: str, waiting: int = 1) -> Queue:
-        return Queue(name, waiting, 0, 0)
+    def queue(name: str, waiting: int = 1) -> QueueInfo:
+        return QueueInfo(name, waiting, 0, 0)
 
     gone = queue("left.work.stage.middle")
     others = [

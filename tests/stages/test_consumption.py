@@ -84,7 +84,7 @@ def test_a_login_that_is_refused_later_ends_the_process(monkeypatch: pytest.Monk
 
     async def run() -> None:
         async with stages(app) as t:
-            for lane in t._running._lanes:
+            for lane in t._running._pools:
                 lane.connection._driver.client.fail(Refused("this user is not known"))
             with pytest.raises(Refused, match="this user is not known"):
                 await t._running.until_failed()

@@ -122,7 +122,7 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
         async with stages(app, database=f"sqlite:///{tmp_path / 'shop.db'}") as t:
             await t.send(work, Job(0))
             await is_started.wait()
-            gate = t._running.world.gate
+            gate = t._running.context.gate
             assert gate is not None
             gate.close(DatabaseAway("for a moment"))
             await gate.until_open()

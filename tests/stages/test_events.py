@@ -27,7 +27,7 @@ from truenext.history.stage_files import FORMAT, delete_old_files, stage_file, s
 from truenext.stage import Flow, Reject, Service
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import Settings
-from truenext.stage.core.envelope import Envelope, Facts
+from truenext.stage.core.envelope import Envelope, FlowContext
 from truenext.stage.events import TRACE_MAX, StageEvents
 from truenext.stage.interceptors.interceptor import Ending
 from truenext.testing import broker
@@ -42,7 +42,7 @@ def message(sequence: int, destination: str = "/queue/order.place", attempts: in
 
 
 def envelope(id: str = "m1", trace: str = "web o1") -> Envelope:
-    facts = Facts(id="f1", trace=trace, begun_ms=1, begun_by="web")
+    facts = FlowContext(id="f1", trace=trace, begun_ms=1, begun_by="web")
     return Envelope(1, id, facts, "send", "web", EMPTY, parent="p1")
 
 

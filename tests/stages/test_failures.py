@@ -14,7 +14,7 @@ from tests.stages.flows import Memo, Number, Text, gone, run, until
 from truenext.limits import CAUSE_BYTES_MAX
 from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
 from truenext.stage.core.failure import cause_of, said_of
-from truenext.stage.core.retry import Retries, Retry
+from truenext.stage.core.retry import Retry, RetryRules
 from truenext.testing.stages import Stages
 
 POLICY_ATTEMPTS = 7
@@ -276,7 +276,7 @@ def test_a_wrong_call_is_a_dead_letter_at_once_whatever_retry_says() -> None:
 
 
 def decides(error: BaseException, rules: dict[type[BaseException], str]) -> Retry:
-    return Retries(rules, "what is tested").decide(error, 1, None)
+    return RetryRules(rules, "what is tested").decide(error, 1, None)
 
 
 def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
@@ -523,7 +523,7 @@ def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_befor
     async def work(t: Stages) -> None:
         await t.send(fails, Number(), interactive=True)
         await lost.wait()
-        (lane,) = [each for each in t._running._lanes if each.is_interactive]
+        (lane,) = [each for each in t._running._pools if each.is_interactive]
         t.broker.freeze(lane.connection)
         # The broker gives it up, and with it an attempt of its message.
         await t.advance(seconds=60)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from truenext.stage.core.health import LOST_S, BrokerFacts, Facts, Health, StageFacts, State, judge
+from truenext.stage.core.health import LOST_S, BrokerFacts, ServiceFacts, ServiceHealth, ServiceState, StageFacts, judge
 
 
 def broker(state: str = "connected", since_s: float = 5.0, *, has_room: bool = True) -> BrokerFacts:
-    return BrokerFacts(lane="other", state=state, since_s=since_s, reconnects=0, has_room=has_room)
+    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_room=has_room)
 
 
 def stage(**other: Any) -> StageFacts:
@@ -19,17 +19,19 @@ def stage(**other: Any) -> StageFacts:
         "without_progress_s": 0.0,
         "ended": "",
     }
-    return StageFacts(stage="order.place", lane="other", **(facts | other))
+    return StageFacts(stage="order.place", pool="other", **(facts | other))
 
 
 def judged(
-    state: State = "running",
+    state: ServiceState = "running",
     *,
     lost: BrokerFacts | None = None,
     stages: list[StageFacts] | None = None,
     database: str = "",
-) -> Health:
-    facts = Facts(service="shop", state=state, broker=[lost or broker()], database=database, stages=stages or [stage()])
+) -> ServiceHealth:
+    facts = ServiceFacts(
+        service="shop", state=state, broker=[lost or broker()], database=database, stages=stages or [stage()]
+    )
     return judge(facts, stalled_after_s=300)
 
 
@@ -82,7 +84,7 @@ def test_a_broker_without_room_is_not_ready_but_live() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting for the broker", "waiting for the database", "stopping"])
-def test_a_service_that_comes_up_or_stops_is_live_and_not_ready(state: State) -> None:
+def test_a_service_that_comes_up_or_stops_is_live_and_not_ready(state: ServiceState) -> None:
     stages = [stage(busy=1, without_progress_s=9999, ended="it was stopped")]
     health = judged(state, lost=broker("connecting", 9999), stages=stages)
     assert (health.live, health.ready, health.why) == (True, False, [f"it is {state}"])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages.executions import ending, execution, send
 from truenext.stage.interceptors.chain import Chain
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
 
 
 class Noting(Interceptor):
@@ -36,7 +36,7 @@ class Noting(Interceptor):
         else:
             self._note("leaves")
 
-    def sending(self, execution: Execution | None, send: Send) -> None:
+    def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         self._note(f"sends {send.destination}")
         send.carrier[self._name] = "1"
 

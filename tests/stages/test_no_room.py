@@ -44,8 +44,8 @@ def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses(
 
 
 def test_a_stop_does_not_wait_for_a_rest_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("truenext.stage.lane.PAUSE_S", 3600.0)
-    monkeypatch.setattr("truenext.stage.lane.PAUSE_MAX_S", 3600.0)
+    monkeypatch.setattr("truenext.stage.pool.PAUSE_S", 3600.0)
+    monkeypatch.setattr("truenext.stage.pool.PAUSE_MAX_S", 3600.0)
     app = Service("shop")
     there = app.remote("there", Number)
 

@@ -256,7 +256,7 @@ def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, star
         assert time.monotonic() < deadline, answer
         time.sleep(0.005)
     said = answer[1]
-    busy = {(each["stage"], each["lane"]): each["busy"] for each in json.loads(said)["stages"]}
+    busy = {(each["stage"], each["pool"]): each["busy"] for each in json.loads(said)["stages"]}
     assert busy.pop(("work.never", "other")) == 1
     assert set(busy.values()) == {0}
     assert 'truenext_stage_running{endpoint="work.never",stage="never"} 1' in get(port, "/metrics")[1]

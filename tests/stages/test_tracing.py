@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.stages.executions import ending, execution, send
-from truenext.stage.interceptors.interceptor import Outcome
+from truenext.stage.interceptors.interceptor import ExecutionOutcome
 from truenext.stage.interceptors.tracing import Tracing
 
 
@@ -36,7 +36,7 @@ class Process:
         return leaving.carrier
 
     def handle(
-        self, carrier: Mapping[str, str], outcome: Outcome = "ended", error: BaseException | None = None
+        self, carrier: Mapping[str, str], outcome: ExecutionOutcome = "ended", error: BaseException | None = None
     ) -> dict[str, str]:
         """A message, with a message to `price` that leaves when the stage has returned: its carrier."""
         here = execution(carrier=carrier)
@@ -117,7 +117,7 @@ def test_spans_are_named_and_described_as_the_conventions_say() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "refused", "in doubt"])
-def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: Outcome) -> None:
+def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, ValueError("no such order"))
     span = shop.spans[-1]
@@ -127,7 +127,7 @@ def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: Outcome
 
 
 @pytest.mark.parametrize("outcome", ["ended", "given back"])
-def test_what_is_nobodys_fault_is_no_error(outcome: Outcome) -> None:
+def test_what_is_nobodys_fault_is_no_error(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, asyncio.CancelledError())
     assert shop.spans[-1].status.status_code is StatusCode.UNSET

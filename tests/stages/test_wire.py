@@ -10,7 +10,7 @@ import truenext
 from tests.stages.flows import Memo, Number, run, until
 from truenext.stage import Flow, NotDecoded, Service
 from truenext.stage.core.envelope import decode
-from truenext.stage.interceptors.interceptor import Execution, Interceptor, Send
+from truenext.stage.interceptors.interceptor import Execution, Interceptor, MessageToSend
 from truenext.testing.contents import WaitingMessage
 from truenext.testing.stages import Stages
 
@@ -205,7 +205,7 @@ def test_a_message_that_comes_again_sends_with_the_same_ids() -> None:
     ids: list[str] = []
 
     class Ids(Interceptor):
-        def sending(self, execution: Execution | None, send: Send) -> None:
+        def sending(self, execution: Execution | None, send: MessageToSend) -> None:
             if execution is not None:
                 ids.append(send.message_id)
 

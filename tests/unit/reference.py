@@ -33,7 +33,7 @@ Every name of `truenext.connect`, with what it takes, returns and raises. What a
 `async for` is `for`, and what is said of tasks and a cancellation is true of threads and Ctrl-C. What else differs is
 [at the end](#in-truenextblocking).
 
-What returns `Opening[X]` is to be awaited, which gives an X; or it is used in an `async with`, which also closes it.
+What returns `AwaitableContext[X]` is awaited, which gives an X; or it is used in an `async with`, which also closes it.
 
 This page is made from the docstrings: `make reference`.
 """
@@ -245,9 +245,9 @@ def _without_tasks(text: str) -> str:
         ("async ", ""),
         ("AsyncIterator", "Iterator"),
         ("Awaitable[None]", "None"),
-        ("Opening[Connection]", "Connection"),
-        ("Opening[Consumer]", "Consumer"),
-        ("Opening[Session]", "Session"),
+        ("AwaitableContext[Connection]", "Connection"),
+        ("AwaitableContext[Consumer]", "Consumer"),
+        ("AwaitableContext[Session]", "Session"),
         ("a cancellation", "Ctrl-C"),
         ("cancelled", "interrupted"),
         ("To be awaited, or used in an `with`", "To be used in a `with`, or closed"),

@@ -8,8 +8,8 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
-from truenext.message import Message
+from truenext.engine.state.consumer import ConnectionState
+from truenext.message import SentMessage
 
 
 class Held:
@@ -22,7 +22,9 @@ class Held:
         self.session.has_rounds = True
         self.other = engine.connect("other")
         engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
-        engine.send(self.session, Send(parse("/queue/a", "s"), Message(4, persistent, 0, b"content-length:0\n", b"")))
+        engine.send(
+            self.session, Send(parse("/queue/a", "s"), SentMessage(4, persistent, 0, b"content-length:0\n", b""))
+        )
         self.commit_number_one()
         self.write()
         ((self.entry,),) = engine.turn().deliveries.values()
@@ -38,7 +40,7 @@ class Held:
         while (batch := self.engine.take_batch()) is not None:
             self.engine.committed(batch)
 
-    def answered(self, session: Session) -> list[object]:
+    def answered(self, session: ConnectionState) -> list[object]:
         return [answer for each, answer in self.engine.turn().answers if each is session]
 
 

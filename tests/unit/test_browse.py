@@ -9,11 +9,11 @@ from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsub
 from truenext.destination import parse
 from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.errors import RemoteProtocolError, StoreError
 from truenext.limits import BROWSE_SIZE, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.selector import selector
 
 A = parse("/queue/a", "s")
@@ -36,9 +36,9 @@ class World:
 
     def send(self, count: int, size: int = 0) -> None:
         for _ in range(count):
-            self.engine.send(self.session, Send(A, Message(4, False, 0, b"content-length:0\n", bytes(size))))
+            self.engine.send(self.session, Send(A, SentMessage(4, False, 0, b"content-length:0\n", bytes(size))))
 
-    def browse(self, name: str = "b", *, wanted: str | None = None, session: Session | None = None) -> None:
+    def browse(self, name: str = "b", *, wanted: str | None = None, session: ConnectionState | None = None) -> None:
         browse = Browse(name, A, None if wanted is None else selector(wanted))
         self.engine.browse(session or self.session, browse)
 
@@ -74,7 +74,7 @@ def test_what_a_selector_does_not_want_counts_too() -> None:
 def test_large_headers_make_a_slice_shorter() -> None:
     world = World()
     for _ in range(9):
-        message = Message(4, False, 0, b"a:" + b"x" * 60_000 + b"\n", b"")
+        message = SentMessage(4, False, 0, b"a:" + b"x" * 60_000 + b"\n", b"")
         world.engine.send(world.session, Send(A, message))
     world.browse()
     assert counts(world.turns()) == [("b", 5, False), ("b", 4, True)]
@@ -206,7 +206,7 @@ def wanted(world: World) -> Read:
 
 
 def page(*sequences: int, is_end: bool = False) -> PageRead:
-    found = [Found(sequence, Message(4, True, 0, b"content-length:0\n", b"")) for sequence in sequences]
+    found = [Found(sequence, SentMessage(4, True, 0, b"content-length:0\n", b"")) for sequence in sequences]
     return PageRead(found, 1, is_end)
 
 

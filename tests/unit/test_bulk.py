@@ -7,7 +7,7 @@ from truenext.destination import parse
 from truenext.engine.background import bulk
 from truenext.engine.background.bulk import Move, Purge, Wanted
 from truenext.engine.engine import Engine
-from truenext.message import Message
+from truenext.message import SentMessage
 
 COLOURS = ["red", "blue", "red", "red"]
 
@@ -22,7 +22,7 @@ class Running:
         queue = parse("/queue/a", "s")
         for colour in COLOURS:
             headers = f"colour:{colour}\ncontent-length:1\n".encode()
-            self.engine.send(self.session, Send(queue, Message(4, True, 0, headers, b"x")))
+            self.engine.send(self.session, Send(queue, SentMessage(4, True, 0, headers, b"x")))
         batch = self.engine.take_batch()
         assert batch is not None
         self.engine.committed(batch)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from truenext.client.core.client import Client, Login
+from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ClientContext
 from truenext.client.core.holding import Buffer
 from truenext.client.core.link import Link
-from truenext.client.core.outbox import Batch
-from truenext.client.core.sending import settled
-from truenext.client.core.session import Mode, Session
-from truenext.client.core.unit import Outcome
-from truenext.client.core.world import World
+from truenext.client.core.send_buffer import SendBatch
+from truenext.client.core.sending import await_confirmed
+from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.transaction_state import Outcome
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.url import Address
 
@@ -18,7 +18,7 @@ ME = "the program"
 
 @pytest.fixture
 def client() -> Client:
-    world = World(
+    world = ClientContext(
         clock=lambda: 0.0,
         chance=lambda: 0.0,
         flush=lambda: True,
@@ -26,27 +26,27 @@ def client() -> Client:
         report=lambda what, facts: None,
         has_ended=lambda owner: False,
     )
-    client = Client(Login(addresses=[Address(host="127.0.0.1", port=1)]), "name", world)
-    client.world.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
+    client = Client(ConnectOptions(addresses=[Address(host="127.0.0.1", port=1)]), "name", world)
+    client.context.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
     return client
 
 
 def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: Client) -> None:
     """What comes next is no part of it: it would never be committed."""
-    session = Session(client, Mode.TRANSACTED, Buffer())
+    session = SessionCore(client, Mode.TRANSACTED, Buffer())
     assert client.link is not None
     client.link.is_up = True
     sending = session.send(b"SEND\ndestination:/queue/q\n", b"", None, None, ME)
     with pytest.raises(StopIteration):
         next(sending)
-    unit = session.unit
+    unit = session.transaction
     assert unit is not None
     committing = session.commit(None)
     next(committing)
-    unit.settle(Outcome.COMMITTED)
+    unit.resolve(Outcome.COMMITTED)
     with pytest.raises(KeyboardInterrupt):
         committing.throw(KeyboardInterrupt())
-    assert session.unit is None and not client.units
+    assert session.transaction is None and not client.transactions
 
 
 def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client: Client) -> None:
@@ -64,9 +64,9 @@ def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(clien
 
 
 def test_all_who_flush_wait_for_the_same(client: Client) -> None:
-    batch = Batch()
+    batch = SendBatch()
     batch.open = 1
-    first, second = settled(client, batch, None), settled(client, batch, None)
+    first, second = await_confirmed(client, batch, None), await_confirmed(client, batch, None)
     signals = {next(first).signal, next(second).signal}
     batch.ended(None)
     assert all(signal.is_set for signal in signals)

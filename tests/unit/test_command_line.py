@@ -20,9 +20,9 @@ from truenext.cli.looking import COUNTS
 from truenext.cli.main import main
 from truenext.cli.stages import running
 from truenext.cli.values import (
-    Address,
     Body,
     DatabaseUrl,
+    DestinationAddress,
     Header,
     HostAndPort,
     Master,
@@ -72,7 +72,15 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
         "stomp://h\n:1",
         "http://h:1",
     ],
-    Address: lambda kind: [*NO_TEXTS, LONG, "/nowhere/q", "/queue/", "a\u202eb", "subscription,", "/queue/a.>.b"],
+    DestinationAddress: lambda kind: [
+        *NO_TEXTS,
+        LONG,
+        "/nowhere/q",
+        "/queue/",
+        "a\u202eb",
+        "subscription,",
+        "/queue/a.>.b",
+    ],
     QueueName: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
     SelectorText: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     Header: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
@@ -86,7 +94,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
 }
 """By type, what must be refused. A new type needs a row here, and one that takes anything says so."""
 
-SENSE = {Address: "q", ServicePlace: "nowhere:app", QueueName: "q", Body: "b", click.Choice: "mix"}
+SENSE = {DestinationAddress: "q", ServicePlace: "nowhere:app", QueueName: "q", Body: "b", click.Choice: "mix"}
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

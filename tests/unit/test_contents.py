@@ -10,7 +10,7 @@ from tests.unit.test_schedule import Run
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.limits import CONTENT_BYTES_MIN
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import StoreAndDispatch
 from truenext.record import CONTENTS, lane_key
 from truenext.schedule import Schedule
@@ -20,8 +20,8 @@ BODY = b"b" * 2000
 ADDRESS = "/queue/a,/queue/b,/queue/c"
 
 
-def message(body: bytes = BODY, *, persistent: bool = True) -> Message:
-    return Message(4, persistent, 0, b"content-length:%d\n" % len(body), body)
+def message(body: bytes = BODY, *, persistent: bool = True) -> SentMessage:
+    return SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body)
 
 
 def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = True) -> None:

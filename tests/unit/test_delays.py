@@ -6,19 +6,19 @@ from tests.property import rooms
 from tests.unit.looking import looked
 from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
-from truenext.destination import Destination, Kind, parse
+from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, delay_of, moved, revived
 from truenext.engine.memory.horizon import remove_from_lane
 from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.timers import TimersRead
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header
 from truenext.limits import DELAY_MS_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 
 WALL_MS = 1_800_000_000_000
@@ -71,7 +71,7 @@ class World:
         self.engine.start()
         self.commit()
         self.audit = StuckAudit()
-        self.session: Session = self.engine.connect("s")
+        self.session: ConnectionState = self.engine.connect("s")
         self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
 
     def pass_time(self, milliseconds: int) -> None:
@@ -86,7 +86,7 @@ class World:
         return batch
 
     def send(self, *, persistent: bool = False, expires_ms: int = 0) -> None:
-        message = Message(4, persistent, expires_ms, b"content-length:0\n", b"")
+        message = SentMessage(4, persistent, expires_ms, b"content-length:0\n", b"")
         self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
@@ -105,7 +105,7 @@ class World:
 
     def page(self, read: Read) -> PageRead:
         behind = [sequence for sequence in self.in_store if sequence > read.after_sequence]
-        message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
+        message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
         found = [Found(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
         return PageRead(found, 0, len(found) == len(behind))
 
@@ -278,12 +278,12 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     "header", [b"", b"truenext-original-destination:/temp-queue/a\n", b"truenext-original-destination:/queue/\n"]
 )
 def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -> None:
-    assert revived(Message(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
+    assert revived(SentMessage(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
 
 
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
-    message = Message(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
+    message = SentMessage(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
     _, letter = dead_letter(
         message, origin, Policy(), attempts=1, causes=Causes("a", "b"), why=REJECTED, now_ms=WALL_MS
     )
@@ -292,7 +292,7 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
     assert (said["truenext-original-destination"], letter.way_back) == (
         ("/queue/a", "") if origin == "a" else ("/topic/news", origin)
     )
-    _, there = moved(letter, Destination(Kind.QUEUE, "DLQ.other"))
+    _, there = moved(letter, Destination(DestinationKind.QUEUE, "DLQ.other"))
     assert there.way_back == letter.way_back
     back = revived(there, WALL_MS)
     assert back is not None and back[0].name == origin
@@ -305,7 +305,7 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
 
 def test_a_letter_of_a_subscription_from_before_still_finds_its_way_back() -> None:
     header = b"truenext-original-destination:/queue/subscription,me,n,news\ncontent-length:0\n"
-    back = revived(Message(4, True, 0, header, b""), WALL_MS)
+    back = revived(SentMessage(4, True, 0, header, b""), WALL_MS)
     assert back is not None and back[0].name == "subscription,me,n,news"
 
 

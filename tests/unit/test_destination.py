@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from truenext.destination import (
     DEAD_LETTER_PREFIX,
     Destination,
-    Kind,
+    DestinationKind,
     accepted_address,
     dead_letter_name,
     durable_key,
@@ -27,24 +27,24 @@ LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
 @pytest.mark.parametrize(
     ("address", "destination"),
     [
-        ("/queue/orders", Destination(Kind.QUEUE, "orders")),
-        ("/queue/a/b c.\u20ac", Destination(Kind.QUEUE, "a/b c.\u20ac")),
-        ("/queue/DLQ.orders", Destination(Kind.QUEUE, "DLQ.orders")),
-        ("/queue/" + LONGEST, Destination(Kind.QUEUE, LONGEST)),
-        ("/temp-queue/r", Destination(Kind.TEMPORARY, "/me/r", "me")),
-        ("/temp-queue/r/s", Destination(Kind.TEMPORARY, "/me/r/s", "me")),
-        ("/remote-temp-queue/you/r", Destination(Kind.TEMPORARY, "/you/r", "you")),
-        ("/remote-temp-queue/you/r/s", Destination(Kind.TEMPORARY, "/you/r/s", "you")),
-        ("/control/status", Destination(Kind.CONTROL, "status")),
-        ("/topic/news", Destination(Kind.TOPIC, "news")),
-        ("/topic/news.*.>", Destination(Kind.PATTERN, "news.*.>")),
-        ("/temp-topic/t", Destination(Kind.TOPIC, "/me/t", "me")),
-        ("/remote-temp-topic/you/t", Destination(Kind.TOPIC, "/you/t", "you")),
-        ("orders", Destination(Kind.QUEUE, "orders")),
-        ("DLQ.orders", Destination(Kind.QUEUE, "DLQ.orders")),
-        ("orders.>", Destination(Kind.QUEUES, "orders.>")),
-        (LONGEST, Destination(Kind.QUEUE, LONGEST)),
-        ("/subscription/me?,a?b", Destination(Kind.DURABLE, "me?,a?b")),
+        ("/queue/orders", Destination(DestinationKind.QUEUE, "orders")),
+        ("/queue/a/b c.\u20ac", Destination(DestinationKind.QUEUE, "a/b c.\u20ac")),
+        ("/queue/DLQ.orders", Destination(DestinationKind.QUEUE, "DLQ.orders")),
+        ("/queue/" + LONGEST, Destination(DestinationKind.QUEUE, LONGEST)),
+        ("/temp-queue/r", Destination(DestinationKind.TEMPORARY, "/me/r", "me")),
+        ("/temp-queue/r/s", Destination(DestinationKind.TEMPORARY, "/me/r/s", "me")),
+        ("/remote-temp-queue/you/r", Destination(DestinationKind.TEMPORARY, "/you/r", "you")),
+        ("/remote-temp-queue/you/r/s", Destination(DestinationKind.TEMPORARY, "/you/r/s", "you")),
+        ("/control/status", Destination(DestinationKind.CONTROL, "status")),
+        ("/topic/news", Destination(DestinationKind.TOPIC, "news")),
+        ("/topic/news.*.>", Destination(DestinationKind.PATTERN, "news.*.>")),
+        ("/temp-topic/t", Destination(DestinationKind.TOPIC, "/me/t", "me")),
+        ("/remote-temp-topic/you/t", Destination(DestinationKind.TOPIC, "/you/t", "you")),
+        ("orders", Destination(DestinationKind.QUEUE, "orders")),
+        ("DLQ.orders", Destination(DestinationKind.QUEUE, "DLQ.orders")),
+        ("orders.>", Destination(DestinationKind.QUEUES, "orders.>")),
+        (LONGEST, Destination(DestinationKind.QUEUE, LONGEST)),
+        ("/subscription/me?,a?b", Destination(DestinationKind.DURABLE, "me?,a?b")),
     ],
 )
 def test_an_address_means_one_destination(address: str, destination: Destination) -> None:
@@ -212,7 +212,7 @@ def test_options_are_read_or_refused(text: str) -> None:
 
 
 def test_what_was_accepted_when_names_could_have_a_question_mark_is_still_known() -> None:
-    assert accepted_address("/topic/a?b") == Destination(Kind.TOPIC, "a?b")
+    assert accepted_address("/topic/a?b") == Destination(DestinationKind.TOPIC, "a?b")
     assert [part.name for part in accepted_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
     with pytest.raises(RemoteProtocolError, match="no name has a"):
         queue_called("a?b")

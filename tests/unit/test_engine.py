@@ -9,11 +9,11 @@ from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, StoreAndDispatch
 
 
@@ -32,18 +32,20 @@ def commit(engine: Engine) -> None:
 
 def send(
     engine: Engine,
-    session: Session,
+    session: ConnectionState,
     address: str = "/queue/a",
     *,
     persistent: bool = False,
     body: bytes = b"",
     **numbered: object,
 ) -> None:
-    message = Message(4, persistent, 0, b"content-length:%d\n" % len(body), body)
+    message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body)
     engine.send(session, Send(parse(address, session.id), message, **numbered))  # type: ignore[arg-type]
 
 
-def subscribe(engine: Engine, session: Session, address: str = "/queue/a", mode: AckMode = AckMode.AUTO) -> None:
+def subscribe(
+    engine: Engine, session: ConnectionState, address: str = "/queue/a", mode: AckMode = AckMode.AUTO
+) -> None:
     engine.subscribe(session, Subscribe("0", parse(address, session.id), mode, 30_000))
 
 
@@ -83,7 +85,7 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
     (consumer,) = engine.turn().deliveries
     entry = engine.hold_half_sent(consumer)
     engine.disconnect(session, is_clean=True)
-    engine.settle_half_sent(entry, is_taken=False)
+    engine.resolve_half_sent(entry, is_taken=False)
     assert not engine.has_work
     assert entry.lane.queue.waiting() == 0
 

@@ -13,7 +13,7 @@ from truenext.engine.state.pages import Found, PageRead
 from truenext.envelope import read_header
 from truenext.errors import NoRoomError
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Expired, Policies, Policy
 from truenext.record import BLOCK_BITS, split_timer
 
@@ -39,7 +39,7 @@ def commit(engine: Engine) -> None:
 def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a", *, persistent: bool = False) -> None:
     session = engine.connect("s")
     for _ in range(count):
-        message = Message(4, persistent, expires_ms, b"content-length:0\nexpires:%d\n" % expires_ms, b"")
+        message = SentMessage(4, persistent, expires_ms, b"content-length:0\nexpires:%d\n" % expires_ms, b"")
         engine.send(session, Send(parse(address, "s"), message))
 
 
@@ -75,7 +75,7 @@ def test_a_temporary_queue_sets_no_timer() -> None:
 def test_each_copy_of_a_send_has_the_same_time_to_live_and_says_when_it_ends() -> None:
     engine = started()
     session = engine.connect("s")
-    message = Message(4, True, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, True, 0, b"content-length:0\n", b"")
     engine.send(session, Send(parse("/queue/a,/queue/b", "s"), message, ttl_ms=500))
     entries = [entry for queue in engine.queues() for entry in queue.lane(5).arrived]
     assert [entry.lane.queue.name for entry in entries] == ["a", "b"]
@@ -90,7 +90,7 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
     session = engine.connect("s")
     engine.begin(session, Begin("t"))
     for ttl_ms in (500, 0):
-        message = Message(4, True, 0, b"content-length:0\n", b"")
+        message = SentMessage(4, True, 0, b"content-length:0\n", b"")
         engine.send(session, Send(parse("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
     engine.ledger.now_ms = NOW_MS + 100
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +111,7 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
 def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> None:
     engine = started()
     session = engine.connect("s")
-    message = Message(4, persistent, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, persistent, 0, b"content-length:0\n", b"")
     engine.send(session, Send(parse("/queue/a", "s"), message, ttl_ms=500))
     engine.turn()
     commit(engine)
@@ -182,7 +182,7 @@ def test_nothing_expires_while_the_last_batches_are_written() -> None:
     engine = started()
     session = engine.connect("s")
     for _ in range(12):
-        message = Message(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
+        message = SentMessage(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
         engine.send(session, Send(parse("/queue/a", "s"), message))
     engine.stop()
     commit(engine)
@@ -217,7 +217,7 @@ def show(engine: Engine, read: BlockLook, *sequences: int) -> None:
 
 
 def page(*sequences: int, as_of: int) -> PageRead:
-    found = [Found(each, Message(4, True, NOW_MS + 1000, b"content-length:0\n", b"")) for each in sequences]
+    found = [Found(each, SentMessage(4, True, NOW_MS + 1000, b"content-length:0\n", b"")) for each in sequences]
     return PageRead(found, as_of, is_end=True)
 
 

@@ -14,7 +14,7 @@ from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import closes_group, group_of
 from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import rank
 from truenext.policy import Policies, Policy, WhileWaiting
 
@@ -24,7 +24,7 @@ STORE_ONLY = pytest.mark.parametrize("leaves_memory", [False, True], ids=["in me
 def send(world: World, group: str, *bodies: str, closes: bool = False, persistent: bool = True) -> None:
     header = (f"JMSXGroupID:{group}\n" if group else "") + ("JMSXGroupSeq:-1\n" if closes else "")
     for body in bodies:
-        message = Message(4, persistent, 0, header.encode(), body.encode(), group=group_of(header.encode()))
+        message = SentMessage(4, persistent, 0, header.encode(), body.encode(), group=group_of(header.encode()))
         world.engine.send(world.session, Send(A, message))
 
 
@@ -146,7 +146,7 @@ def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_o
     groups = Groups(lambda: [place], world.engine.memory)
     place = GroupScanCursor(lane, None, groups)
     g, g_again, h, plain, h_again = (
-        Entry(sequence, Message(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
+        Entry(sequence, SentMessage(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
         for sequence, group in enumerate(["g", "g", "h", "", "h"], 1)
     )
     for entry in (g, g_again, h, plain, h_again):

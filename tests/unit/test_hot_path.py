@@ -14,7 +14,7 @@ import pytest
 from tests.unit.test_engine import commit, started
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import queue_called
-from truenext.message import Message
+from truenext.message import SentMessage
 
 COUNT = 1000
 
@@ -48,7 +48,7 @@ def test_a_message_costs_no_more_calls_than_it_did(
     orders = queue_called("orders")
     engine.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
     engine.turn()
-    sends = [Send(orders, Message(4, persistent, 0, b"", b"body", 0)) for _ in range(COUNT)]
+    sends = [Send(orders, SentMessage(4, persistent, 0, b"", b"body", 0)) for _ in range(COUNT)]
 
     def send_all() -> None:
         for one in sends:

@@ -11,9 +11,9 @@ from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.idle import LOOKED_AT_AT_ONCE, Idle, why_idle
-from truenext.engine.state.consumer import Consumer
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.limits import JOIN_PIECE, SCAN_SIZE, UNSENT_BYTES_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import selector
 
@@ -31,12 +31,14 @@ class World:
         self.engine.committed(batch)
 
     def send(self, queue: str, *, priority: int = 4, persistent: bool = False, group: str = "") -> None:
-        message = Message(priority, persistent, 0, b"content-length:0\n", b"")
+        message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
         if group:
             message.group = group
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
 
-    def subscribe(self, queue: str, *, window: int = 1000, wanted: str = "", is_pulling: bool = False) -> Consumer:
+    def subscribe(
+        self, queue: str, *, window: int = 1000, wanted: str = "", is_pulling: bool = False
+    ) -> BrokerConsumer:
         name = str(len(self.session.consumers))
         destination = parse(f"/queue/{queue}", "s")
         subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
@@ -49,7 +51,7 @@ class World:
         while self.engine.has_work:
             self.engine.turn()
 
-    def why(self, consumer: Consumer) -> Idle:
+    def why(self, consumer: BrokerConsumer) -> Idle:
         why, _ = finished(why_idle(self.engine, consumer))
         assert isinstance(why, Idle)
         return why

@@ -6,11 +6,11 @@ from tests.property import rooms
 from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.errors import StoreError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 
 LARGE = 1 << 30
@@ -20,7 +20,7 @@ STORED = range(1, 11)
 def page(read: Read) -> PageRead:
     """What a store with the messages of STORED has to say."""
     behind = [sequence for sequence in STORED if sequence > read.after_sequence]
-    message = [Message(4, True, 0, b"content-length:0\n", b"") for _ in behind]
+    message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
     found = [Found(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
     return PageRead(found, 0, len(found) == len(behind))
 
@@ -42,7 +42,7 @@ def squeeze(engine: Engine, limit: int) -> None:
     engine.memory.limit = LARGE
 
 
-def begin() -> tuple[Engine, Session]:
+def begin() -> tuple[Engine, ConnectionState]:
     """A broker with what is stored, and one consumer that takes it one by one."""
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)), sequence_limit=STORED.stop)
     queue = engine.restore_queue(1, "a")
@@ -105,8 +105,8 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     engine.start()
     session = engine.connect("s")
     subscribe = Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 2)
-    persistent = Message(4, True, 0, b"content-length:9000\n", bytes(9000))
-    transient = Message(4, False, 0, b"content-length:0\n", b"")
+    persistent = SentMessage(4, True, 0, b"content-length:9000\n", bytes(9000))
+    transient = SentMessage(4, False, 0, b"content-length:0\n", b"")
     engine.subscribe(session, subscribe)
     for message in (persistent, transient):
         engine.send(session, Send(subscribe.destination, message))
@@ -142,7 +142,7 @@ def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_us
             engine.acknowledge(session, Ack("0", sequence))
         reads = engine.turn().reads
         engine.taken(session)
-    engine.send(session, Send(parse("/queue/a", "s"), Message(4, True, 0, b"content-length:0\n", b"")))
+    engine.send(session, Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
     commit(engine)
     squeeze(engine, limit=0)
     engine.page_read(reads[0], page(reads[0]))

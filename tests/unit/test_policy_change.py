@@ -8,9 +8,9 @@ from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.record import sequence_of
 
@@ -27,7 +27,7 @@ class Running:
         self.engine.restore_lane(self.queue, 5, len(STORED))
         self.engine.start()
         self.make_durable()
-        self.session: Session = self.engine.connect("s")
+        self.session: ConnectionState = self.engine.connect("s")
         self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
         self.read(self.turn()[1])
         assert self.turn()[0] == list(STORED)[:window]
@@ -46,7 +46,7 @@ class Running:
     def read(self, reads: list[Read]) -> None:
         for read in reads:
             there = [sequence for sequence in STORED if sequence > read.after_sequence][: read.limit]
-            found = [Found(each, Message(4, True, 0, b"content-length:0\n", b"")) for each in there]
+            found = [Found(each, SentMessage(4, True, 0, b"content-length:0\n", b"")) for each in there]
             self.engine.page_read(read, PageRead(found, 0, there[-1:] == [STORED[-1]]))
 
     def nack(self, *sequences: int) -> None:
@@ -171,7 +171,7 @@ def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens
 
 def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_after_it() -> None:
     running = Running(window=6)
-    waits = Message(4, True, 0, b"content-length:0\n", b"")
+    waits = SentMessage(4, True, 0, b"content-length:0\n", b"")
     running.engine.send(running.session, Send(parse("/queue/a", "s"), waits))
     running.make_durable()
     before = running.queue.resident

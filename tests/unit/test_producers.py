@@ -8,15 +8,15 @@ import pytest
 from truenext.batch import Batch, ProducerState
 from truenext.commands import Commit, Send
 from truenext.destination import parse
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.event_log import NoEventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, SETTLED_MAX
-from truenext.message import Message
+from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
+from truenext.message import SentMessage
 from truenext.store.changes import producer_from_v9
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
@@ -26,7 +26,7 @@ LATER_MS = PRODUCERS_MAX + PRODUCER_MEMORY_MS_MIN
 
 
 def send(name: str, number: int = 1, *, is_gapless: bool = False) -> Send:
-    message = Message(4, True, 0, b"", b"")
+    message = SentMessage(4, True, 0, b"", b"")
     return Send(parse("/queue/q", ""), message, producer=name, number=number, is_gapless=is_gapless)
 
 
@@ -42,8 +42,8 @@ def say(producers: Producers, said: Send | Commit, *, is_stored: bool = True) ->
     return False
 
 
-def outcome(producers: Producers, number: int, *, name: str = "p", settles: bool = False) -> CommitOutcome | None:
-    return producers.ask(name, number, settles=settles).outcome
+def outcome(producers: Producers, number: int, *, name: str = "p", resolves: bool = False) -> CommitOutcome | None:
+    return producers.ask(name, number, resolves=resolves).outcome
 
 
 class World:
@@ -152,7 +152,7 @@ def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world:
     world.ledger.now_ms = LATER_MS
     world.send("new")
     world.send("0", 7)
-    assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_once=True, is_gapless=False)
+    assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_used_once=True, is_gapless=False)
     assert world.gone() == ["0", "1"]
 
 
@@ -176,7 +176,7 @@ def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless:
     assert not say(producers, commit("p", 1, is_gapless=is_gapless))
     assert say(producers, send("p", 1)) and say(producers, send("p", 2)) and say(producers, commit("p", 1))
     assert not say(producers, send("p", 3)) and not say(producers, commit("p", 2))
-    known = producers.ask("p", None, settles=False)
+    known = producers.ask("p", None, resolves=False)
     assert known.producer is not None and known.outcome is None
     assert (known.producer.sends, known.producer.commits) == (3, 2)
 
@@ -189,7 +189,7 @@ def test_a_number_too_far_on_is_refused_and_does_nothing(
         RemoteProtocolError, match="number 2 of producer 'p', whose numbers have no gaps: the next is 1"
     ):
         producers.repeated(make("p", 2, is_gapless=True))
-    assert producers.ask("p", None, settles=False).producer is None
+    assert producers.ask("p", None, resolves=False).producer is None
     with pytest.raises(RemoteProtocolError, match="numbers without gaps begin with 1"):
         producers.repeated(make("p", 0, is_gapless=True))
     assert not say(producers, make("p", 1, is_gapless=True))
@@ -251,10 +251,10 @@ def test_what_became_of_a_commit_of_one_with_gaps(producers: Producers) -> None:
 
 def test_of_one_without_gaps_only_the_next_commit_is_settled(producers: Producers) -> None:
     say(producers, commit("p", 1, is_gapless=True))
-    assert outcome(producers, 3, settles=True) is NOT_SO_FAR
-    assert outcome(producers, 1, settles=True) is COMMITTED
-    assert outcome(producers, 2, settles=True) is ROLLED_BACK
-    with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was settled as rolled back"):
+    assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
+    assert outcome(producers, 1, resolves=True) is COMMITTED
+    assert outcome(producers, 2, resolves=True) is ROLLED_BACK
+    with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was resolved as rolled back"):
         producers.repeated(commit("p", 2))
     assert not say(producers, commit("p", 3)), "what is settled counts as used"
     assert [outcome(producers, number) for number in (1, 2, 3)] == [COMMITTED, ROLLED_BACK, COMMITTED]
@@ -263,8 +263,8 @@ def test_of_one_without_gaps_only_the_next_commit_is_settled(producers: Producer
 
 def test_of_one_with_gaps_any_commit_above_the_highest_is_settled(producers: Producers) -> None:
     say(producers, commit("p", 3))
-    assert outcome(producers, 2, settles=True) is UNKNOWN
-    assert outcome(producers, 9, settles=True) is ROLLED_BACK
+    assert outcome(producers, 2, resolves=True) is UNKNOWN
+    assert outcome(producers, 9, resolves=True) is ROLLED_BACK
     said = commit("p", 8)
     assert producers.repeated(said) is not None and said.is_unknown
     assert [outcome(producers, number) for number in (3, 8, 9, 10)] == [UNKNOWN, UNKNOWN, ROLLED_BACK, NOT_SO_FAR]
@@ -274,15 +274,15 @@ def test_of_one_with_gaps_any_commit_above_the_highest_is_settled(producers: Pro
 def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_has_gaps(
     producers: Producers, is_gapless: bool
 ) -> None:
-    assert outcome(producers, 2, settles=True) is UNKNOWN
-    assert outcome(producers, 1, settles=True) is ROLLED_BACK
-    assert outcome(producers, 3, settles=True) is NOT_SO_FAR, "it may turn out to have no gaps"
-    assert outcome(producers, 2, settles=True) is ROLLED_BACK
+    assert outcome(producers, 2, resolves=True) is UNKNOWN
+    assert outcome(producers, 1, resolves=True) is ROLLED_BACK
+    assert outcome(producers, 3, resolves=True) is NOT_SO_FAR, "it may turn out to have no gaps"
+    assert outcome(producers, 2, resolves=True) is ROLLED_BACK
     for says_so in (False, True):
-        with pytest.raises(RemoteProtocolError, match="settled as rolled back"):
+        with pytest.raises(RemoteProtocolError, match="resolved as rolled back"):
             producers.repeated(commit("p", 2, is_gapless=says_so))
     assert not say(producers, commit("p", 3, is_gapless=is_gapless))
-    producer = producers.ask("p", None, settles=False).producer
+    producer = producers.ask("p", None, resolves=False).producer
     assert producer is not None and producer.is_gapless is is_gapless
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
 
@@ -291,27 +291,27 @@ def test_there_is_an_end_to_what_is_settled_of_all_producers_together(
     producers: Producers, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
-    monkeypatch.setattr(producers_module, "SETTLED_TOTAL_MAX", 3)
+    monkeypatch.setattr(producers_module, "RESOLVED_TOTAL_MAX", 3)
     for name in "pqr":
-        assert producers.ask(name, 1, settles=True).outcome is ROLLED_BACK
-    assert producers.ask("s", 1, settles=True) == (None, NOT_SO_FAR, 0)
-    assert producers.ask("p", 2, settles=True).outcome is NOT_SO_FAR
-    assert producers.ask("p", 1, settles=True).outcome is ROLLED_BACK
-    producers.forget(Session("x"), ["q"])
-    assert producers.ask("s", 1, settles=True).outcome is ROLLED_BACK
+        assert producers.ask(name, 1, resolves=True).outcome is ROLLED_BACK
+    assert producers.ask("s", 1, resolves=True) == (None, NOT_SO_FAR, 0)
+    assert producers.ask("p", 2, resolves=True).outcome is NOT_SO_FAR
+    assert producers.ask("p", 1, resolves=True).outcome is ROLLED_BACK
+    producers.forget(ConnectionState("x"), ["q"])
+    assert producers.ask("s", 1, resolves=True).outcome is ROLLED_BACK
     after = Producers(ledger)
     after.restore((name, ledger.batch.producers[name]) for name in "prs")
-    assert after.ask("r", 2, settles=True).outcome is NOT_SO_FAR
+    assert after.ask("r", 2, resolves=True).outcome is NOT_SO_FAR
 
 
 def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
     producers: Producers,
 ) -> None:
     say(producers, commit("p", 1, is_gapless=True))
-    for number in range(2, SETTLED_MAX + 2):
-        assert outcome(producers, number, settles=True) is ROLLED_BACK
+    for number in range(2, RESOLVED_MAX + 2):
+        assert outcome(producers, number, resolves=True) is ROLLED_BACK
     assert outcome(producers, 1) is COMMITTED
-    assert outcome(producers, SETTLED_MAX + 2, settles=True) is ROLLED_BACK
+    assert outcome(producers, RESOLVED_MAX + 2, resolves=True) is ROLLED_BACK
     assert [outcome(producers, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     for number in (1, 2):
         said = commit("p", number)
@@ -321,22 +321,22 @@ def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_
 def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> None:
     world = World()
     world.ledger.now_ms = LATER_MS
-    for settles, name in ((False, "0"), (True, "1")):
-        world.producers.ask(name, 1, settles=settles)
+    for resolves, name in ((False, "0"), (True, "1")):
+        world.producers.ask(name, 1, resolves=resolves)
     assert not world.send("new")
     assert world.gone() == ["0"]
     assert not world.send("newer")
     assert world.gone() == ["2"]
-    assert world.producers.ask("1", 1, settles=False).outcome is ROLLED_BACK
+    assert world.producers.ask("1", 1, resolves=False).outcome is ROLLED_BACK
 
 
 def test_a_question_for_which_there_is_no_room_settles_nothing() -> None:
     world = World()
     world.ledger.now_ms = 1 + PRODUCER_MEMORY_MS_MIN - 2
-    known = world.producers.ask("new", 1, settles=True)
+    known = world.producers.ask("new", 1, resolves=True)
     assert (known.producer, known.outcome) == (None, NOT_SO_FAR)
     world.ledger.now_ms = LATER_MS
-    assert world.producers.ask("new", 1, settles=True).outcome is ROLLED_BACK
+    assert world.producers.ask("new", 1, resolves=True).outcome is ROLLED_BACK
     assert world.gone() == ["0"]
 
 
@@ -347,18 +347,18 @@ def test_an_answer_waits_for_what_it_speaks_of(ledger: Ledger, producers: Produc
     say(producers, commit("p", 1))
     say(producers, commit("transient", 1), is_stored=False)
     ledger.hand_over()
-    assert producers.ask("p", 1, settles=False).batch == 1
+    assert producers.ask("p", 1, resolves=False).batch == 1
     assert "transient" not in ledger.batch.producers
-    assert producers.ask("transient", 1, settles=False).batch == 2
+    assert producers.ask("transient", 1, resolves=False).batch == 2
     assert ledger.batch.producers["transient"].commits == 1, "what is answered is durable"
-    assert producers.ask("p", 2, settles=True).batch == 2
-    assert ledger.batch.producers["p"].settled == (2,)
+    assert producers.ask("p", 2, resolves=True).batch == 2
+    assert ledger.batch.producers["p"].resolved == (2,)
     ledger.hand_over()
-    assert producers.ask("p", 2, settles=True).batch == 2, "it is settled already"
+    assert producers.ask("p", 2, resolves=True).batch == 2, "it is settled already"
     assert not ledger.batch.producers
-    assert producers.ask("q", 1, settles=False).batch == 0
-    producers.forget(Session("s"), ["p"])
-    assert producers.ask("p", 1, settles=False).batch == 3
+    assert producers.ask("q", 1, resolves=False).batch == 0
+    producers.forget(ConnectionState("s"), ["p"])
+    assert producers.ask("p", 1, resolves=False).batch == 3
 
 
 def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for_that(
@@ -367,7 +367,7 @@ def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for
     for name in "pqr":
         say(producers, send(name, 5))
     ledger.hand_over()
-    session = Session("s")
+    session = ConnectionState("s")
     producers.forget(session, ["p", "nobody", "q"])
     assert ledger.batch.forgotten_producers == ["p", "q"]
     assert session.batch == 2
@@ -378,13 +378,13 @@ def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for
 def test_all_that_is_known_of_a_producer_outlives_a_restart(ledger: Ledger, producers: Producers) -> None:
     say(producers, send("p", 1, is_gapless=True))
     say(producers, commit("p", 1))
-    for number in range(2, SETTLED_MAX + 3):
-        producers.ask("p", number, settles=True)
-    producers.ask("settled", 1, settles=True)
+    for number in range(2, RESOLVED_MAX + 3):
+        producers.ask("p", number, resolves=True)
+    producers.ask("settled", 1, resolves=True)
     after = Producers(ledger)
     after.restore(ledger.batch.producers.items())
     assert [outcome(after, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
-    assert outcome(after, SETTLED_MAX + 3) is NOT_SO_FAR
+    assert outcome(after, RESOLVED_MAX + 3) is NOT_SO_FAR
     with pytest.raises(RemoteProtocolError, match="no gaps"):
         after.repeated(send("p", 3))
     assert not say(after, commit("settled", 2, is_gapless=True))
@@ -394,7 +394,7 @@ def test_what_an_older_truenext_knew_counts_for_both_and_nobody_knows_of_which_i
     producers.restore([("p", producer_from_v9(5, 10, False)), ("once", producer_from_v9(1, 11, True))])
     for said in (send("p", 4), send("p", 5), commit("p", 5)):
         assert producers.repeated(said) is not None and said.is_unknown
-    assert [outcome(producers, number, settles=True) for number in (4, 5, 6)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
+    assert [outcome(producers, number, resolves=True) for number in (4, 5, 6)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     assert not say(producers, send("p", 6)) and not say(producers, commit("p", 7))
     said = send("p", 6)
     assert producers.repeated(said) is not None and not said.is_unknown

@@ -21,12 +21,12 @@ from truenext.commands import AckMode, Control, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import RANKS
 
 MANY = 2345
@@ -46,10 +46,10 @@ class World:
         self.send_to(f"/queue/{queue}")
 
     def send_to(self, address: str, body: bytes = b"") -> None:
-        message = Message(4, False, 0, b"content-length:0\n", body)
+        message = SentMessage(4, False, 0, b"content-length:0\n", body)
         self.engine.send(self.session, Send(parse(address, "s"), message))
 
-    def subscribe(self, address: str, session: Session | None = None, window: int = 1000) -> None:
+    def subscribe(self, address: str, session: ConnectionState | None = None, window: int = 1000) -> None:
         subscribe = Subscribe(address, parse(address, session.id if session else "s"), AckMode.INDIVIDUAL, window)
         self.engine.subscribe(session or self.session, subscribe)
 
@@ -58,7 +58,7 @@ class World:
         return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
 
     @staticmethod
-    def caller(session: Session) -> Caller:
+    def caller(session: ConnectionState) -> Caller:
         return Caller(f"host of {session.id}", f"id of {session.id}")
 
     def answer(self, verb: str) -> Any:
@@ -288,28 +288,30 @@ class Asking:
         self.slices = Slices(Clock())
         self.made = 0
         self.size = size
-        self.gone: set[Session] = set()
+        self.gone: set[ConnectionState] = set()
         self.replies: list[tuple[str, str | None, bytes]] = []
         self.questions = Questions(self.slices, self.begin, self.reply)
 
-    def begin(self, verb: str, of: Session | None) -> Generator[None, None, bytes]:
+    def begin(self, verb: str, of: ConnectionState | None) -> Generator[None, None, bytes]:
         yield
         if of is not None:
             verb = f"{verb} of {of.id}"
         self.made += 1
         return f"{verb} {self.made}".encode().ljust(self.size)
 
-    def reply(self, session: Session, question: Control, body: bytes) -> bool:
+    def reply(self, session: ConnectionState, question: Control, body: bytes) -> bool:
         self.replies.append((session.id, question.correlation, body.strip()))
         return session not in self.gone
 
-    def ask(self, session: Session, correlation: str, verb: str = "queues", *, of: Session | None = None) -> None:
+    def ask(
+        self, session: ConnectionState, correlation: str, verb: str = "queues", *, of: ConnectionState | None = None
+    ) -> None:
         self.questions.ask(session, Control(verb, b"", parse("/temp-queue/a", session.id), correlation), of=of)
 
 
 def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets_another() -> None:
     asking = Asking()
-    one, other = Session("one"), Session("other")
+    one, other = ConnectionState("one"), ConnectionState("other")
     asking.ask(one, "1")
     asking.ask(other, "2")
     asking.ask(one, "3", "status")
@@ -329,7 +331,7 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
 
 def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
     asking = Asking()
-    one, other = Session("one"), Session("other")
+    one, other = ConnectionState("one"), ConnectionState("other")
     for session in (one, other, one):
         asking.ask(session, "1", "connection", of=session)
     while asking.slices.pending:
@@ -343,7 +345,7 @@ def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
 
 def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:
     asking = Asking()
-    one, other = Session("one"), Session("other")
+    one, other = ConnectionState("one"), ConnectionState("other")
     for number in range(PIECES_MAX):
         asking.ask(one, str(number))
     with pytest.raises(RemoteProtocolError, match=f"waits for {PIECES_MAX} answers"):
@@ -354,8 +356,8 @@ def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:
     assert len(asking.replies) == PIECES_MAX + 1
 
 
-def asked_by(asking: Asking, count: int) -> list[Session]:
-    sessions = [Session(str(number)) for number in range(count)]
+def asked_by(asking: Asking, count: int) -> list[ConnectionState]:
+    sessions = [ConnectionState(str(number)) for number in range(count)]
     for session in sessions:
         asking.ask(session, "1")
     while asking.slices.pending:
@@ -395,7 +397,7 @@ def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and
 
 def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
-    session = Session("one")
+    session = ConnectionState("one")
     asking.ask(session, "1")
     asking.ask(session, "2", "status")
     asking.questions.ended(session)
@@ -408,7 +410,7 @@ def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> 
 def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
     asking = Asking()
     for number in range(5):
-        asking.ask(Session(str(number)), "1")
+        asking.ask(ConnectionState(str(number)), "1")
     (work,) = asking.slices.pending
     answered = []
     for _ in work:
@@ -433,7 +435,7 @@ def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> No
     _, second = asked_by(asking, 2)
     asking.size = 10
     asking.ask(second, "2", "status")
-    asking.ask(Session("other"), "3", "status")
+    asking.ask(ConnectionState("other"), "3", "status")
     while asking.slices.pending:
         asking.slices.go_on()
     assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
@@ -441,7 +443,7 @@ def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> No
 
 def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
-    first, second = Session("first"), Session("second")
+    first, second = ConnectionState("first"), ConnectionState("second")
     for session, correlation in ((first, "1"), (first, "2"), (second, "3")):
         asking.ask(session, correlation)
     while asking.slices.pending:
@@ -453,7 +455,7 @@ def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> 
 
 def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_seconds() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
-    taken = Counter[Session]()
+    taken = Counter[ConnectionState]()
     hindering = partial(asking.questions.hindering, bytes_taken=lambda session: taken[session])
     deaf, waiting = asked_by(asking, 2)
     assert hindering(0.0) is None
@@ -471,7 +473,7 @@ def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_se
 def test_who_has_not_all_of_its_answer_after_a_minute_is_ended_if_others_wait() -> None:
     asking = Asking(size=ANSWERS_OUT_BYTES)
     slow, _ = asked_by(asking, 2)
-    taken = Counter[Session]()
+    taken = Counter[ConnectionState]()
     for second in range(ANSWERS_OUT_SECONDS_MAX):
         assert asking.questions.hindering(second, taken.__getitem__) is None
         taken[slow] += SMALL

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX, rank
 from truenext.record import (
     LANE_KEY_SIZE,
@@ -25,7 +25,7 @@ QUEUES = st.integers(0, 2**32 - 1)
 PRIORITIES = st.integers(0, PRIORITY_MAX)
 NUMBERS = st.integers(0, 2**64 - 1)
 MESSAGES = st.builds(
-    Message,
+    SentMessage,
     priority=PRIORITIES,
     persistent=st.booleans(),
     expires_ms=NUMBERS,
@@ -35,7 +35,7 @@ MESSAGES = st.builds(
     arrived_ms=NUMBERS,
     way_back=st.just("") | st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
 )
-EXAMPLE = Message(
+EXAMPLE = SentMessage(
     priority=4,
     persistent=True,
     expires_ms=1_800_000_000_000,
@@ -45,12 +45,12 @@ EXAMPLE = Message(
 )
 
 
-def key_of(message: Message, queue: int = 7, sequence: int = 1234) -> bytes:
+def key_of(message: SentMessage, queue: int = 7, sequence: int = 1234) -> bytes:
     return message_key(lane_key(queue, rank(message.priority)), sequence)
 
 
 @given(MESSAGES, QUEUES, NUMBERS)
-def test_every_message_comes_back_as_it_was(message: Message, queue: int, sequence: int) -> None:
+def test_every_message_comes_back_as_it_was(message: SentMessage, queue: int, sequence: int) -> None:
     key = key_of(message, queue, sequence)
     assert decode(key, encode(key, message)) == message
 
@@ -89,7 +89,7 @@ def test_every_flipped_bit_of_key_or_record_is_detected() -> None:
 
 @settings(max_examples=50)
 @given(MESSAGES, st.data())
-def test_a_flipped_bit_of_any_message_is_detected(message: Message, data: st.DataObject) -> None:
+def test_a_flipped_bit_of_any_message_is_detected(message: SentMessage, data: st.DataObject) -> None:
     key = key_of(message)
     whole = bytearray(key + encode(key, message))
     bit = data.draw(st.integers(0, len(whole) * 8 - 1))

@@ -13,14 +13,21 @@ from truenext.broker.pager import page_of
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.disk_level import DiskLevel
-from truenext.engine.background.bulk import OfScheduled, Scheduled, ScheduledShown, Shown, Unschedule, wanted
+from truenext.engine.background.bulk import (
+    OfScheduled,
+    Scheduled,
+    ScheduledSendInfo,
+    ScheduledShown,
+    Unschedule,
+    wanted,
+)
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageRead
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SCHEDULE_TIME_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.record import split_lane_key
 from truenext.schedule import FOR_EVER, Schedule, checked, due, started
 from truenext.store.memory import MemoryStore
@@ -47,7 +54,7 @@ class Run:
             number, rank = split_lane_key(lane)
             self.engine.restore_lane(queues[number], rank, count)
         self.engine.start()
-        self.session: Session = self.engine.connect("s")
+        self.session: ConnectionState = self.engine.connect("s")
         self.settle()
 
     def at(self, now_ms: int) -> None:
@@ -79,7 +86,7 @@ class Run:
 
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
         sent = body.encode()
-        message = Message(4, True, 0, b"content-length:%d\n" % len(sent), sent)
+        message = SentMessage(4, True, 0, b"content-length:%d\n" % len(sent), sent)
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
 
     def ask(self, asked: OfScheduled, while_it_is_read: Callable[[], object] | None = None) -> ScheduledShown:
@@ -108,7 +115,7 @@ class Run:
             self.settle()
         return whole
 
-    def shown(self, queue: str = "q") -> list[Shown]:
+    def shown(self, queue: str = "q") -> list[ScheduledSendInfo]:
         return self.ask(Scheduled(queue)).sends
 
     def waiting(self) -> dict[str, tuple[int, int]]:
@@ -285,7 +292,7 @@ def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
     run.send("later", Schedule(delay_ms=10))
     hidden = parse("/remote-temp-queue/scheduled/q", "s")
     assert hidden.name == "/scheduled/q"
-    run.engine.send(run.session, Send(hidden, Message(4, False, 0, b"", b"")))
+    run.engine.send(run.session, Send(hidden, SentMessage(4, False, 0, b"", b"")))
     run.settle()
     assert run.waiting() == {"q": (0, 1)}
 
@@ -380,7 +387,7 @@ def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
 def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_address() -> None:
     run = Run()
     for address in ("/topic/a", "/queue/q,/topic/a"):
-        send = Send(parse(address, "s"), Message(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS))
+        send = Send(parse(address, "s"), SentMessage(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS))
         run.engine.send(run.session, send)
     assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
     assert run.ask(Unschedule("", to="/topic/a")).moved == 1

@@ -13,12 +13,12 @@ from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageRead, Read
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import selector
 from truenext.store.memory import MemoryStore
@@ -53,7 +53,7 @@ class World:
     def send(self, *bodies: str, colour: str = "", priority: int = 4, persistent: bool = False) -> None:
         header = f"colour:{colour}\n".encode() if colour else b""
         for body in bodies:
-            self.engine.send(self.session, Send(A, Message(priority, persistent, 0, header, body.encode())))
+            self.engine.send(self.session, Send(A, SentMessage(priority, persistent, 0, header, body.encode())))
 
     def subscribe(
         self,
@@ -61,7 +61,7 @@ class World:
         wanted: str | None = None,
         *,
         window: int = 1000,
-        session: Session | None = None,
+        session: ConnectionState | None = None,
         is_exclusive: bool = False,
         has_express: bool = False,
     ) -> None:

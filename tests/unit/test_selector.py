@@ -7,7 +7,7 @@ import pytest
 from truenext.envelope import HOP_HEADERS, write_header
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import rank
 from truenext.selector import are_same, selector, stored_selector
 
@@ -15,11 +15,11 @@ TRUE, FALSE, UNKNOWN = "TRUE", "FALSE", "unknown"
 _SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}
 
 
-def message(headers: dict[str, str]) -> Message:
-    return Message(4, True, 0, write_header(headers), b"", 1000)
+def message(headers: dict[str, str]) -> SentMessage:
+    return SentMessage(4, True, 0, write_header(headers), b"", 1000)
 
 
-def outcome(text: str, of: Message) -> str:
+def outcome(text: str, of: SentMessage) -> str:
     if selector(text).matches(of):
         return TRUE
     return FALSE if selector(f"NOT ({text})").matches(of) else UNKNOWN
@@ -180,7 +180,7 @@ def test_the_specification_means(text: str, headers: dict[str, str], expected: s
 
 
 def test_where_a_header_is_repeated_the_first_line_counts() -> None:
-    assert selector("a = '1'").matches(Message(4, True, 0, b"a:1\na:2\n", b""))
+    assert selector("a = '1'").matches(SentMessage(4, True, 0, b"a:1\na:2\n", b""))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from truenext.commands import Login
 from truenext.limits import HEART_BEAT_MS_MIN
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 
 
 class Timer:
@@ -71,7 +71,7 @@ class Broker:
         self._loop = loop
         self.lost_at: float | None = None
 
-    def connect(self, connection: Connection, **__: object) -> SimpleNamespace:
+    def connect(self, connection: ServerConnection, **__: object) -> SimpleNamespace:
         self._connection = connection
         return SimpleNamespace(id="me")
 
@@ -98,7 +98,7 @@ class Client:
         self.broker = Broker(self.loop)
         self._here, there = socket.socketpair()
         there.setblocking(False)
-        self.connection = Connection(
+        self.connection = ServerConnection(
             there,
             "here",
             cast(Any, self.broker),

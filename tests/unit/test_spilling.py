@@ -12,10 +12,10 @@ from truenext.broker.pager import page_of
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import ENDED_PREFIX, parse
 from truenext.disk_level import DiskLevel
-from truenext.engine.state.consumer import Consumer, QueueConsumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.pages import PageRead
 from truenext.limits import CONTENT_BYTES_MIN
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.record import CONTENTS, lane_key
 from truenext.store.store import StoredMessage
@@ -24,7 +24,7 @@ LARGE = CONTENT_BYTES_MIN
 WINDOW = 2
 
 
-def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Session | None = None) -> QueueConsumer:
+def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: ConnectionState | None = None) -> QueueConsumer:
     session = session or run.session
     command = Subscribe(name, parse(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
     run.engine.subscribe(session, command)
@@ -40,7 +40,7 @@ def publish(
     sender = rooms.sessions(run.engine).get("sender") or run.engine.connect("sender")
     for body in bodies:
         header = b"n:%b\nJMSXGroupID:%b\n" % (body.encode(), group.encode())
-        message = Message(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
+        message = SentMessage(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
         run.engine.send(sender, Send(parse(to, "sender"), message))
 
 
@@ -63,7 +63,7 @@ def contents(run: Run) -> list[StoredMessage]:
     return run.store.page(CONTENTS, 0, 1000).messages
 
 
-def taken(run: Run, consumer: Consumer) -> list[str]:
+def taken(run: Run, consumer: BrokerConsumer) -> list[str]:
     """All that comes, each acknowledged as it comes."""
     seen = []
     while consumer.held:
@@ -233,7 +233,7 @@ class Waiting:
         self.run = Run()
         self.run.engine.change_policies(Policies(by_pattern=dict(policies)))
         self.seconds = 0
-        self.bytes_taken: dict[Session, int] = {}
+        self.bytes_taken: dict[ConnectionState, int] = {}
 
     def after(self, seconds: int) -> str:
         """The sessions that have to end, one a second, with what each is told."""

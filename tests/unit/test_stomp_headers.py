@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from truenext.commands import Browse, Command, Login, Nack, Subscribe, Unsubscribe
-from truenext.destination import Kind
+from truenext.destination import DestinationKind
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
@@ -220,14 +220,18 @@ def test_options_behind_a_destination_are_understood() -> None:
         "/queue/a?consumer.prefetchSize=7&consumer.priority=-3&consumer.exclusive=True"
         "&consumer.selector=b%20IN%20('x%2Cy'%2C%20'%25')%20AND%20c+%3E+1"
     )
-    assert (subscribe.destination.kind, subscribe.destination.name) == (Kind.QUEUE, "a")
+    assert (subscribe.destination.kind, subscribe.destination.name) == (DestinationKind.QUEUE, "a")
     assert (subscribe.window, subscribe.priority, subscribe.is_exclusive) == (7, -3, True)
     assert subscribe.selector is not None and subscribe.selector.text == "b IN ('x,y', '%') AND c > 1"
 
 
 def test_options_are_cut_off_before_commas_and_wildcards_are_looked_for() -> None:
     for selector in ("b%20%3E%201", "b > 1", "b IN ('c', 'd')", "b LIKE '*'"):
-        for address, kind in (("/queue/a", Kind.QUEUE), ("/topic/a", Kind.TOPIC), ("/queue/a.>", Kind.QUEUES)):
+        for address, kind in (
+            ("/queue/a", DestinationKind.QUEUE),
+            ("/topic/a", DestinationKind.TOPIC),
+            ("/queue/a.>", DestinationKind.QUEUES),
+        ):
             subscribe = subscribed(f"{address}?consumer.selector={selector}")
             assert subscribe.destination.kind is kind and subscribe.destination.name == address.split("/")[2]
             assert subscribe.selector is not None

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from truenext.errors import OtherProtocolError
-from truenext.wire.stomp.opening import Opening, opening_of_client, opening_of_server
+from truenext.wire.stomp.protocol_detector import ProtocolDetector, opening_of_client, opening_of_server
 
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32)
 OTHERS = [
@@ -60,7 +60,7 @@ def pieces_of(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def recognized(pieces: list[bytes], opening: Opening | None = None) -> OtherProtocolError:
+def recognized(pieces: list[bytes], opening: ProtocolDetector | None = None) -> OtherProtocolError:
     opening = opening or opening_of_client()
     with pytest.raises(OtherProtocolError) as error:
         for piece in pieces:
@@ -98,7 +98,7 @@ def test_first_bytes_of_stomp_and_of_the_unknown_all_go_on(data: bytes, size: in
     goes_on(opening_of_client(), data, size)
 
 
-def goes_on(opening: Opening, data: bytes, size: int) -> None:
+def goes_on(opening: ProtocolDetector, data: bytes, size: int) -> None:
     came = b""
     for piece in pieces_of(data, size):
         came += piece

@@ -71,12 +71,12 @@ def test_each_verb_is_there_and_no_other() -> None:
 
 def test_each_field_is_there_and_no_other() -> None:
     assert first_column("field of `release`") == [field.encode_name for field in fields(_Release)]
-    subscription = [field.encode_name for field in fields(connection_question.Subscription)]
+    subscription = [field.encode_name for field in fields(connection_question.SubscriptionInfo)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}
     shapes = (connection_question.Answer, connection_question.OpenTransaction)
     assert {field.encode_name for shape in shapes for field in fields(shape)} == answers["`connection`"]
-    producer = {field.encode_name for field in fields(producer_question.Shown)}
+    producer = {field.encode_name for field in fields(producer_question.ProducerAnswer)}
     assert producer | {outcome.value for outcome in CommitOutcome} == answers["`producer`"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+from truenext.wire.stomp.protocol import Protocol, ProtocolState, Side, choose_version, parse_heart_beat
 from truenext.wire.stomp.shapes import FRAMES
 
 REQUESTS = {"SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT", "DISCONNECT"}
@@ -17,33 +17,33 @@ STRANGE = {"", "connect", "Send", "SEND ", "PUBLISH", "GET / HTTP/1.1", "\u00c9"
 EVERYTHING = REQUESTS | LOGINS | ANSWERS | STRANGE
 
 MAY_COME = {
-    (Side.SERVER, State.CONNECTING): LOGINS,
-    (Side.SERVER, State.CONNECTED): REQUESTS,
-    (Side.SERVER, State.CLOSED): set(),
-    (Side.CLIENT, State.CONNECTING): {"CONNECTED", "ERROR"},
-    (Side.CLIENT, State.CONNECTED): {"MESSAGE", "RECEIPT", "ERROR"},
+    (Side.SERVER, ProtocolState.CONNECTING): LOGINS,
+    (Side.SERVER, ProtocolState.CONNECTED): REQUESTS,
+    (Side.SERVER, ProtocolState.CLOSED): set(),
+    (Side.CLIENT, ProtocolState.CONNECTING): {"CONNECTED", "ERROR"},
+    (Side.CLIENT, ProtocolState.CONNECTED): {"MESSAGE", "RECEIPT", "ERROR"},
     # A client that said DISCONNECT still reads what was under way.
-    (Side.CLIENT, State.CLOSED): {"MESSAGE", "RECEIPT", "ERROR"},
+    (Side.CLIENT, ProtocolState.CLOSED): {"MESSAGE", "RECEIPT", "ERROR"},
 }
 MAY_BE_SENT = {
-    (Side.CLIENT, State.CONNECTING): LOGINS,
-    (Side.CLIENT, State.CONNECTED): REQUESTS,
-    (Side.CLIENT, State.CLOSED): set(),
-    (Side.SERVER, State.CONNECTED): {"MESSAGE", "RECEIPT"},
-    (Side.SERVER, State.CLOSED): {"MESSAGE", "RECEIPT"},
+    (Side.CLIENT, ProtocolState.CONNECTING): LOGINS,
+    (Side.CLIENT, ProtocolState.CONNECTED): REQUESTS,
+    (Side.CLIENT, ProtocolState.CLOSED): set(),
+    (Side.SERVER, ProtocolState.CONNECTED): {"MESSAGE", "RECEIPT"},
+    (Side.SERVER, ProtocolState.CLOSED): {"MESSAGE", "RECEIPT"},
 }
 
 
-def protocol_in(side: Side, state: State, version: Version = Version.V1_2) -> Protocol[Frame]:
+def protocol_in(side: Side, state: ProtocolState, version: Version = Version.V1_2) -> Protocol[Frame]:
     """One side of a conversation, brought into a state by frames only."""
     protocol = Protocol(side, FRAMES)
     if side is Side.CLIENT:
         protocol.send(Frame("CONNECT", {}))
-    if state is State.CONNECTING:
+    if state is ProtocolState.CONNECTING:
         return protocol
     protocol.check(Frame("CONNECT" if side is Side.SERVER else "CONNECTED", {}))
     protocol.agree(version)
-    if state is State.CLOSED:
+    if state is ProtocolState.CLOSED:
         if side is Side.SERVER:
             protocol.check(Frame("DISCONNECT", {}))
         else:
@@ -54,7 +54,9 @@ def protocol_in(side: Side, state: State, version: Version = Version.V1_2) -> Pr
 
 @pytest.mark.parametrize("command", sorted(EVERYTHING))
 @pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
-def test_a_frame_may_come_exactly_when_the_specification_says_so(side: Side, state: State, command: str) -> None:
+def test_a_frame_may_come_exactly_when_the_specification_says_so(
+    side: Side, state: ProtocolState, command: str
+) -> None:
     protocol = protocol_in(side, state)
     allowed = command in MAY_COME[side, state]
     assert command not in protocol.steady or allowed
@@ -68,7 +70,9 @@ def test_a_frame_may_come_exactly_when_the_specification_says_so(side: Side, sta
 
 @pytest.mark.parametrize("command", sorted(EVERYTHING - {"CONNECTED", "ERROR"}))
 @pytest.mark.parametrize(("side", "state"), MAY_BE_SENT.keys())
-def test_a_frame_may_be_sent_exactly_when_the_specification_says_so(side: Side, state: State, command: str) -> None:
+def test_a_frame_may_be_sent_exactly_when_the_specification_says_so(
+    side: Side, state: ProtocolState, command: str
+) -> None:
     protocol = protocol_in(side, state)
     if command in MAY_BE_SENT[side, state]:
         assert protocol.send(Frame(command, {})).startswith(command.encode() + b"\n")
@@ -78,21 +82,24 @@ def test_a_frame_may_be_sent_exactly_when_the_specification_says_so(side: Side, 
         assert protocol.state is state
 
 
-@pytest.mark.parametrize("state", State)
-def test_a_server_may_always_say_error(state: State) -> None:
+@pytest.mark.parametrize("state", ProtocolState)
+def test_a_server_may_always_say_error(state: ProtocolState) -> None:
     assert protocol_in(Side.SERVER, state).send(Frame("ERROR", {"message": "x"})) == b"ERROR\nmessage:x\n\n\0\n"
 
 
 def test_a_broker_ends_its_frames_with_a_line_feed_and_a_client_does_not() -> None:
     """1.2, "Augmented BNF". PHP's stomp extension waits for one; other brokers need not like one."""
-    server, client = protocol_in(Side.SERVER, State.CONNECTED), protocol_in(Side.CLIENT, State.CONNECTED)
+    server, client = (
+        protocol_in(Side.SERVER, ProtocolState.CONNECTED),
+        protocol_in(Side.CLIENT, ProtocolState.CONNECTED),
+    )
     assert server.send(Frame("RECEIPT", {"receipt-id": "x"})) == b"RECEIPT\nreceipt-id:x\n\n\0\n"
     assert client.send(Frame("BEGIN", {"transaction": "x"})) == b"BEGIN\ntransaction:x\n\n\0"
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", ProtocolState)
 @pytest.mark.parametrize("command", ["CONNECTED", "ERROR"])
-def test_a_client_never_says_what_a_server_says(state: State, command: str) -> None:
+def test_a_client_never_says_what_a_server_says(state: ProtocolState, command: str) -> None:
     with pytest.raises(LocalProtocolError):
         protocol_in(Side.CLIENT, state).send(Frame(command, {}))
 
@@ -100,27 +107,29 @@ def test_a_client_never_says_what_a_server_says(state: State, command: str) -> N
 @pytest.mark.parametrize(
     ("side", "state", "command", "follower"),
     [
-        (Side.SERVER, State.CONNECTING, "CONNECT", State.CONNECTING),
-        (Side.SERVER, State.CONNECTED, "SEND", State.CONNECTED),
-        (Side.SERVER, State.CONNECTED, "DISCONNECT", State.CLOSED),
-        (Side.CLIENT, State.CONNECTING, "CONNECTED", State.CONNECTED),
-        (Side.CLIENT, State.CONNECTING, "ERROR", State.CLOSED),
-        (Side.CLIENT, State.CONNECTED, "MESSAGE", State.CONNECTED),
-        (Side.CLIENT, State.CONNECTED, "RECEIPT", State.CONNECTED),
-        (Side.CLIENT, State.CONNECTED, "ERROR", State.CLOSED),
-        (Side.CLIENT, State.CLOSED, "RECEIPT", State.CLOSED),
+        (Side.SERVER, ProtocolState.CONNECTING, "CONNECT", ProtocolState.CONNECTING),
+        (Side.SERVER, ProtocolState.CONNECTED, "SEND", ProtocolState.CONNECTED),
+        (Side.SERVER, ProtocolState.CONNECTED, "DISCONNECT", ProtocolState.CLOSED),
+        (Side.CLIENT, ProtocolState.CONNECTING, "CONNECTED", ProtocolState.CONNECTED),
+        (Side.CLIENT, ProtocolState.CONNECTING, "ERROR", ProtocolState.CLOSED),
+        (Side.CLIENT, ProtocolState.CONNECTED, "MESSAGE", ProtocolState.CONNECTED),
+        (Side.CLIENT, ProtocolState.CONNECTED, "RECEIPT", ProtocolState.CONNECTED),
+        (Side.CLIENT, ProtocolState.CONNECTED, "ERROR", ProtocolState.CLOSED),
+        (Side.CLIENT, ProtocolState.CLOSED, "RECEIPT", ProtocolState.CLOSED),
     ],
 )
-def test_a_frame_leads_to_the_next_state(side: Side, state: State, command: str, follower: State) -> None:
+def test_a_frame_leads_to_the_next_state(
+    side: Side, state: ProtocolState, command: str, follower: ProtocolState
+) -> None:
     protocol = protocol_in(side, state)
     protocol.check(Frame(command, {}))
     assert protocol.state is follower
 
 
 @pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
-def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, state: State) -> None:
+def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, state: ProtocolState) -> None:
     steady = protocol_in(side, state).steady
-    if state is State.CONNECTED:
+    if state is ProtocolState.CONNECTED:
         assert steady == MAY_COME[side, state] - {"DISCONNECT", "ERROR"}
     for command in steady:
         protocol = protocol_in(side, state)
@@ -129,21 +138,21 @@ def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, sta
 
 
 def test_a_frame_out_of_turn_and_an_unknown_one_are_told_apart() -> None:
-    connecting = protocol_in(Side.SERVER, State.CONNECTING)
+    connecting = protocol_in(Side.SERVER, ProtocolState.CONNECTING)
     with pytest.raises(RemoteProtocolError, match="SEND may not come while connecting"):
         connecting.check(Frame("SEND", {}))
     with pytest.raises(RemoteProtocolError, match="unknown command before CONNECT is complete"):
         connecting.check(Frame("MESSAGE", {}))
     with pytest.raises(RemoteProtocolError, match=r"unknown command 'MESSAGE'$"):
-        protocol_in(Side.SERVER, State.CONNECTED).check(Frame("MESSAGE", {}))
+        protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("MESSAGE", {}))
     with pytest.raises(RemoteProtocolError, match="unknown command 'send'; is SEND meant"):
-        protocol_in(Side.SERVER, State.CONNECTED).check(Frame("send", {}))
+        protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("send", {}))
     with pytest.raises(RemoteProtocolError, match="CONNECT may not come while connected"):
-        protocol_in(Side.SERVER, State.CONNECTED).check(Frame("CONNECT", {}))
+        protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("CONNECT", {}))
     with pytest.raises(RemoteProtocolError, match="SEND may not come while closed"):
-        protocol_in(Side.SERVER, State.CLOSED).check(Frame("SEND", {}))
+        protocol_in(Side.SERVER, ProtocolState.CLOSED).check(Frame("SEND", {}))
     with pytest.raises(RemoteProtocolError) as refused:
-        protocol_in(Side.SERVER, State.CONNECTED).check(Frame("X" * 100_000, {}))
+        protocol_in(Side.SERVER, ProtocolState.CONNECTED).check(Frame("X" * 100_000, {}))
     assert len(str(refused.value)) < 200
 
 
@@ -241,13 +250,13 @@ def test_a_client_and_a_server_understand_each_other(version: Version) -> None:
     assert (frame.headers["text"], frame.body) == (text, b"\0body")
 
     (frame,) = deliver(client.send(Frame("DISCONNECT", {"receipt": text})), server)
-    assert server.state is client.state is State.CLOSED
+    assert server.state is client.state is ProtocolState.CLOSED
     (frame,) = deliver(server.send(Frame("RECEIPT", {"receipt-id": frame.headers["receipt"]})), client)
     assert frame.headers == {"receipt-id": text}
 
 
 def test_a_client_reads_what_came_with_connected_by_the_version_it_agrees_on() -> None:
-    client = protocol_in(Side.CLIENT, State.CONNECTING)
+    client = protocol_in(Side.CLIENT, ProtocolState.CONNECTING)
     (frame,) = client.receive(b"CONNECTED\r\nversion:1.2\r\n\r\n\0\nMESSAGE\r\na\\c:\\r\r\n\r\nbody\0")
     client.check(frame)
     client.agree(Version(frame.headers["version"]))
@@ -263,6 +272,6 @@ def test_a_refused_client_reads_the_error() -> None:
         choose_version("3.0")
     (frame,) = deliver(server.send(Frame("ERROR", {"message": str(refused.value)}, b"why")), client)
     assert (frame.command, frame.body) == ("ERROR", b"why")
-    assert client.state is State.CLOSED
+    assert client.state is ProtocolState.CLOSED
     with pytest.raises(LocalProtocolError, match="SEND may not be sent while closed"):
         client.send(Frame("SEND", {}))

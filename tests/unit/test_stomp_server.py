@@ -32,7 +32,7 @@ from truenext.destination import parse
 from truenext.envelope import closes_group, escape, group_of, read_header, write_header
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.schedule import Schedule
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
@@ -51,7 +51,7 @@ AnyCommand = TypeVar("AnyCommand")
 class Delivered:
     """What encode_deliveries wants to know."""
 
-    message: Message
+    message: SentMessage
     sequence: int = 7
     deliveries: int = 1
     attempts: int = 0
@@ -654,7 +654,9 @@ def test_in_1_0_a_subscription_may_be_known_by_its_destination() -> None:
     (subscribe,) = ask(server, "SUBSCRIBE", QUEUE)
     assert subscribe == Subscribe("/queue/a", parse("/queue/a", "me"), AckMode.AUTO, None)
     parts: list[bytes] = []
-    server.replies.encode_deliveries("/queue/a", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries(
+        "/queue/a", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts
+    )
     (frame,) = decode(Version.V1_0, b"".join(parts))
     assert "subscription" not in frame.headers
     assert ask(server, "UNSUBSCRIBE", QUEUE) == [Unsubscribe("/queue/a")]
@@ -678,7 +680,7 @@ def test_an_id_may_be_used_again_with_another_mode() -> None:
     ask(server, "UNSUBSCRIBE", "id:s")
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
     parts: list[bytes] = []
-    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts)
     assert "ack" not in decode(Version.V1_2, b"".join(parts))[0].headers
 
 
@@ -688,7 +690,7 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
     assert isinstance(next(server.receive(text("SUBSCRIBE", QUEUE, "id:s", "ack:auto"))), Subscribe)
     parts: list[bytes] = []
-    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:0\n", b""))], parts)
+    server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts)
     assert decode(Version.V1_2, b"".join(parts))[0].headers["ack"] == "7@s"
 
 
@@ -723,7 +725,7 @@ def test_what_a_browser_may_not_say_is_refused() -> None:
 def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_was_all(version: Version) -> None:
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
-    message = Message(4, False, 0, b"content-length:1\n", b"x")
+    message = SentMessage(4, False, 0, b"content-length:1\n", b"x")
     parts: list[bytes] = []
     server.replies.encode_deliveries(
         "s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True
@@ -762,7 +764,9 @@ def test_what_a_message_carries_acknowledges_it(version: Version, subscription: 
     escaped = escape(subscription)
     ask(server, "SUBSCRIBE", QUEUE, f"id:{escaped}", "ack:client")
     parts: list[bytes] = []
-    server.replies.encode_deliveries(subscription, [Delivered(Message(4, False, 0, b"", b""), sequence=2**63)], parts)
+    server.replies.encode_deliveries(
+        subscription, [Delivered(SentMessage(4, False, 0, b"", b""), sequence=2**63)], parts
+    )
     (frame,) = decode(version, b"".join(parts))
     assert frame.headers["subscription"] == subscription
     if version is Version.V1_2:
@@ -778,7 +782,7 @@ def test_what_a_message_carries_acknowledges_it(version: Version, subscription: 
 
 def test_1_0_acknowledges_by_message_id_alone() -> None:
     (frame,) = message_frame(
-        Version.V1_0, [Delivered(Message(4, False, 0, b"content-length:0\n", b""), sequence=5)], "ack:client"
+        Version.V1_0, [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""), sequence=5)], "ack:client"
     )
     line = f"message-id:{frame.headers['message-id']}"
     assert asked(Ack, Version.V1_0, "ACK", line) == Ack(None, 5)
@@ -894,7 +898,7 @@ def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
     parts: list[bytes] = []
-    message = Message(4, False, 0, b"truenext-first-cause:imitated\n", b"")
+    message = SentMessage(4, False, 0, b"truenext-first-cause:imitated\n", b"")
     said = [Delivered(message, causes=Causes("a: \n\\", "\u20ac")), Delivered(message)]
     server.replies.encode_deliveries("s", said, parts, is_browse=is_browse)
     frame, other = decode(version, b"".join(parts))
@@ -1202,7 +1206,7 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
     server = connected(version)
     ask(server, "SUBSCRIBE", QUEUE, "id:s")
     parts: list[bytes] = []
-    server.replies.encode_deliveries("s", [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
+    server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
     messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
     end_of_browse = server.replies.encode_end_of_browse("s", parse("/queue/a", "me"))
     answers = [
@@ -1217,7 +1221,7 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", ["auto", "client", "client-individual"])
 def test_a_delivery_says_what_the_consumer_needs(version: Version, mode: str) -> None:
-    message = Message(7, True, 0, b"destination:/queue/a\ncolour:red\ncontent-length:3\n", b"a\0b", arrived_ms=1234)
+    message = SentMessage(7, True, 0, b"destination:/queue/a\ncolour:red\ncontent-length:3\n", b"a\0b", arrived_ms=1234)
     deliveries = [Delivered(message, 12345), Delivered(message, 12346, deliveries=3, attempts=2)]
     first, second = message_frame(version, deliveries, f"ack:{mode}")
     expected = {
@@ -1272,7 +1276,7 @@ def test_a_send_without_a_group_or_with_an_empty_one_has_none() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("count", "redelivered"), [(1, None), (2, "true"), (3, "true"), (2**40, "true")])
 def test_every_delivery_but_the_first_is_a_redelivery(version: Version, count: int, redelivered: str | None) -> None:
-    message = Message(4, False, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     (frame,) = message_frame(version, [Delivered(message, deliveries=count)])
     assert frame.headers.get("redelivered") == redelivered
     assert frame.headers["truenext-deliveries"] == str(count)
@@ -1295,7 +1299,7 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
     ask(server, "SUBSCRIBE", QUEUE, f"id:{written}", f"ack:{mode}")
     parts: list[bytes] = []
     server.replies.encode_deliveries(
-        subscription, [Delivered(Message(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts
+        subscription, [Delivered(SentMessage(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts
     )
     frames = decode(version, b"".join(parts))
     assert [(frame.headers["subscription"], frame.body) for frame in frames] == [(subscription, b"x")] * 2
@@ -1311,7 +1315,7 @@ USER_HEADERS = st.dictionaries(USER_NAMES | st.sampled_from(HOP_HEADERS[6:]), PR
 BODIES = st.sampled_from([b"", b"x", b"\0", b"\n\n", b"\0MESSAGE\n\n\0"])
 
 
-def sent_by_1_2(headers: dict[str, str], body: bytes) -> Message:
+def sent_by_1_2(headers: dict[str, str], body: bytes) -> SentMessage:
     header = write_header({**headers, "destination": "/queue/a", "content-length": str(len(body))})
     (send,) = connected().receive(b"SEND\n" + header + b"\n" + body + b"\0")
     assert isinstance(send, Send)
@@ -1389,7 +1393,7 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(version: Version) -> None:
     header = write_header({"truenext-original-destination": "/queue/a", "content-length": "0"})
-    (frame,) = message_frame(version, [Delivered(Message(4, True, 0, header, b""))])
+    (frame,) = message_frame(version, [Delivered(SentMessage(4, True, 0, header, b""))])
     assert frame.headers["truenext-original-destination"] == "/queue/a"
 
 

@@ -14,12 +14,12 @@ from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.memory.reading import Reading
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.engine.state.queue import Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import UNSENT_BYTES_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 
 LOOK_MS = 1000
@@ -36,14 +36,14 @@ class World:
         self.session = self.engine.connect("s")
         self.reads: list[Read] = []
 
-    def connect(self) -> Session:
+    def connect(self) -> ConnectionState:
         return self.engine.connect("other")
 
     def send(self, *, persistent: bool = False, priority: int = 4, expires_ms: int = 0, size: int = 0) -> None:
-        message = Message(priority, persistent, expires_ms, b"content-length:0\n", bytes(size))
+        message = SentMessage(priority, persistent, expires_ms, b"content-length:0\n", bytes(size))
         self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
 
-    def subscribe(self, *, window: int = 1000, session: Session | None = None) -> None:
+    def subscribe(self, *, window: int = 1000, session: ConnectionState | None = None) -> None:
         session = session or self.session
         name = str(len(session.consumers))
         self.engine.subscribe(session, Subscribe(name, parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
@@ -99,7 +99,7 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
     world = World()
     for name in "abcde":
         world.engine.subscribe(world.session, Subscribe(name, parse(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10))
-    message = Message(4, False, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     with without_dispatch():
         for name in "be":
             world.engine.send(world.session, Send(parse(f"/queue/{name}", "s"), message))
@@ -124,7 +124,7 @@ def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
 def test_who_takes_from_many_queues_waits_rightly_for_what_is_being_committed_in_another_one() -> None:
     world = World()
     of_many(world)
-    message = Message(4, True, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, True, 0, b"content-length:0\n", b"")
     world.engine.send(world.session, Send(parse("/queue/b", "s"), message))
     world.send()
     assert world.turn() == []
@@ -334,7 +334,7 @@ def test_what_was_read_and_not_dispatched_is_found() -> None:
     world.turn()
     (read,) = world.reads
     world.reads.clear()
-    message = Message(4, True, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, True, 0, b"content-length:0\n", b"")
     world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
     with without_dispatch():
         world.turn()
@@ -350,7 +350,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     world.turn()
     (read,) = world.reads
     world.reads.clear()
-    message = Message(4, True, 0, b"content-length:0\n", b"")
+    message = SentMessage(4, True, 0, b"content-length:0\n", b"")
     world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
     assert world.turn() == [1]
     assert world.said_within(LONG) == []

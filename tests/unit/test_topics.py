@@ -17,15 +17,15 @@ from truenext.destination import parse, queue_called, virtual_topic
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageRead
 from truenext.errors import RemoteProtocolError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.schedule import Schedule
 
 
-def subscribe_as(engine: Engine, session: Session, name: str, address: str) -> None:
+def subscribe_as(engine: Engine, session: ConnectionState, name: str, address: str) -> None:
     engine.subscribe(session, Subscribe(name, parse(address, session.id), AckMode.INDIVIDUAL, 100))
 
 
@@ -129,48 +129,48 @@ def test_a_queue_belongs_to_a_virtual_topic_by_its_name_alone(queue: str, topic:
 COLLECTS = "Consumer.a.VirtualTopic.t"
 
 
-def take_from_it(engine: Engine, session: Session) -> None:
+def take_from_it(engine: Engine, session: ConnectionState) -> None:
     subscribe(engine, session, f"/queue/{COLLECTS}")
 
 
-def take_from_it_under_another_name(engine: Engine, session: Session) -> None:
+def take_from_it_under_another_name(engine: Engine, session: ConnectionState) -> None:
     subscribe_as(engine, session, "again", f"/queue/{COLLECTS}")
 
 
-def send_to_it(engine: Engine, session: Session) -> None:
+def send_to_it(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, f"/queue/{COLLECTS}")
 
 
-def send_to_it_and_others(engine: Engine, session: Session) -> None:
+def send_to_it_and_others(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, f"/queue/q,/queue/{COLLECTS},/topic/t")
 
 
-def send_to_it_in_a_transaction(engine: Engine, session: Session) -> None:
+def send_to_it_in_a_transaction(engine: Engine, session: ConnectionState) -> None:
     engine.begin(session, Begin("x"))
     send(engine, session, f"/queue/{COLLECTS}", transaction="x")
     engine.commit(session, Commit("x"))
 
 
-def send_to_it_later(engine: Engine, session: Session) -> None:
+def send_to_it_later(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, f"/queue/{COLLECTS}", schedule=Schedule(delay_ms=1_000_000))
 
 
-def send_to_it_later_in_a_transaction(engine: Engine, session: Session) -> None:
+def send_to_it_later_in_a_transaction(engine: Engine, session: ConnectionState) -> None:
     engine.begin(session, Begin("x"))
     send(engine, session, f"/queue/{COLLECTS}", transaction="x", schedule=Schedule(delay_ms=1_000_000))
     engine.commit(session, Commit("x"))
 
 
-def send_to_it_with_a_number(engine: Engine, session: Session) -> None:
+def send_to_it_with_a_number(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, f"/queue/{COLLECTS}", producer="p", number=1)
 
 
-def ask_for_it(engine: Engine, session: Session) -> None:
+def ask_for_it(engine: Engine, session: ConnectionState) -> None:
     engine.pause(COLLECTS)
     engine.resume(COLLECTS)
 
 
-def move_to_it(engine: Engine, session: Session) -> None:
+def move_to_it(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, "/queue/q")
     asked = bulk.Move("q", to=COLLECTS)
     read = engine.read_for_bulk(asked)
@@ -192,7 +192,7 @@ MAKES = [
 
 @pytest.mark.parametrize("make", [*MAKES, ask_for_it, move_to_it])
 def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
-    make: Callable[[Engine, Session], None],
+    make: Callable[[Engine, ConnectionState], None],
 ) -> None:
     run = Run()
     make(run.engine, run.session)
@@ -208,7 +208,7 @@ def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
 
 @pytest.mark.parametrize("make", MAKES)
 def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable(
-    make: Callable[[Engine, Session], None],
+    make: Callable[[Engine, ConnectionState], None],
 ) -> None:
     engine = started()
     session = engine.connect("s")
@@ -221,7 +221,7 @@ def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable
 
 @pytest.mark.parametrize("name_it", [send_to_it, send_to_it_and_others, send_to_it_in_a_transaction])
 def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_once(
-    name_it: Callable[[Engine, Session], None],
+    name_it: Callable[[Engine, ConnectionState], None],
 ) -> None:
     engine = started()
     session = engine.connect("s")
@@ -301,7 +301,7 @@ def follow(run: Run, topic: str = "t", *, wanted: str = "", name: str = "1", dur
 def publish(
     run: Run, body: str, colour: str = "", *, to: str = "/topic/t", transaction: str = "", in_ms: int | None = None
 ) -> None:
-    message = Message(4, True, 0, f"colour:{colour}\n".encode() if colour else b"", body.encode())
+    message = SentMessage(4, True, 0, f"colour:{colour}\n".encode() if colour else b"", body.encode())
     schedule = None if in_ms is None else Schedule(delay_ms=in_ms)
     run.engine.send(run.session, Send(parse(to, "s"), message, transaction or None, schedule=schedule))
 
@@ -355,7 +355,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
     run = Run()
     follow(run, wanted="colour = 'red' AND size > 1")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    message = Message(4, True, 0, b"colour:red\nsize:2\n", b"kept")
+    message = SentMessage(4, True, 0, b"colour:red\nsize:2\n", b"kept")
     run.engine.send(run.session, Send(parse("/topic/t", "s"), message))
     run.settle()
     run.begin()
@@ -446,7 +446,7 @@ def test_what_is_scheduled_for_a_topic_in_a_transaction_waits_for_its_commit_and
 def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
     run = Run()
     follow(run)
-    message = Message(4, True, 0, b"", b"tick")
+    message = SentMessage(4, True, 0, b"", b"tick")
     schedule = Schedule(delay_ms=5, period_ms=10, repeat=2)
     run.engine.send(run.session, Send(parse("/topic/t", "s"), message, schedule=schedule))
     for at, count in ((5, 1), (15, 2), (25, 3), (100, 3)):

@@ -9,11 +9,11 @@ import pytest
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import TRANSACTIONS_MOST
-from truenext.message import Message
+from truenext.message import SentMessage
 
 MANY = 1000
 
@@ -30,14 +30,16 @@ def commit(engine: Engine) -> None:
         engine.committed(batch)
 
 
-def connected(engine: Engine, name: str = "s") -> Session:
+def connected(engine: Engine, name: str = "s") -> ConnectionState:
     session = engine.connect(name)
     engine.subscribe(session, Subscribe("0", parse("/queue/a", name), AckMode.INDIVIDUAL, 1000))
     return session
 
 
-def send(engine: Engine, session: Session, transaction: str | None = None, body: bytes = b"", group: str = "") -> None:
-    message = Message(4, True, 0, b"content-length:%d\n" % len(body), body, group=group)
+def send(
+    engine: Engine, session: ConnectionState, transaction: str | None = None, body: bytes = b"", group: str = ""
+) -> None:
+    message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body, group=group)
     engine.send(session, Send(parse("/queue/a", "s"), message, transaction))
 
 

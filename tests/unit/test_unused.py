@@ -19,7 +19,7 @@ from truenext.engine.background.bulk import Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.queues import queues as queues_module
 from truenext.engine.state import memory as memory_module
-from truenext.engine.state.consumer import Consumer
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, with_sequence
 from truenext.engine.state.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
 from truenext.engine.state.pages import PageRead, Read
@@ -27,7 +27,7 @@ from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES, SUBSCRIPTIONS_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.schedule import Schedule
 from truenext.selector import selector
 
@@ -62,10 +62,10 @@ class Passing(Run):
         return PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end)
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
-        message = Message(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
+        message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction))
 
-    def follow(self, pattern: str, name: str = "1") -> Consumer:
+    def follow(self, pattern: str, name: str = "1") -> BrokerConsumer:
         destination = parse(f"/queue/{pattern}", "s")
         self.engine.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
         return self.session.consumers[name]
@@ -213,7 +213,7 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
     run.use("Consumer.a.b")
     run.pass_time(200)
     assert run.names() == ["Consumer.a.VirtualTopic.t"]
-    run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), Message(4, True, 0, b"", b"m")))
+    run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
     assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting() == 1
 
 
@@ -356,7 +356,7 @@ def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> Non
 def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
     run = Passing()
     wildcard = run.follow("orders.*")
-    message = Message(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
+    message = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
     is_first: list[bool] = []
     for seconds in (1, 65, 0):
         run.engine.send(run.session, Send(parse("/queue/orders.new", "s"), message))
@@ -471,7 +471,7 @@ def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> Non
     other = run.engine.connect("other")
     run.engine.begin(other, Begin("t"))
     for name in ("a", "b", "a"):
-        run.engine.send(other, Send(parse(f"/queue/{name}", "other"), Message(4, True, 0, b"", b""), "t"))
+        run.engine.send(other, Send(parse(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t"))
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("q0")
     if end == "commit":
@@ -514,7 +514,7 @@ def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
 def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
     run = Passing(room_for=3)
     run.engine.begin(run.session, Begin("t"))
-    later = Send(parse("/queue/a", "s"), Message(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000))
+    later = Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000))
     run.engine.send(run.session, later)
     run.publish("b")
     with pytest.raises(RemoteProtocolError, match="no room"):
@@ -527,10 +527,10 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
     run = Passing()
     run.engine.begin(run.session, Begin("t"))
     for number in range(SUBSCRIPTIONS_MAX):
-        send = Send(parse(f"/temp-queue/{number}", "s"), Message(4, False, 0, b"", b""), "t")
+        send = Send(parse(f"/temp-queue/{number}", "s"), SentMessage(4, False, 0, b"", b""), "t")
         run.engine.send(run.session, send)
     with pytest.raises(RemoteProtocolError, match="temporary queues of one connection"):
-        run.engine.send(run.session, Send(parse("/temp-queue/x", "s"), Message(4, False, 0, b"", b""), "t"))
+        run.engine.send(run.session, Send(parse("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t"))
     run.engine.commit(run.session, Commit("t"))
     assert len(run.session.temporary_queues) == SUBSCRIPTIONS_MAX
 
@@ -621,7 +621,7 @@ def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run.engine.subscribe(run.session, Subscribe("1", parse("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable="me,n"))
     number = queue_of(run, "subscription,me,n,t").number
     for _ in range(5):
-        run.engine.send(run.session, Send(parse("/topic/t", "s"), Message(4, True, 0, b"", b"m")))
+        run.engine.send(run.session, Send(parse("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
     run.settle()
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
@@ -651,7 +651,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
 def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() -> None:
     run = Passing()
     for priority in (4, 9, 0, 4):
-        run.engine.send(run.session, Send(parse("/queue/q", "s"), Message(priority, True, 0, b"", b"m")))
+        run.engine.send(run.session, Send(parse("/queue/q", "s"), SentMessage(priority, True, 0, b"", b"m")))
     assert [lane.rank for lane in queue_of(run, "q").lanes] == [0, 5, 9]
     consumer = run.follow("q")
     run.settle()
@@ -731,13 +731,13 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
 
 
 def grouped(run: Passing, queue: str, group: str = "g") -> None:
-    message = Message(4, True, 0, b"JMSXGroupID:%s\n" % group.encode(), b"m")
+    message = SentMessage(4, True, 0, b"JMSXGroupID:%s\n" % group.encode(), b"m")
     message.group = group
     run.engine.send(run.session, Send(parse(f"/queue/{queue}", "s"), message))
     run.settle()
 
 
-def choose(run: Passing, pattern: str, wanted: str | None, name: str = "1", window: int = 1000) -> Consumer:
+def choose(run: Passing, pattern: str, wanted: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
     destination = parse(f"/queue/{pattern}", "s")
     chosen = None if wanted is None else selector(wanted)
     run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
@@ -821,7 +821,7 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
 def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
     run = Passing()
     for body in ("first", "second", "third"):
-        priority_of_second = Message(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
+        priority_of_second = SentMessage(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
         run.engine.send(run.session, Send(parse("/queue/q", "s"), priority_of_second))
     run.settle()
     before = run.engine.memory.queues
@@ -846,7 +846,7 @@ def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
     everywhere = choose(run, ">", "x = '1'")
     here = choose(run, "q", "x = '1'", "2", window=1)
     for priority in (9, 0):
-        run.engine.send(run.session, Send(parse("/queue/q", "s"), Message(priority, True, 0, b"x:1\n", b"m")))
+        run.engine.send(run.session, Send(parse("/queue/q", "s"), SentMessage(priority, True, 0, b"x:1\n", b"m")))
     run.settle()
     assert len(queue_of(run, "q").lanes) == 3
     assert sorted(len(each.held) for each in (everywhere, here)) == [1, 1]

@@ -17,7 +17,7 @@ from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import JOIN_PIECE
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import selector
 
@@ -35,7 +35,7 @@ class World:
         self.engine.committed(batch)
 
     def send(self, queue: str, priority: int = 4, *, persistent: bool = False, topic: bool = False) -> None:
-        message = Message(priority, persistent, 0, b"content-length:0\n", b"")
+        message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
         self.engine.send(self.session, Send(parse(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message))
 
     def subscribe(self, pattern: str, *, window: int = 1000, name: str = "w", is_exclusive: bool = False) -> None:
@@ -162,7 +162,7 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     world.engine.nack(world.session, Nack("first", world.entries["first"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("first"))
     world.engine.memory.limit = maxsize
-    other = Message(4, True, 0, b"colour:red\n", b"behind it")
+    other = SentMessage(4, True, 0, b"colour:red\n", b"behind it")
     world.engine.send(world.session, Send(parse("/queue/b", "s"), other))
     wanted = selector("colour = 'red'")
     world.engine.subscribe(
@@ -175,7 +175,7 @@ def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_m
     """Fixed: a consumer of a pattern that came then did not know of it, and got what is behind it in another queue."""
     world = World()
     world.subscribe("a", name="one", window=1)
-    grouped = Message(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
+    grouped = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
     world.engine.send(world.session, Send(parse("/queue/a", "s"), grouped))
     world.send("a", persistent=True)
     world.engine.memory.limit = 400

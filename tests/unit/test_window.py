@@ -14,7 +14,7 @@ from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
 from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 
 QUEUE = parse("/queue/a", "s")
 
@@ -57,7 +57,7 @@ class World:
 
     def send(self, count: int = 1, priority: int = 4) -> None:
         for _ in range(count):
-            message = Message(priority, False, 0, b"content-length:0\n", b"")
+            message = SentMessage(priority, False, 0, b"content-length:0\n", b"")
             self.engine.send(self.sender, Send(QUEUE, message))
 
     def held(self, name: str = "0") -> int:
@@ -240,7 +240,7 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     session = engine.connect("reader")
     engine.subscribe(session, Subscribe("c", QUEUE, mode, size))
     for _ in range(size + 1):
-        engine.send(session, Send(QUEUE, Message(4, False, 0, b"content-length:0\n", b"")))
+        engine.send(session, Send(QUEUE, SentMessage(4, False, 0, b"content-length:0\n", b"")))
     while engine.turn()[1]:
         engine.taken(session)
     assert len(session.consumers["c"].held) == size

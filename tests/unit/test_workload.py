@@ -5,15 +5,19 @@ from collections import Counter
 
 import pytest
 
-from truenext.client.workload import CASES, Sent, alternation, mix, production
+from truenext.client.workload import CASES, WorkloadMessage, alternation, mix, production
 
 
 def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:
-    assert production(4000, random.Random(0)) == [Sent(4, True)] * 3000 + [Sent(9, False)] * 1000
+    assert production(4000, random.Random(0)) == [WorkloadMessage(4, True)] * 3000 + [WorkloadMessage(9, False)] * 1000
 
 
 def test_alternation_differs_in_persistence_alone() -> None:
-    assert alternation(3, random.Random(0)) == [Sent(4, True), Sent(4, False), Sent(4, True)]
+    assert alternation(3, random.Random(0)) == [
+        WorkloadMessage(4, True),
+        WorkloadMessage(4, False),
+        WorkloadMessage(4, True),
+    ]
 
 
 def test_a_mix_is_told_by_its_seed() -> None:

@@ -30,7 +30,7 @@ from truenext.broker.pace import Pace
 from truenext.broker.pager import Pager
 from truenext.broker.poll import Poll
 from truenext.broker.questions import AnswerInTheMaking, Questions
-from truenext.broker.reload import NO_FILE, Outcome
+from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slices import Slices, Steps
 from truenext.broker.takeovers import Takeovers
 from truenext.commands import (
@@ -61,7 +61,7 @@ from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.memory.timers import TimerRead, TimersRead
-from truenext.engine.state.consumer import Consumer, Session, Subscriber
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
 from truenext.engine.state.pages import Look, PageRead, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
@@ -95,7 +95,7 @@ class Peer(Protocol):
     def answer(self, answer: Answer) -> None:
         """Add an answer to the next flush."""
 
-    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+    def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         """Add messages to the next flush."""
 
     def show(self, showing: BrowseSlice) -> None:
@@ -116,7 +116,9 @@ class Peer(Protocol):
     def end_pull_request(self, ended: EndedPullRequest) -> None:
         """Add to the next flush that nothing more comes of what was asked for."""
 
-    def recall(self, consumers: Collection[Consumer] | None) -> tuple[dict[Consumer, int], Subscriber | None]:
+    def recall(
+        self, consumers: Collection[BrokerConsumer] | None
+    ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
         """Drop what is not sent yet of the messages of some consumers (None: of all).
 
         Says how many messages of each consumer in auto mode the socket has taken since the last call of
@@ -139,7 +141,7 @@ class Peer(Protocol):
         """Who the client is."""
 
 
-class Waiting(NamedTuple):
+class PendingCommand(NamedTuple):
     """What a connection has asked for, and is not done yet."""
 
     command: Command
@@ -175,19 +177,19 @@ class Broker:
             store, loop, there=self._on_page_read, timers_there=self._on_timers_read, failed=self._on_failed
         )
         self._alarm = Alarm(loop, self._schedule_turn)
-        self._peers: dict[Session, Peer] = {}
+        self._peers: dict[ConnectionState, Peer] = {}
         self._takeovers = Takeovers()
         self._asking = Asking(loop.time)
-        self._kept: set[Session] = set()
+        self._kept: set[ConnectionState] = set()
         """Connections without a socket, which wait for their clients."""
-        self._waiting_for_room: dict[Session, bool] = {}
+        self._waiting_for_room: dict[ConnectionState, bool] = {}
         """Whether they need room on the disk."""
         self._room_check: TimerHandle | None = None
-        self._half_sent: dict[Session, Entry] = {}
+        self._half_sent: dict[ConnectionState, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
         self._slices = Slices(steady_ns)
         self._questions = Questions(self._slices, self._start_answer, self._answer_question)
-        self.reload: Callable[[], Outcome] = lambda: NO_FILE
+        self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_noted_login = False
         self._logged_disk_level = DiskLevel.PLENTY
@@ -210,7 +212,7 @@ class Broker:
         self._has_failed = False
         """The same, to be asked several times for each message."""
         # Bound methods, so that one look-up finds what a command does.
-        self._actions: dict[type[Any], Callable[[Session, Any], None]] = {
+        self._actions: dict[type[Any], Callable[[ConnectionState, Any], None]] = {
             Login: self._log_in,
             InvalidFrame: _raise_invalid,
             Send: engine.send,
@@ -233,7 +235,7 @@ class Broker:
 
     # ---- Connections ----
 
-    def connect(self, peer: Peer, *, only_asks: str = "") -> Session:
+    def connect(self, peer: Peer, *, only_asks: str = "") -> ConnectionState:
         """If `only_asks` it is beyond the limit that this names, and may only ask; see `seconds_left_to_ask`."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
@@ -256,17 +258,17 @@ class Broker:
         self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
-    def may_only_ask(self, session: Session) -> bool:
+    def may_only_ask(self, session: ConnectionState) -> bool:
         """It is beyond a limit."""
         return session in self._asking.since
 
-    def seconds_left_to_ask(self, session: Session) -> float:
+    def seconds_left_to_ask(self, session: ConnectionState) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
         if self._questions.owed(session) or self._engine.pieces.owed(session):
             self._asking.goes_on(session)
         return self._asking.seconds_left(session)
 
-    def execute(self, session: Session, commands: Iterable[Command]) -> Waiting | None:
+    def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         """Do what a client asks, one command after the other.
 
         Returns the first that has to wait, if one has to, until there is room on the disk, or only a moment; nothing
@@ -287,7 +289,7 @@ class Broker:
         for command in commands:
             try:
                 if is_short and engine.must_wait(session, command):
-                    return Waiting(command, on_disk=True)
+                    return PendingCommand(command, on_disk=True)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
                 if not session.keeps_open or isinstance(command, Login):
@@ -300,22 +302,22 @@ class Broker:
                 continue
             # A frame that is refused may have four bytes: others are served in between.
             following = next(commands, None)
-            return None if following is None else Waiting(following, on_disk=False)
+            return None if following is None else PendingCommand(following, on_disk=False)
         return None
 
-    def _go_on_without(self, session: Session, command: Command, error: RemoteProtocolError) -> None:
+    def _go_on_without(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
         """A command was refused, and its connection goes on."""
         name = getattr(command, "transaction", None)
         if name is not None:
             self._engine.doom(session, name)
         self._peers[session].refused(error)
 
-    def answer(self, session: Session, answer: Answer) -> None:
+    def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Say something to a connection, behind all that it has asked for so far."""
         self._engine.answer(session, answer)
         self._schedule_turn()
 
-    def taken(self, session: Session) -> None:
+    def taken(self, session: ConnectionState) -> None:
         """The connection's socket has taken everything delivered to it so far."""
         self._engine.taken(session)
         if self._questions.out:
@@ -324,14 +326,14 @@ class Broker:
         if not self._is_turn_due and (self._ledger.has_batch or self._engine.has_work):
             self._schedule_turn()
 
-    def keep(self, session: Session) -> bool:
+    def keep(self, session: ConnectionState) -> bool:
         """The socket of a connection has ended, and its client took no leave, but may come back and take it over. True
         if it is to be lost only later; all that nobody would be charged with has ended, or returned, already."""
         if not self._takeovers.may_come_back(session):
             return False
         self._tick()
         self._recall(session, None)
-        self._settle_half_sent(session, is_taken=False)
+        self._resolve_half_sent(session, is_taken=False)
         self._questions.ended(session)
         self._waiting_for_room.pop(session, None)
         self._schedule_turn()
@@ -340,7 +342,7 @@ class Broker:
             self._kept.add(session)
         return is_kept
 
-    def lose(self, session: Session, *, is_exempt: bool = False) -> None:
+    def lose(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
         """End the session of a client that took no leave; answers may still follow until `forget`.
 
         If `is_exempt`, it is as if it had taken leave: nothing that it held counts as an attempt.
@@ -352,25 +354,25 @@ class Broker:
         self._questions.ended(session)
         self._schedule_turn()
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: ConnectionState) -> None:
         """The connection is closed; nothing can be said to it any more."""
-        self._settle_half_sent(session, is_taken=False)
+        self._resolve_half_sent(session, is_taken=False)
         self._peers.pop(session, None)
         self._asking.remove(session)
         self._kept.discard(session)
         self._questions.ended(session)
         self._waiting_for_room.pop(session, None)
 
-    def finished(self, session: Session) -> None:
+    def finished(self, session: ConnectionState) -> None:
         """The socket has taken the rest of a message that was half-way out, see `Peer.recall`."""
-        self._settle_half_sent(session, is_taken=True)
+        self._resolve_half_sent(session, is_taken=True)
 
     @property
     def has_room(self) -> bool:
         """Connections may be read. If not, `wait_for_room`."""
         return self._ledger.has_room
 
-    def wait_for_room(self, session: Session, *, on_disk: bool = False) -> None:
+    def wait_for_room(self, session: ConnectionState, *, on_disk: bool = False) -> None:
         """Call `read_on` of its peer when there is room for more commands; if `on_disk`, there as well."""
         self._waiting_for_room[session] = on_disk
         if self._room_check is None:
@@ -431,7 +433,7 @@ class Broker:
         await self._drain()
         for session in list(self._peers):
             self._recall(session, None)
-            self._settle_half_sent(session, is_taken=False)
+            self._resolve_half_sent(session, is_taken=False)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
@@ -540,9 +542,9 @@ class Broker:
         self._ledger.disk_level = self._store.disk_level
         self._ledger.tick(self._clock_ns() // 1000, self._steady_ns() // 1000)
 
-    def _answer(self, answers: list[tuple[Session, Answer]]) -> dict[Peer, Session]:
+    def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:
         """Those to whom something was said, and whose flush is due."""
-        answered: dict[Peer, Session] = {}
+        answered: dict[Peer, ConnectionState] = {}
         for session, answer in answers:
             peer = self._peers.get(session)
             if peer is not None:
@@ -681,14 +683,14 @@ class Broker:
 
     # ---- What commands do that the engine does not ----
 
-    def _confirm(self, session: Session, confirm: Confirm) -> None:
+    def _confirm(self, session: ConnectionState, confirm: Confirm) -> None:
         numbered = confirm.numbered
         receipt = Receipt(confirm.receipt)
         if numbered is not None:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
         self._engine.answer(session, receipt)
 
-    def _control(self, session: Session, question: Control) -> None:
+    def _control(self, session: ConnectionState, question: Control) -> None:
         self._engine.expect_reply(question.reply_to)
         self._asking.goes_on(session)
         if question.verb in bulk.VERBS:
@@ -710,7 +712,7 @@ class Broker:
         control.check(question.verb)
         self._questions.ask(session, question)
 
-    def _start_answer(self, verb: str, of: Session | None) -> AnswerInTheMaking:
+    def _start_answer(self, verb: str, of: ConnectionState | None) -> AnswerInTheMaking:
         if of is not None:
             return connection_question.answer(self._engine, of)
         asked = control.Asked(
@@ -718,17 +720,17 @@ class Broker:
         )
         return control.VERBS[verb](asked)
 
-    def _caller(self, session: Session) -> control.Caller:
+    def _caller(self, session: ConnectionState) -> control.Caller:
         return self._peers[session].caller
 
-    def _answer_question(self, session: Session, question: Control, body: bytes) -> bool:
+    def _answer_question(self, session: ConnectionState, question: Control, body: bytes) -> bool:
         """False if the connection has ended."""
         self._asking.goes_on(session)
         self._engine.reply(control.reply(question, body, self._engine.now_ms))
         self._schedule_turn()
         return self._engine.is_connected(session)
 
-    def _subscribe(self, session: Session, subscribe: Subscribe) -> None:
+    def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         if self._kept and subscribe.durable:
             self._free_durable(subscribe.durable)
         self._engine.subscribe(session, subscribe)
@@ -759,7 +761,7 @@ class Broker:
             if session in self._kept:
                 self._peers[session].give_place(is_exempt=False)
 
-    def _unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+    def _unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         if self._kept and unsubscribe.durable:
             self._free_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
@@ -767,15 +769,15 @@ class Broker:
             self._recall(session, [consumer])
         self._engine.unsubscribe(session, unsubscribe)
 
-    def _take_leave(self, session: Session, leave: Disconnect) -> None:
+    def _take_leave(self, session: ConnectionState, leave: Disconnect) -> None:
         self._recall(session, None)
         self._engine.disconnect(session, is_clean=True)
         self._takeovers.ended(session)
         if leave.forgotten:
             self._engine.forget_producers(session, leave.forgotten)
 
-    def _log_in(self, session: Session, login: Login) -> None:
-        secret, former = self._takeovers.claim(session, login) if login.number else ("", None)
+    def _log_in(self, session: ConnectionState, login: Login) -> None:
+        secret, former = self._takeovers.take_over(session, login) if login.number else ("", None)
         if former is not None:
             if former not in self._asking.since:
                 # It had a place among those that may do everything.
@@ -784,35 +786,35 @@ class Broker:
         self._engine.log_in(session, login)
         self._peers[session].greet(login, secret, has_taken_over=former is not None)
 
-    def _ask_credit(self, session: Session, credit: Credit) -> None:
+    def _ask_credit(self, session: ConnectionState, credit: Credit) -> None:
         withdrawn = self._engine.ask_credit(session, credit)
         if withdrawn is not None:
             # At once: what is asked for next is dispatched behind it.
             self._peers[session].end_pull_request(withdrawn)
             self._peers[session].flush()
 
-    def _release(self, session: Session, request: Release) -> None:
+    def _release(self, session: ConnectionState, request: Release) -> None:
         # What cannot be done must not have dropped what is on its way.
         self._recall(session, self._engine.check_release(session, request))
         self._engine.release(session, request)
 
-    def _recall(self, session: Session, consumers: Collection[Consumer] | None) -> None:
+    def _recall(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
         peer = self._peers.get(session)
         if peer is None:
             return
         taken, half_sent = peer.recall(consumers)
         for consumer, count in taken.items():
             self._engine.taken_before_loss(consumer, count)
-        if isinstance(half_sent, Consumer) and half_sent.mode is AckMode.AUTO:
+        if isinstance(half_sent, BrokerConsumer) and half_sent.mode is AckMode.AUTO:
             self._half_sent[session] = self._engine.hold_half_sent(half_sent)
 
-    def _settle_half_sent(self, session: Session, *, is_taken: bool) -> None:
+    def _resolve_half_sent(self, session: ConnectionState, *, is_taken: bool) -> None:
         """Acknowledge or give back the message that was half-way out, if there is one."""
         entry = self._half_sent.pop(session, None)
         if entry is not None:
-            self._engine.settle_half_sent(entry, is_taken=is_taken)
+            self._engine.resolve_half_sent(entry, is_taken=is_taken)
             self._schedule_turn()
 
 
-def _raise_invalid(_: Session, invalid: InvalidFrame) -> None:
+def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:
     raise RemoteProtocolError(invalid.reason, invalid.code)

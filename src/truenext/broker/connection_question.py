@@ -9,10 +9,10 @@ import msgspec
 
 from truenext.broker.questions import AnswerInTheMaking
 from truenext.commands import AckMode
-from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, Kind
+from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.engine.engine import Engine
 from truenext.engine.idle import Idle, why_idle
-from truenext.engine.state.consumer import Browser, Consumer, Session
+from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 
 VERB = "connection"
@@ -30,7 +30,7 @@ class OpenTransaction(msgspec.Struct):
     doomed: bool
 
 
-class Subscription(msgspec.Struct):
+class SubscriptionInfo(msgspec.Struct):
     id: str
     destination: str
     held: int
@@ -45,7 +45,7 @@ class Subscription(msgspec.Struct):
 class Answer(msgspec.Struct):
     round: int
     transactions: list[OpenTransaction]
-    subscriptions: list[Subscription]
+    subscriptions: list[SubscriptionInfo]
 
 
 def check(body: bytes) -> None:
@@ -54,7 +54,7 @@ def check(body: bytes) -> None:
         raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.QUESTION)
 
 
-def answer(engine: Engine, session: Session) -> AnswerInTheMaking:
+def answer(engine: Engine, session: ConnectionState) -> AnswerInTheMaking:
     """In JSON, as an Answer."""
     answer = Answer(session.round, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
@@ -82,10 +82,10 @@ def answer(engine: Engine, session: Session) -> AnswerInTheMaking:
     return msgspec.json.encode(answer)
 
 
-def _of_consumer(consumer: Consumer, idle: Idle) -> Subscription:
+def _of_consumer(consumer: BrokerConsumer, idle: Idle) -> SubscriptionInfo:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
-    return Subscription(
+    return SubscriptionInfo(
         id=consumer.subscription,
         destination=_as_said(consumer.destination),
         held=len(consumer.held),
@@ -96,8 +96,8 @@ def _of_consumer(consumer: Consumer, idle: Idle) -> Subscription:
     )
 
 
-def _of_browser(browser: Browser) -> Subscription:
-    return Subscription(
+def _of_browser(browser: Browser) -> SubscriptionInfo:
+    return SubscriptionInfo(
         id=browser.subscription,
         destination=_as_said(browser.destination),
         held=0,
@@ -112,5 +112,5 @@ def _as_said(destination: Destination) -> str:
     """How its client has called it."""
     if not destination.session:
         return destination.address
-    prefix = TEMPORARY_TOPIC_PREFIX if destination.kind is Kind.TOPIC else TEMPORARY_PREFIX
+    prefix = TEMPORARY_TOPIC_PREFIX if destination.kind is DestinationKind.TOPIC else TEMPORARY_PREFIX
     return prefix + destination.name.removeprefix(f"/{destination.session}/")

@@ -18,19 +18,19 @@ from truenext import envelope
 from truenext.broker import connection_question, producer_question
 from truenext.broker.pager import Pager
 from truenext.broker.questions import AnswerInTheMaking
-from truenext.broker.reload import Outcome
+from truenext.broker.reload import ReloadResult
 from truenext.broker.slices import Steps
 from truenext.commands import Control, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.clients import Receivers
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import Code, RemoteProtocolError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 from truenext.question import read_question
 
@@ -65,8 +65,8 @@ class Asked(NamedTuple):
     engine: Engine
     stuck_audit: StuckAudit
     pager: Pager
-    reload: Callable[[], Outcome]
-    caller: Callable[[Session], Caller]
+    reload: Callable[[], ReloadResult]
+    caller: Callable[[ConnectionState], Caller]
     disk_bytes: dict[str, int]
     """Bytes by which the room for messages was found, see `Store.disk_bytes`."""
 
@@ -104,7 +104,7 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     headers["content-length"] = str(len(body))
     return Send(
         question.reply_to,
-        Message(
+        SentMessage(
             priority=PRIORITY_MAX,
             persistent=False,
             expires_ms=now_ms + REPLY_LIFETIME_MS,

@@ -21,11 +21,11 @@ class Asked(msgspec.Struct, forbid_unknown_fields=True):
 
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
-    settle: bool = False
+    resolve: bool = False
     """What is not recorded is rolled back."""
 
 
-class Shown(msgspec.Struct):
+class ProducerAnswer(msgspec.Struct):
     """The answer to that, in JSON."""
 
     known: bool
@@ -44,10 +44,10 @@ def answer(engine: Engine, body: bytes) -> tuple[bytes, int]:
     Raises: RemoteProtocolError if it is no such question
     """
     asked = read_question(VERB, body, Asked)
-    if asked.settle and asked.commit is None:
-        raise RemoteProtocolError(f"{VERB}: settle is for a commit, which it does not name", Code.QUESTION)
-    known, outcome, batch = engine.ask_producer(asked.producer, asked.commit, settles=asked.settle)
-    shown = Shown(
+    if asked.resolve and asked.commit is None:
+        raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.QUESTION)
+    known, outcome, batch = engine.ask_producer(asked.producer, asked.commit, resolves=asked.resolve)
+    shown = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,
         sends=0 if known is None else max(known.sends, 0),

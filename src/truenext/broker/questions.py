@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 
 from truenext.broker.slices import Slices, Steps
 from truenext.commands import Control
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
 
@@ -29,30 +29,30 @@ class Questions:
     def __init__(
         self,
         slices: Slices,
-        start: Callable[[str, Session | None], AnswerInTheMaking],
-        reply: Callable[[Session, Control, bytes], bool],
+        start: Callable[[str, ConnectionState | None], AnswerInTheMaking],
+        reply: Callable[[ConnectionState, Control, bytes], bool],
     ) -> None:
         """`start` starts the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
         and says whether whoever asked is still there."""
         self._slices = slices
         self._start = start
         self._reply = reply
-        self._waiting: dict[tuple[str, Session | None], list[tuple[Session, Control]]] = {}
+        self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, Control]]] = {}
         """By verb, and by what it is asked of, of answers that are not begun yet."""
-        self._owed: Counter[Session] = Counter()
-        self._made: deque[tuple[Session, Control, bytes]] = deque()
+        self._owed: Counter[ConnectionState] = Counter()
+        self._made: deque[tuple[ConnectionState, Control, bytes]] = deque()
         """Answers that are to be handed out."""
-        self.out: dict[Session, int] = {}
+        self.out: dict[ConnectionState, int] = {}
         """Bytes of large answers that were handed out, and are not taken yet."""
-        self._seen: dict[Session, tuple[int, float, float]] = {}
+        self._seen: dict[ConnectionState, tuple[int, float, float]] = {}
         """What the sockets of these had taken when it had become much more, when that was, and when it was first looked
         at."""
 
-    def owed(self, session: Session) -> int:
+    def owed(self, session: ConnectionState) -> int:
         """How many answers it waits for."""
         return self._owed[session]
 
-    def ask(self, session: Session, question: Control, *, of: Session | None = None) -> None:
+    def ask(self, session: ConnectionState, question: Control, *, of: ConnectionState | None = None) -> None:
         """`of` is the connection that is asked about; None is the whole broker.
 
         Raises: RemoteProtocolError if the connection waits for too many answers
@@ -70,7 +70,7 @@ class Questions:
             self._waiting[key] = [(session, question)]
             self._slices.add(self._answer(*key))
 
-    def _answer(self, verb: str, of: Session | None) -> Steps:
+    def _answer(self, verb: str, of: ConnectionState | None) -> Steps:
         asked = self._waiting.pop((verb, of))
         body = yield from self._start(verb, of)
         for session, question in asked:
@@ -89,36 +89,36 @@ class Questions:
             self._made.popleft()
             self._give(session, question, body)
 
-    def _give(self, session: Session, question: Control, body: bytes) -> None:
+    def _give(self, session: ConnectionState, question: Control, body: bytes) -> None:
         self._is_answered(session)
         if self._reply(session, question, body) and len(body) > SMALL:
             self.out[session] = self.out.get(session, 0) + len(body)
 
-    def _is_answered(self, session: Session) -> None:
+    def _is_answered(self, session: ConnectionState) -> None:
         self._owed[session] -= 1
         if not self._owed[session]:
             del self._owed[session]
 
-    def taken(self, session: Session) -> None:
+    def taken(self, session: ConnectionState) -> None:
         """Its socket has taken everything; there may be more for it, for which it has no credit."""
         if session in self.out and not any(
             queue.waiting() for queue in session.temporary_queues if queue.is_reply_queue
         ):
             self._has_come(session)
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: ConnectionState) -> None:
         """The connection is no more."""
         for one in [one for one in self._made if one[0] is session]:
             self._made.remove(one)
             self._is_answered(session)
         self._has_come(session)
 
-    def _has_come(self, session: Session) -> None:
+    def _has_come(self, session: ConnectionState) -> None:
         self._seen.pop(session, None)
         if self.out.pop(session, 0):
             self._hand_out()
 
-    def hindering(self, now_s: float, bytes_taken: Callable[[Session], int]) -> Session | None:
+    def hindering(self, now_s: float, bytes_taken: Callable[[ConnectionState], int]) -> ConnectionState | None:
         """To be called once a second or so: who takes next to nothing of a large answer, or has it for a minute, while
         others wait for theirs. `bytes_taken` says how much its socket has ever taken."""
         if not self._made:

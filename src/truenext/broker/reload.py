@@ -17,7 +17,7 @@ from truenext.setting import Setting, settings_of
 logger = logging.getLogger(__name__)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ReloadResult(msgspec.Struct, frozen=True):
     """What became of a wish to reload; if `errors` is not empty nothing was changed."""
 
     file: str | None
@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
-NO_FILE = Outcome(None, [], ["this broker was started without --config: there is no file to read again"])
+NO_FILE = ReloadResult(None, [], ["this broker was started without --config: there is no file to read again"])
 
 
 class Reloader:
@@ -42,13 +42,13 @@ class Reloader:
         self._read_again = read_again
         self._apply = apply
 
-    def reload(self) -> Outcome:
+    def reload(self) -> ReloadResult:
         """Take over what the file says now. To be called between two turns of the engine; the log says what came of it.
 
         Not for a thread: a file of usual length is read in a few milliseconds.
         """
         file = self._current.file
-        outcome = self._take_over()
+        outcome = self._reload()
         if outcome.errors:
             # A warning, as the broker goes on as before.
             logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": outcome.errors})
@@ -56,21 +56,21 @@ class Reloader:
             logger.info("configuration reloaded", extra={"file": str(file), "changed": outcome.changed})
         return outcome
 
-    def _take_over(self) -> Outcome:
+    def _reload(self) -> ReloadResult:
         current = self._current
         name = str(current.file)
         try:
             new = self._read_again()
         except FaultyFileError as error:
-            return Outcome(name, [], list(error.faults))
+            return ReloadResult(name, [], list(error.faults))
         except ConfigurationError as error:
-            return Outcome(name, [], [str(error)])
+            return ReloadResult(name, [], [str(error)])
         errors = list(_fixed_changes(current, new))
         if errors:
-            return Outcome(name, [], errors)
+            return ReloadResult(name, [], errors)
         self._apply(new)
         self._current = new
-        return Outcome(name, list(_changes(current, new)), [])
+        return ReloadResult(name, list(_changes(current, new)), [])
 
 
 def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from truenext.commands import Login
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SECRETS_MAX
 
@@ -13,7 +13,7 @@ _SECRET_BYTES = 16
 
 
 class _Held(NamedTuple):
-    session: Session
+    session: ConnectionState
     number: int
 
 
@@ -21,11 +21,11 @@ class Takeovers:
     def __init__(self) -> None:
         self._by_secret: dict[str, _Held] = {}
         """Those of connections that are there."""
-        self._secrets: dict[Session, str] = {}
+        self._secrets: dict[ConnectionState, str] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         """Of those that ended last the numbers, so that one that came late is known as such."""
 
-    def claim(self, session: Session, login: Login) -> tuple[str, Session | None]:
+    def take_over(self, session: ConnectionState, login: Login) -> tuple[str, ConnectionState | None]:
         """The secret of a new connection that has named a number, and whose place it takes: that connection is to be
         ended now.
 
@@ -45,11 +45,11 @@ class Takeovers:
         self._secrets[session] = secret
         return secret, None if held is None else held.session
 
-    def may_come_back(self, session: Session) -> bool:
+    def may_come_back(self, session: ConnectionState) -> bool:
         """Its client knows a secret, with which it can take it over."""
         return session in self._secrets
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: ConnectionState) -> None:
         """It takes part in nothing any more; may be said more than once."""
         secret = self._secrets.pop(session, None)
         if secret is not None:

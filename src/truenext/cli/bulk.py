@@ -2,9 +2,9 @@
 
 import click
 
+from truenext.cli.bulk_work import BulkWork, dead_letter_selector_option, id_option, json_option, selector_option
 from truenext.cli.connecting import url_option
 from truenext.cli.values import COUNT, QueueName
-from truenext.cli.work import Work, dead_letter_selector_option, id_option, json_option, selector_option
 
 HELD = "consumers hold them, or they are still being committed"
 
@@ -38,7 +38,7 @@ def redrive(
     --id was not moved.
     """
     why_left = "consumers hold them, they are still being committed, or they do not say where they came from"
-    work = Work("redrive", "moved", {"queue": queue}, why_left, numbers, selector, count, is_dry=dry_run)
+    work = BulkWork("redrive", "moved", {"queue": queue}, why_left, numbers, selector, count, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
 
@@ -68,7 +68,7 @@ def move(
     What consumers hold is left alone, and said; so is what is sent meanwhile, but not said. Whatever ends it, a second
     call goes on where it ended. Exits 1 if one of --id was not moved.
     """
-    work = Work("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
+    work = BulkWork("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
     work.question["to"] = to
     work.run(url, as_json=as_json)
 
@@ -84,4 +84,4 @@ def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, url: s
 
     What consumers hold is left alone, and said; so is what is sent meanwhile, but not said.
     """
-    Work("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)
+    BulkWork("purge", "removed", {"queue": queue}, HELD, (), selector, None, is_dry=dry_run).run(url, as_json=as_json)

@@ -12,7 +12,7 @@ from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.ending import Failure
 from truenext.cli.values import URL, UrlOption
-from truenext.client.core.world import NO_ROOM
+from truenext.client.core.context import NO_ROOM
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 

@@ -14,8 +14,8 @@ from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
 from truenext.cli.connecting import connected, url_option
 from truenext.cli.ending import Failure
-from truenext.cli.progress import SoFar
-from truenext.cli.values import COUNT, SELECTOR, Address, Body, Header, Place, Seconds
+from truenext.cli.totals import Totals
+from truenext.cli.values import COUNT, SELECTOR, Body, DestinationAddress, Header, Place, Seconds
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
@@ -35,7 +35,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 @click.command()
-@click.argument("queue", type=Address())
+@click.argument("queue", type=DestinationAddress())
 @click.argument("body", type=Body(), required=False)
 @click.option(
     "--file",
@@ -70,7 +70,7 @@ def send(
     if body is not None and (lines or files):
         raise click.UsageError("either BODY, or --file and --lines")
     bodies = [body] if body is not None else _bodies(files or (Path("-"),), lines=lines)
-    progress = Progress("sent")
+    progress = ProgressCounter("sent")
     is_whole = False
     try:
         with connected(url) as connection:
@@ -109,7 +109,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 
 
 @click.command()
-@click.argument("queue", type=Address())
+@click.argument("queue", type=DestinationAddress())
 @click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
 @click.option("--all", "takes_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
 @click.option("--follow", is_flag=True, help="Take what comes until Ctrl-C, also after the broker was away.")
@@ -157,7 +157,7 @@ def receive(
 
 
 @click.command()
-@click.argument("queue", type=Address())
+@click.argument("queue", type=DestinationAddress())
 @selector_option
 @click.option("--count", type=COUNT, help="Messages to show at most.")
 @click.option("--follow", is_flag=True, help="Then show what comes until Ctrl-C, also after the broker was away.")
@@ -224,16 +224,16 @@ def _print(message: Content, *, as_json: bool) -> None:
     terminal.write_json(said)
 
 
-class Progress:
+class ProgressCounter:
     """Counts things that go by, and says now and then how many there were."""
 
     def __init__(self, done: str) -> None:
         self.count = 0
-        self._so_far = SoFar(done)
+        self._totals = Totals(done)
 
     def counted(self, things: Iterable[bytes]) -> Iterator[bytes]:
         for thing in things:
             yield thing
             self.count += 1
             if self.count % 1000 == 0:
-                self._so_far.say(self.count)
+                self._totals.say(self.count)

@@ -63,7 +63,7 @@ def record(
     seed: int | None,
     queue: str | None,
     folder: Path,
-    login: str | None,
+    options: str | None,
     passcode: str | None,
     remote: bool,
     url: str,
@@ -82,7 +82,7 @@ def record(
     workload = CASES[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
-        recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
+        recorder = Recorder(url, options=options, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
         terminal.say(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -91,7 +91,7 @@ def record(
                 workload,
                 queue=queue,
                 window=prefetch,
-                report=lambda done, so_far: progress.update(tasks[done], completed=so_far),
+                report=lambda done, totals: progress.update(tasks[done], completed=totals),
             )
         for path in write_recording(events, folder):
             terminal.say(str(path))

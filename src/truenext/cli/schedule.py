@@ -10,10 +10,10 @@ from rich.table import Table
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
+from truenext.cli.bulk_work import BulkWork, id_option, json_option, pieces, selector_option
 from truenext.cli.connecting import ask, connected, url_option
-from truenext.cli.values import COUNT, Address
-from truenext.cli.work import Work, id_option, json_option, pieces, selector_option
-from truenext.destination import Kind, accepted_address
+from truenext.cli.values import COUNT, DestinationAddress
+from truenext.destination import DestinationKind, accepted_address
 from truenext.schedule import FOR_EVER
 
 DAMAGED = "their records are damaged"
@@ -23,7 +23,7 @@ WIDTH = 40
 
 
 @click.command()
-@click.argument("destination", type=Address(), required=False)
+@click.argument("destination", type=DestinationAddress(), required=False)
 @selector_option
 @click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
@@ -59,7 +59,7 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 
 
 @click.command()
-@click.argument("destination", type=Address())
+@click.argument("destination", type=DestinationAddress())
 @id_option("send", "number, as `truenext scheduled` shows it")
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled, and cancel nothing.")
@@ -74,7 +74,7 @@ def unschedule(
 
     DESTINATION is as `truenext scheduled` shows it. Exits 1 if one of --id was not cancelled.
     """
-    work = Work(
+    work = BulkWork(
         "unschedule",
         "cancelled",
         _place(destination),
@@ -94,7 +94,7 @@ def _place(destination: str) -> dict[str, str]:
     Raises: click.UsageError if nothing can.
     """
     parsed = accepted_address(destination)
-    if parsed.kind is Kind.QUEUE:
+    if parsed.kind is DestinationKind.QUEUE:
         return {"queue": parsed.name}
     if parsed.is_spread and not parsed.session:
         return {"queue": "", "to": parsed.address}

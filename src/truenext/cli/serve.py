@@ -95,7 +95,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
             history=history,
         )
 
-        def take_over(broker: Broker, changed: Configuration) -> None:
+        def apply_changes(broker: Broker, changed: Configuration) -> None:
             broker.change_policies(changed.policies)
             logs.configure(changed.broker.log_level.value)
             if exporter is not None:
@@ -104,7 +104,7 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
 
         def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
             if read_again is not None:
-                broker.reload = Reloader(configuration, read_again, apply=partial(take_over, broker)).reload
+                broker.reload = Reloader(configuration, read_again, apply=partial(apply_changes, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
         run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)

@@ -25,7 +25,7 @@ from truenext.store.export import export as export_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from truenext.store.salvage.findings import Finding
+    from truenext.store.salvage.findings import Damage
 
 
 @click.group()
@@ -111,7 +111,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _say(finding: Finding) -> None:
+def _say(finding: Damage) -> None:
     terminal.say(f"damaged: {finding}")
 
 

@@ -84,7 +84,7 @@ class Header(click.ParamType[tuple[str, str]]):
         return name, content
 
 
-class Address(click.ParamType[str]):
+class DestinationAddress(click.ParamType[str]):
     """A queue by its name, or any destination as clients write it; the value is its address."""
 
     name = "destination"

@@ -6,7 +6,7 @@ import logging
 import warnings
 from typing import TYPE_CHECKING
 
-from truenext.client.core.world import CONNECTED, NOT_CONFIRMED
+from truenext.client.core.context import CONNECTED, NOT_CONFIRMED
 from truenext.errors import TruenextError
 
 if TYPE_CHECKING:

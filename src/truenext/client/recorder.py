@@ -13,7 +13,7 @@ import msgspec
 
 from truenext.client.core.sends import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
-from truenext.client.workload import Sent
+from truenext.client.workload import WorkloadMessage
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.url import parse_url
@@ -65,7 +65,7 @@ class Recorder:
         self,
         url: str,
         *,
-        login: str | None = None,
+        options: str | None = None,
         passcode: str | None = None,
         may_be_remote: bool = False,
     ) -> None:
@@ -76,12 +76,12 @@ class Recorder:
         if not (may_be_remote or (address := parse_url(url)).is_loopback):
             raise ConfigurationError(f"{address.host} is another machine, and a recording is load; say --remote for it")
         self._url = url
-        self._login = login
+        self._login = options
         self._passcode = passcode
         self._name = secrets.token_hex(4)
         self._events: list[Event] = []
 
-    def record(self, messages: Sequence[Sent], *, queue: str, window: int, report: Report) -> list[Event]:
+    def record(self, messages: Sequence[WorkloadMessage], *, queue: str, window: int, report: Report) -> list[Event]:
         """Send `messages` to `queue`, take them again and acknowledge each; what happened, in order.
 
         The queue must be empty and nobody else's. Messages that never come are not an error: the account shows them as
@@ -102,7 +102,7 @@ class Recorder:
     def _connect(self) -> Connection:
         return connect(self._url, user=self._login, password=self._passcode, reconnect=False)
 
-    def _send(self, messages: Sequence[Sent], queue: str, report: Report) -> None:
+    def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: Report) -> None:
         with self._connect() as connection:
             for first in range(0, len(messages), CONFIRM_EVERY):
                 some = messages[first : first + CONFIRM_EVERY]
@@ -119,7 +119,7 @@ class Recorder:
                     )
                 report("sent", first + len(some))
 
-    def _outgoing(self, message: Sent, sequence: int) -> Outgoing:
+    def _outgoing(self, message: WorkloadMessage, sequence: int) -> Outgoing:
         return Outgoing(
             _body(sequence),
             priority=message.priority,

@@ -8,30 +8,30 @@ PRODUCTION_SHARE = 4
 """One in so many messages of the production case is interactive."""
 
 
-class Sent(NamedTuple):
+class WorkloadMessage(NamedTuple):
     """One message to send; its sequence is its place in the list, from 1."""
 
     priority: int
     persistent: bool
 
 
-def production(count: int, _: random.Random) -> list[Sent]:
+def production(count: int, _: random.Random) -> list[WorkloadMessage]:
     """Ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
     interactive = count // PRODUCTION_SHARE
-    return [Sent(4, True)] * (count - interactive) + [Sent(9, False)] * interactive
+    return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
 
 
-def alternation(count: int, _: random.Random) -> list[Sent]:
+def alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
     """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
-    return [Sent(4, number % 2 == 0) for number in range(count)]
+    return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
 
 
-def mix(count: int, rng: random.Random) -> list[Sent]:
+def mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
     """Any priority, persistent or not."""
-    return [Sent(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
+    return [WorkloadMessage(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
 
 
-CASES: dict[str, Callable[[int, random.Random], list[Sent]]] = {
+CASES: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
     "production": production,
     "alternation": alternation,
     "mix": mix,

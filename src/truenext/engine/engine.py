@@ -50,7 +50,7 @@ from truenext.engine.queues.endings import Endings
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import Run
+from truenext.engine.run import EngineRun
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.clients import Clients
 from truenext.engine.state.memory import Memory
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from truenext.batch import Batch
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
 
 
 class Engine:
@@ -179,7 +179,7 @@ class Engine:
                 scheduler.committed,
             ),
         )
-        run = Run(
+        run = EngineRun(
             ledger,
             events,
             clients,
@@ -216,7 +216,7 @@ class Engine:
         self.taken = connecting.taken
         self.taken_before_loss = answering.acknowledge_some
         self.hold_half_sent = connecting.hold_half_sent
-        self.settle_half_sent = connecting.settle_half_sent
+        self.resolve_half_sent = connecting.resolve_half_sent
         self.answer = ledger.answer
 
         self.send = sending.send
@@ -301,7 +301,7 @@ class Engine:
     def queues(self) -> Iterable[Queue]:
         return self._queues.by_name.values()
 
-    def sessions(self) -> Iterable[Session]:
+    def sessions(self) -> Iterable[ConnectionState]:
         return self.clients.sessions.values()
 
     def scheduled(self, name: str) -> int:
@@ -321,7 +321,7 @@ class Engine:
 
     # ---- Now and then ----
 
-    def evict(self) -> dict[Session, str]:
+    def evict(self) -> dict[ConnectionState, str]:
         """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
 
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
@@ -329,7 +329,7 @@ class Engine:
         queues = self._eviction.run(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: why_to_end(queue) for queue in queues}
 
-    def stalled(self, bytes_taken: Callable[[Session], int]) -> tuple[Session, str] | None:
+    def stalled(self, bytes_taken: Callable[[ConnectionState], int]) -> tuple[ConnectionState, str] | None:
         """To be called once a second or so: a connection that must be ended, and why. `bytes_taken` says how much its
         socket has ever taken.
         """

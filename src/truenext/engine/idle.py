@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from truenext.engine.engine import Engine
     from truenext.engine.selecting.scan import Scan, ScanCursor
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
 LOOKED_AT_AT_ONCE = 50
@@ -54,7 +54,7 @@ Why = tuple[int, Idle]
 """Of a lane: where what it says begins, as a sequence, and what it says."""
 
 
-def why_idle(engine: Engine, consumer: Consumer) -> Generator[None, None, Idle]:
+def why_idle(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Idle]:
     """Why nothing comes to a consumer, as of now, in steps. It may end meanwhile."""
     of_itself = _of_itself(consumer)
     if of_itself is not None:
@@ -75,7 +75,7 @@ def why_idle(engine: Engine, consumer: Consumer) -> Generator[None, None, Idle]:
     return min(look.others, key=_ORDER.__getitem__, default=Idle.EMPTY)
 
 
-def _of_itself(consumer: Consumer) -> Idle | None:
+def _of_itself(consumer: BrokerConsumer) -> Idle | None:
     """Whatever is in its queues."""
     if consumer.is_suspended:
         return Idle.SUSPENDED
@@ -92,7 +92,7 @@ def _of_itself(consumer: Consumer) -> Idle | None:
 class _Look:
     """At the queues of one consumer."""
 
-    def __init__(self, engine: Engine, consumer: Consumer) -> None:
+    def __init__(self, engine: Engine, consumer: BrokerConsumer) -> None:
         self._engine = engine
         self._consumer = consumer
         self._is_of_many = isinstance(consumer, Wildcard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from truenext.destination import SCHEDULED_PREFIX, Destination, Kind
+from truenext.destination import SCHEDULED_PREFIX, Destination, DestinationKind
 from truenext.engine.writing.entries import mark, put
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.producers import Producers
 
 
-class Run:
+class EngineRun:
     def __init__(
         self,
         ledger: Ledger,
@@ -80,7 +80,7 @@ class Run:
         queues = self._queues
         for name in list(queues.hidden):
             if name and queues.scheduled(name) and name not in queues.by_name:
-                queues.make(Destination(Kind.QUEUE, name))
+                queues.make(Destination(DestinationKind.QUEUE, name))
         every = [*queues.by_name.values(), *self._endings.queues()]
         # The history knows queues by their names: what is left of ended ones counts with what is in the queue of now.
         counts: Counter[str] = Counter()

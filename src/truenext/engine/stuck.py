@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from truenext.engine.engine import Engine
     from truenext.engine.selecting.scan import Scan
     from truenext.engine.selecting.selecting import Selecting
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
 _sequence = attrgetter("sequence")
@@ -54,7 +54,7 @@ class StuckAudit:
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
         self._said: set[Queue] = set()
         self._selective: dict[Queue, _Selective] = {}
-        self._round: dict[Queue, list[Consumer]] = {}
+        self._round: dict[Queue, list[BrokerConsumer]] = {}
         """The queues that had consumers when the round began, and these: each is looked at once in it."""
         self._left: list[Queue] = []
         """Those of them that were not looked at yet."""
@@ -80,7 +80,7 @@ class StuckAudit:
         return news
 
     def _start_round(self, engine: Engine) -> Generator[None, None, None]:
-        consumers_of: dict[Queue, list[Consumer]] = {}
+        consumers_of: dict[Queue, list[BrokerConsumer]] = {}
         self._round = consumers_of
         number = 0
         for session in list(engine.sessions()):
@@ -138,7 +138,7 @@ def _unsent_max(engine: Engine) -> int:
     return 1 if sum(session.unsent_bytes for session in engine.sessions()) > mark else UNSENT_BYTES_MAX
 
 
-def _with_credit(queue: Queue, consumers: list[Consumer], unsent_max: int) -> list[Consumer]:
+def _with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int) -> list[BrokerConsumer]:
     if queue.is_paused:
         return []
     exclusive = [consumer for consumer in consumers if consumer.is_exclusive]
@@ -158,9 +158,9 @@ class _ThoseWhoWait:
         self._is_wildcard_commit_under_way = engine.is_wildcard_commit_under_way
         self._queues_read = {lane.queue for lane in read_lanes}
         self._selecting_of = engine.selections.of_queue
-        self._known: dict[Consumer, bool] = {}
+        self._known: dict[BrokerConsumer, bool] = {}
 
-    def __contains__(self, consumer: Consumer) -> bool:
+    def __contains__(self, consumer: BrokerConsumer) -> bool:
         if not isinstance(consumer, Wildcard):
             return False
         if self._is_wildcard_commit_under_way:
@@ -186,7 +186,7 @@ class _Receiver:
     groups, one of them.
     """
 
-    def __init__(self, consumer: Consumer, scan: Scan, selecting: Selecting, now_us: int) -> None:
+    def __init__(self, consumer: BrokerConsumer, scan: Scan, selecting: Selecting, now_us: int) -> None:
         self._consumer = consumer
         self._groups = selecting.groups
         self._selector = scan.selector
@@ -225,7 +225,7 @@ class _Selective:
         """Rank and sequence up to which the queue was looked at."""
 
     def keep_waiting(
-        self, selecting: Selecting, consumers: list[Consumer], committed: int, now_ms: int, now_us: int
+        self, selecting: Selecting, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
         """True if one of them could take a message that is ready for it."""
         receivers: dict[str | int, _Receiver] = {}
@@ -288,7 +288,7 @@ def _is_empty(lane: Lane) -> bool:
     return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.out_of_turn)
 
 
-class _Place(Enum):
+class _FirstReady(Enum):
     MEMORY = 1
     STORE = 2
     NOWHERE = 3
@@ -301,16 +301,16 @@ def _keeps_waiting(queue: Queue, committed: int, read_lanes: Collection[Lane], n
         if _is_empty(lane):
             continue
         place = _first_ready(lane, committed, now_ms, now_us)
-        if place is _Place.NOWHERE:
+        if place is _FirstReady.NOWHERE:
             return False
-        if place is _Place.MEMORY:
+        if place is _FirstReady.MEMORY:
             return True
-        if place is _Place.STORE:
+        if place is _FirstReady.STORE:
             return lane not in read_lanes
     return False
 
 
-def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _Place | None:
+def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReady | None:
     """Where the first message of a lane is, if that is ready."""
     is_in_store_alone = lane.unread > len(lane.recent)
     for entry in lane.between(0, WHOLE):
@@ -318,10 +318,10 @@ def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _Place
             return None
         if entry.due_us > now_us:
             if lane.queue.policy.while_waiting is WhileWaiting.HOLD:
-                return _Place.NOWHERE
+                return _FirstReady.NOWHERE
             continue
         if entry.message is None or (is_in_store_alone and entry.sequence > lane.horizon):
-            return _Place.STORE
+            return _FirstReady.STORE
         if not 0 < entry.message.expires_ms <= now_ms:
-            return _Place.MEMORY
-    return _Place.STORE if is_in_store_alone else None
+            return _FirstReady.MEMORY
+    return _FirstReady.STORE if is_in_store_alone else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.answers import Answer
     from truenext.batch import Batch
     from truenext.engine.background.browsing import BrowseSlice, Browsing
-    from truenext.engine.background.bulk_work import Finished, Pieces
+    from truenext.engine.background.bulk_work import FinishedPiece, Pieces
     from truenext.engine.dispatch.nothing_ready import NothingReady
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.pages import Found, PageRead, Read
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.wildcard import Wildcard
+    from truenext.engine.writing.background_task import BackgroundTask
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
-    from truenext.engine.writing.work import Work
 
 
 class Effects(NamedTuple):
     """What one turn asks the shell to do, answers first."""
 
-    answers: list[tuple[Session, Answer]]
+    answers: list[tuple[ConnectionState, Answer]]
     deliveries: Deliveries
     """Per consumer, in order of dispatch."""
     reads: list[Read]
@@ -50,7 +50,7 @@ class Effects(NamedTuple):
     """What browsers are shown."""
     timer_reads: list[TimerRead]
     """Pages of timers that are to be read; `timers_read` takes them."""
-    finished: list[Finished]
+    finished: list[FinishedPiece]
     """Pieces of bulk work that are done, and are to be answered."""
     ended_pull_requests: list[EndedPullRequest]
     """What pulling clients are told behind what was dispatched."""
@@ -75,8 +75,8 @@ class Turn:
         pieces: Pieces,
         *,
         timers: Sequence[Timers],
-        before: Sequence[Work],
-        after: Sequence[Work],
+        before: Sequence[BackgroundTask],
+        after: Sequence[BackgroundTask],
         committed: Sequence[Callable[[], object]],
     ) -> None:
         """Work goes on in this order, `before` dispatch or `after` it. `committed` is told of each durable batch."""
@@ -155,7 +155,7 @@ class Turn:
             self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
 
-    def _go_on(self, works: list[tuple[object, Work]]) -> list[Read]:
+    def _go_on(self, works: list[tuple[object, BackgroundTask]]) -> list[Read]:
         """Returns the pages that are wanted."""
         ledger = self._ledger
         wanted: list[Read] = []

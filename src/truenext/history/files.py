@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.checksum import crc32
 from truenext.errors import HistoryError
-from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, MAGIC, READ_VERSIONS, Kind, width
+from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, MAGIC, READ_VERSIONS, EventKind, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ _RUN_AT = 8
 """In a chunk."""
 
 
-class Chunk(NamedTuple):
+class HistoryChunk(NamedTuple):
     run: int
     flags: int
     first_event: int
@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     """Where it ends in what was read."""
 
 
-class Block(NamedTuple):
+class EventBlock(NamedTuple):
     kind: int
     code: int
     events: int
@@ -53,7 +53,7 @@ def file_path(folder: Path, first_event: int) -> Path:
     return folder / f"{first_event:016x}{SUFFIX}"
 
 
-def chunks_of_file(path: Path) -> Iterator[Chunk]:
+def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
     """The whole chunks of a file. What is between them is damaged, what stands behind them was cut off by a crash.
 
     Raises: HistoryError if it is no history of this truenext, OSError
@@ -79,7 +79,7 @@ def chunks_of_file(path: Path) -> Iterator[Chunk]:
             at = chunk.end
 
 
-def chunk_at(content: memoryview, at: int) -> Chunk | None:
+def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
     """The chunk that begins at `at`, None if there is no whole one."""
     if at + CHUNK.size > len(content):
         return None
@@ -87,7 +87,7 @@ def chunk_at(content: memoryview, at: int) -> Chunk | None:
     end = at + CHUNK.size + size
     if end > len(content) or crc32(content[at + CHECKSUM.size : end]) != checksum:
         return None
-    return Chunk(run, flags, first_event, content[at + CHUNK.size : end], end)
+    return HistoryChunk(run, flags, first_event, content[at + CHUNK.size : end], end)
 
 
 def next_chunk(content: bytes, at: int) -> int | None:
@@ -106,14 +106,14 @@ def next_chunk(content: bytes, at: int) -> int | None:
     return None
 
 
-def blocks_of(chunk: Chunk) -> Iterator[Block]:
+def blocks_of(chunk: HistoryChunk) -> Iterator[EventBlock]:
     at = 0
     while at < len(chunk.blocks):
         kind, code, count, queue, other, time = BLOCK.unpack_from(chunk.blocks, at)
         columns_at = at + BLOCK.size
-        at = columns_at + (other if kind in (Kind.NAME, Kind.CAUSE) else count * width(kind))
-        yield Block(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
+        at = columns_at + (other if kind in (EventKind.NAME, EventKind.CAUSE) else count * width(kind))
+        yield EventBlock(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
 
 
-def events_in(chunk: Chunk) -> int:
+def events_in(chunk: HistoryChunk) -> int:
     return sum(block.events for block in blocks_of(chunk))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from truenext.events import COLUMNS, MODES, NO_WINDOW, PERSISTENT_FLAG, REASONS, Kind
+from truenext.events import COLUMNS, MODES, NO_WINDOW, PERSISTENT_FLAG, REASONS, EventKind
 from truenext.history.files import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.history.files import Block, Chunk
+    from truenext.history.files import EventBlock, HistoryChunk
 
 SCHEMA = pa.schema(
     [
@@ -44,11 +44,11 @@ SCHEMA = pa.schema(
     ]
 )
 
-_KINDS = [kind.label for kind in Kind]
-_SUBSCRIBED = (Kind.SUBSCRIBED, Kind.SUBSCRIBED_EXCLUSIVE)
-_CONSUMER_KINDS = (*_SUBSCRIBED, Kind.UNSUBSCRIBED, Kind.WINDOW, Kind.ASKED)
+_KINDS = [kind.label for kind in EventKind]
+_SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
+_CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.ASKED)
 """Whose blocks say the consumer."""
-_WITH_CAUSE = (Kind.RETURNED, Kind.DEAD_LETTERED)
+_WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "Q": np.dtype("<u8"),
     "I": np.dtype("<u4"),
@@ -58,10 +58,10 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 _Array = np.ndarray[Any, Any]
 
 
-def table_of(chunks: Iterable[Chunk]) -> pa.Table:
+def table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     """One row per event, in order. The chunks are those of one file, from its beginning: it names its queues."""
     names: dict[int, str] = {}
-    blocks: list[Block] = []
+    blocks: list[EventBlock] = []
     first_events: list[int] = []
     runs: list[int] = []
     causes = _Causes()
@@ -69,10 +69,10 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         causes.start_chunk()
         event = chunk.first_event
         for block in blocks_of(chunk):
-            if block.kind == Kind.NAME:
+            if block.kind == EventKind.NAME:
                 names[block.queue] = bytes(block.columns).decode()
                 continue
-            if block.kind == Kind.CAUSE:
+            if block.kind == EventKind.CAUSE:
                 causes.add(block.queue, bytes(block.columns).decode())
                 continue
             blocks.append(block)
@@ -94,8 +94,8 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
     other = repeat([block.other for block in blocks])
     code = repeat([block.code for block in blocks], "u1")
     own = _own_columns(blocks, starts, total)
-    is_kind = {one: kind == one for one in Kind}
-    accepted = is_kind[Kind.ACCEPTED] | is_kind[Kind.ACCEPTED_OF_GROUP]
+    is_kind = {one: kind == one for one in EventKind}
+    accepted = is_kind[EventKind.ACCEPTED] | is_kind[EventKind.ACCEPTED_OF_GROUP]
 
     names_of = _Names(names)
     columns = {
@@ -112,36 +112,36 @@ def table_of(chunks: Iterable[Chunk]) -> pa.Table:
         ),
         "persistent": _where(own["flags"] >= PERSISTENT_FLAG, accepted, pa.bool_()),
         "size": _where(own["size"], accepted, pa.int32()),
-        "batch": _where(other, accepted | is_kind[Kind.COMMITTED], pa.int64()),
+        "batch": _where(other, accepted | is_kind[EventKind.COMMITTED], pa.int64()),
         "consumer": _where(
             np.where(_has_column(is_kind, "consumer"), own["consumer"], other),
             _has_column(is_kind, "consumer") | np.logical_or.reduce([is_kind[kind] for kind in _CONSUMER_KINDS]),
             pa.int64(),
         ),
-        "deliveries": _where(own["deliveries"], is_kind[Kind.DISPATCHED], pa.int32()),
-        "attempts": _where(own["attempts"], is_kind[Kind.RETURNED], pa.int32()),
-        "reason": _coded(code, REASONS, is_kind[Kind.RETURNED] | is_kind[Kind.STARTED]),
+        "deliveries": _where(own["deliveries"], is_kind[EventKind.DISPATCHED], pa.int32()),
+        "attempts": _where(own["attempts"], is_kind[EventKind.RETURNED], pa.int32()),
+        "reason": _coded(code, REASONS, is_kind[EventKind.RETURNED] | is_kind[EventKind.STARTED]),
         "mode": _coded(code, MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
         "window": _where(own["window"], _has_column(is_kind, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _has_column(is_kind, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _has_column(is_kind, "target_sequence"), pa.int64()),
         "count": _where(
-            np.where(is_kind[Kind.ASKED], own["count"], other),
-            is_kind[Kind.RECOVERED] | is_kind[Kind.ASKED],
+            np.where(is_kind[EventKind.ASKED], own["count"], other),
+            is_kind[EventKind.RECOVERED] | is_kind[EventKind.ASKED],
             pa.int64(),
         ),
-        "group": _where(own["group"], is_kind[Kind.ACCEPTED_OF_GROUP], pa.int64()),
+        "group": _where(own["group"], is_kind[EventKind.ACCEPTED_OF_GROUP], pa.int64()),
         "cause": causes(repeat(causes.by_block)),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
-def _own_columns(blocks: list[Block], starts: _Array, total: int) -> dict[str, _Array]:
+def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[str, _Array]:
     """By name, what events have of their own; 0 where they have nothing."""
-    columns = {name: np.zeros(total, _NUMPY[type_]) for kind in Kind for name, type_ in COLUMNS[kind]}
+    columns = {name: np.zeros(total, _NUMPY[type_]) for kind in EventKind for name, type_ in COLUMNS[kind]}
     for block, start in zip(blocks, starts.tolist(), strict=True):
         at = 0
-        for name, type_ in COLUMNS[Kind(block.kind)]:
+        for name, type_ in COLUMNS[EventKind(block.kind)]:
             dtype = _NUMPY[type_]
             columns[name][start : start + block.events] = np.frombuffer(block.columns, dtype, block.events, at)
             at += block.events * dtype.itemsize
@@ -188,8 +188,8 @@ class _Causes:
         )
 
 
-def _has_column(is_kind: dict[Kind, _Array], column: str) -> _Array:
-    found: _Array = np.logical_or.reduce([is_kind[kind] for kind in Kind if column in dict(COLUMNS[kind])])
+def _has_column(is_kind: dict[EventKind, _Array], column: str) -> _Array:
+    found: _Array = np.logical_or.reduce([is_kind[kind] for kind in EventKind if column in dict(COLUMNS[kind])])
     return found
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from truenext.history.files import Chunk
+    from truenext.history.files import HistoryChunk
 
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
@@ -176,13 +176,13 @@ class History:
         os.ftruncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
 
-    def _note_chunk(self, chunk: Chunk) -> None:
+    def _note_chunk(self, chunk: HistoryChunk) -> None:
         self._next_event = chunk.first_event + events_in(chunk)
         self._last_run = chunk.run
         if chunk.flags & OF_BATCH:
             self.last_batch = chunk.run, chunk.first_event
 
-    def _start_file(self, chunk: Chunk) -> None:
+    def _start_file(self, chunk: HistoryChunk) -> None:
         path = file_path(self._folder, chunk.first_event)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = self._with_retry(partial(os.open, path, flags, 0o600))

@@ -21,7 +21,7 @@ from truenext.broker.control import Caller
 from truenext.commands import AckMode, Command, Login
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
-from truenext.engine.state.consumer import Consumer, Subscriber
+from truenext.engine.state.consumer import BrokerConsumer, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import Code, NoRoomError, OtherProtocolError, RemoteProtocolError
 from truenext.limits import (
@@ -53,7 +53,7 @@ LARGE_BYTES = 2 * UNSENT_BYTES_MAX
 """More bytes than these at once are one large message, or a few."""
 
 
-class Connection:
+class ServerConnection:
     def __init__(
         self,
         sock: socket.socket,
@@ -63,8 +63,8 @@ class Connection:
         *,
         identity: str,
         server_name: str,
-        on_closed: Callable[["Connection"], None],
-        on_place_taken: Callable[["Connection"], None] = lambda _: None,
+        on_closed: Callable[["ServerConnection"], None],
+        on_place_taken: Callable[["ServerConnection"], None] = lambda _: None,
         only_asks: str = "",
     ) -> None:
         """Of `only_asks` see `Broker.connect`; `on_place_taken` is called when it may do everything after all."""
@@ -115,7 +115,7 @@ class Connection:
         """Bytes of the first unsent frame that the socket has taken."""
         self._is_finishing = False
         """The first unsent frame is the last message of a consumer that is gone, half-way out when it went."""
-        self._taken: dict[Consumer, int] = {}
+        self._taken: dict[BrokerConsumer, int] = {}
         """Messages of consumers in auto mode that the socket took since the broker was last told `taken`."""
         self._timers: dict[str, TimerHandle] = {}
         self._after(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
@@ -275,7 +275,7 @@ class Connection:
             self._is_leaving = True
             self._after(FAREWELL_SECONDS, "farewell", self._close)
 
-    def deliver(self, consumer: Consumer, entries: list[Entry]) -> None:
+    def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.round)
         self._runs.append((consumer, len(entries)))
         self._has_messages = True
@@ -379,7 +379,7 @@ class Connection:
                 self._unsent_answer_bytes -= len(frame)
                 continue
             self._unsent_messages[consumer] -= 1
-            if isinstance(consumer, Consumer) and consumer.mode is AckMode.AUTO:
+            if isinstance(consumer, BrokerConsumer) and consumer.mode is AckMode.AUTO:
                 self._taken[consumer] = self._taken.get(consumer, 0) + 1
 
     def _on_writable(self) -> None:
@@ -399,7 +399,9 @@ class Connection:
             if self._is_leaving:
                 self._hang_up()
 
-    def recall(self, consumers: Collection[Consumer] | None) -> tuple[dict[Consumer, int], Subscriber | None]:
+    def recall(
+        self, consumers: Collection[BrokerConsumer] | None
+    ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
         owners: Collection[Subscriber] | None = None
         if consumers is None:
             taken, self._taken = self._taken, {}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError
 from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 from truenext.url import Address, host_and_port
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
@@ -35,7 +35,7 @@ class Listener:
         identity: str,
         server_name: str,
         connections_max: int = CONNECTIONS_MAX,
-        make_connection: Callable[..., Connection] = Connection,
+        make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
         """Those beyond `connections_max` may only ask the broker, and are few. `make_connection` takes what Connection
         takes.
@@ -46,8 +46,8 @@ class Listener:
         self._loop = loop
         self._identity = identity
         self._server_name = server_name
-        self._connections: set[Connection] = set()
-        self._asking: set[Connection] = set()
+        self._connections: set[ServerConnection] = set()
+        self._asking: set[ServerConnection] = set()
         """Those of them that may only ask."""
         self._connections_max = connections_max
         self._make_connection = make_connection
@@ -105,7 +105,7 @@ class Listener:
             connection.look()
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
 
-    def _on_closed(self, connection: Connection) -> None:
+    def _on_closed(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         self._asking.discard(connection)
         if not self._connections:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingSummary:
     """One kind of trouble."""
 
     kind: str
@@ -16,7 +16,7 @@ class Finding:
 @dataclass(frozen=True)
 class Verdict:
     events: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FindingSummary, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader should know and what breaks no promise: gaps, an incomplete history."""
 

@@ -38,15 +38,15 @@ LEGEND = (
     "or in doubt</span></p>"
 )
 
-Run = dict[str, Any]
+ExecutionRow = dict[str, Any]
 """A row of the table `waterfalls`; None where it has nothing."""
 
 
 def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
     """Those that were given up, the latest first, and the slowest; `waterfalls` has a row per run."""
-    flows: dict[str, list[Run]] = {}
+    flows: dict[str, list[ExecutionRow]] = {}
     for row in waterfalls.sort_values(["flow", "place"]).to_dict("records"):
-        run: Run = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
+        run: ExecutionRow = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
         flows.setdefault(run["flow"], []).append(run)
     if not flows:
         return '<p class="note">None.</p>'
@@ -63,7 +63,7 @@ def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
     return "".join(parts)
 
 
-def _flow(runs: list[Run], *, is_open: bool) -> str:
+def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
     first = runs[0]
     seconds = max(float(first["seconds"]), 1e-6)
     facts = [_duration(seconds * 1e3), _count(first["messages"], "message")]
@@ -84,9 +84,9 @@ def _flow(runs: list[Run], *, is_open: bool) -> str:
     )
 
 
-def _lines(runs: list[Run], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
+def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
     """One per message, in the order in which they were begun."""
-    messages: dict[str, list[Run]] = {}
+    messages: dict[str, list[ExecutionRow]] = {}
     for run in runs:
         messages.setdefault(run["message"], []).append(run)
     depths: dict[str, int] = {}
@@ -118,7 +118,7 @@ def _lines(runs: list[Run], started: pandas.Timestamp, seconds: float) -> Iterat
         )
 
 
-def _describe_outcome(runs: list[Run]) -> str:
+def _describe_outcome(runs: list[ExecutionRow]) -> str:
     """Of the runs, one after the other, and of their message."""
     descriptions: list[str] = []
     times: list[int] = []
@@ -137,7 +137,7 @@ def _describe_outcome(runs: list[Run]) -> str:
     return text + END_TEXTS.get(runs[-1]["gone"] or "", "")
 
 
-def _outcome(run: Run) -> str:
+def _outcome(run: ExecutionRow) -> str:
     return run["outcome"] or "cut off"
 
 

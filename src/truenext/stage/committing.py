@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
-from truenext.stage.interceptors.interceptor import Send
+from truenext.stage.interceptors.interceptor import MessageToSend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from truenext.client.core.sends import SendOptions
     from truenext.client.tasks.connection import Session
-    from truenext.stage.core.said import Outgoing
-    from truenext.stage.core.unit import Finished
+    from truenext.stage.core.outbox_unit import EncodedMessage
+    from truenext.stage.core.said import OutputMessage
     from truenext.stage.interceptors.chain import Chain
     from truenext.stage.interceptors.interceptor import Execution
 
@@ -24,14 +24,16 @@ FRAME_BYTES = 1024
 """What a message takes of a transaction besides its body, amply."""
 
 
-def finished(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution | None) -> list[Finished]:
+def encode_messages(
+    outgoing: Sequence[OutputMessage], chain: Chain, execution: Execution | None
+) -> list[EncodedMessage]:
     """Raises: FlowError if one is too large, or cannot be JSON"""
     if not chain.has_sending:
-        return [each.finished({}) for each in outgoing]
+        return [each.encode({}) for each in outgoing]
     messages = []
     for each in outgoing:
         envelope = each.envelope
-        send = Send(
+        send = MessageToSend(
             destination=each.destination.rpartition("/")[2],
             message_id=envelope.id,
             flow_id=envelope.flow.id,
@@ -40,11 +42,11 @@ def finished(outgoing: Sequence[Outgoing], chain: Chain, execution: Execution | 
             carrier={},
         )
         chain.sending(execution, send)
-        messages.append(each.finished(send.carrier))
+        messages.append(each.encode(send.carrier))
     return messages
 
 
-def size_of(messages: Sequence[Finished]) -> int:
+def size_of(messages: Sequence[EncodedMessage]) -> int:
     """Bytes that they take of an open transaction."""
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
@@ -54,7 +56,7 @@ def left_s(deadline: float) -> float:
     return max(deadline - asyncio.get_running_loop().time(), 0.001)
 
 
-async def send_all(session: Session, messages: Sequence[Finished], deadline: float) -> None:
+async def send_all(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
     """Raises: RolledBack, TimeoutError"""
     for each in messages:
         options: SendOptions = {

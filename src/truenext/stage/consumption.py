@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from truenext.client.core.consumers import ConsumerOptions
+    from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.exactly_once.once import ExactlyOnce
-    from truenext.stage.lane import Lane
-    from truenext.stage.world import World
+    from truenext.stage.exactly_once.processing import ExactlyOnce
+    from truenext.stage.pool import Pool
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -31,12 +31,12 @@ PAUSE_S = 1.0
 class Consumption:
     """Of one stage, in one lane."""
 
-    def __init__(self, world: World, stage: Stage, lane: Lane, once: ExactlyOnce | None) -> None:
+    def __init__(self, context: ServiceContext, stage: Stage, pool: Pool, exactly_once: ExactlyOnce | None) -> None:
         """`once` if the effects of the stage happen once."""
         self.stage = stage
-        self.lane = lane
-        self.worker = Worker(world, stage, lane, once)
-        self._gate = world.gate if world.plans.uses_database(stage) else None
+        self.pool = pool
+        self.worker = Worker(context, stage, pool, exactly_once)
+        self._gate = context.gate if context.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
         self._why_not = ""
         """Why it has no subscription."""
@@ -57,7 +57,7 @@ class Consumption:
         is_open = self._gate is None or self._gate.is_open
         return StageFacts(
             stage=self.stage.queue,
-            lane=self.lane.name,
+            pool=self.pool.name,
             busy=worker.busy,
             waits_for_database=not is_open,
             waits_for_broker=self._why_unsubscribed(subscribed) if is_open else "",
@@ -85,7 +85,7 @@ class Consumption:
             try:
                 await self._consume_while_open()
             except (Refused, TimeoutError) as error:
-                if self.lane.connection.health().state == "closed":
+                if self.pool.connection.health().state == "closed":
                     # Such as by a login that is refused now.
                     raise
                 # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
@@ -124,7 +124,7 @@ class Consumption:
         # No more than what the workers have is taken from others.
         options: ConsumerOptions = {"prefetch": concurrency}
         if stage.endpoint.topic is None:
-            options["selector"] = self.lane.selector
-        await self.lane.connection.consume(
+            options["selector"] = self.pool.selector
+        await self.pool.connection.consume(
             stage.destination, self.worker.handle, transacted=True, ack="commit", concurrency=concurrency, **options
         )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
-    from truenext.stage.interceptors.interceptor import Ending, Outcome
+    from truenext.stage.interceptors.interceptor import Ending, ExecutionOutcome
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -43,7 +43,7 @@ _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
 
-class Opened(msgspec.Struct, tag_field="kind", tag="opened"):
+class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     """The first of each file."""
 
     process: str
@@ -82,7 +82,7 @@ class Over(msgspec.Struct, omit_defaults=True):
     process: str
     n: int
     at: int
-    kind: Outcome
+    kind: ExecutionOutcome
     of: int
     total_us: int
     run_us: int | None = None
@@ -265,7 +265,7 @@ class StageEvents:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file_since = monotonic()
         # It stands in each file, and is none of the events that are counted.
-        opened = Opened(self.process, 0, time_ns() // 1000, FORMAT, self._service, self._instance)
+        opened = FileOpened(self.process, 0, time_ns() // 1000, FORMAT, self._service, self._instance)
         try:
             self._write(self._encoder.encode(opened) + b"\n")
         except OSError:

@@ -11,20 +11,20 @@ import msgspec
 
 from truenext.errors import LocalProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
-from truenext.stage.committing import finished, size_of
+from truenext.stage.committing import encode_messages, size_of
+from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
-from truenext.stage.core.unit import Key, Unit
 from truenext.stage.initiator import checked_timeout
-from truenext.stage.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from truenext.stage.core.said import Outgoing
+    from truenext.stage.core.said import OutputMessage
     from truenext.stage.definition import Definition
     from truenext.stage.initiator import Initiator
     from truenext.stage.interceptors.chain import Chain
@@ -124,7 +124,9 @@ class InitiatingInTransaction:
         if not self._transaction.is_async:
             raise LocalProtocolError("a Session is used with `with`; `async with` is for an AsyncSession")
         self._check_ended()
-        return self._start(None if self._key is None else await self._transaction.seed_async(self._key, World.new_id()))
+        return self._start(
+            None if self._key is None else await self._transaction.seed_async(self._key, ServiceContext.new_id())
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,7 +142,7 @@ class InitiatingInTransaction:
         if self._transaction.is_async:
             raise LocalProtocolError("an AsyncSession is used with `async with`; `with` is for a Session")
         self._check_ended()
-        return self._start(None if self._key is None else self._transaction.seed(self._key, World.new_id()))
+        return self._start(None if self._key is None else self._transaction.seed(self._key, ServiceContext.new_id()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -157,12 +159,12 @@ class InitiatingInTransaction:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
 
     def _start(self, seed: str | None) -> Initiation:
-        self._seed = seed or World.new_id()
+        self._seed = seed or ServiceContext.new_id()
         self._said = Said(self._seed, self._definition.name)
         self._transaction.enter()
-        return Initiation(self._said, World.now_ms(), self._definition.stages)
+        return Initiation(self._said, ServiceContext.now_ms(), self._definition.stages)
 
-    def _end(self) -> Sequence[Outgoing]:
+    def _end(self) -> Sequence[OutputMessage]:
         said = self._said
         assert said is not None, "the block has begun"
         said.is_over = True
@@ -171,9 +173,9 @@ class InitiatingInTransaction:
             raise FlowError("after_commit is not called for what a transaction of the program's own begins")
         return said.outgoing
 
-    def _unit(self, said: Sequence[Outgoing]) -> Unit:
+    def _unit(self, said: Sequence[OutputMessage]) -> OutboxUnit:
         """Raises: FlowError if the broker would never take it"""
-        messages = finished(said, self._chain, None)
+        messages = encode_messages(said, self._chain, None)
         if len(messages) > 1 and size_of(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
                 f"what is begun has {size_of(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one transaction of "
@@ -184,9 +186,9 @@ class InitiatingInTransaction:
                 f"what is begun are {len(messages)} messages, and {TRANSACTION_MESSAGES_MAX} go in one transaction of "
                 "the broker: begin it in several initiations"
             )
-        return Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
+        return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
-    def _key_of(self, said: Sequence[Outgoing]) -> Key | None:
+    def _key_of(self, said: Sequence[OutputMessage]) -> InitiationKey | None:
         """Its content is the same for the same, whenever it is said."""
         if self._key is None:
             return None
@@ -195,7 +197,7 @@ class InitiatingInTransaction:
             flow = msgspec.structs.replace(each.envelope.flow, begun_ms=0)
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
-        return Key(self._key, digest.hexdigest())
+        return InitiationKey(self._key, digest.hexdigest())
 
 
 def _is_text(key: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ClosedError, RolledBack
 from truenext.stage.asking import Asking
-from truenext.stage.committing import finished, left_s, refused_with, send_all, size_of
+from truenext.stage.committing import encode_messages, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.said import Said
 from truenext.stage.hooks import call_hooks, call_hooks_here
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.errors import InDoubt
+    from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Endpoint
     from truenext.stage.core.flow_start import FlowOptions
-    from truenext.stage.core.unit import Finished
-    from truenext.stage.lane import Lane
-    from truenext.stage.world import World
+    from truenext.stage.core.outbox_unit import EncodedMessage
+    from truenext.stage.pool import Pool
 
 PAUSE_S = 0.05
 """Until what was rolled back is sent again; each pause is twice as long as the one before."""
@@ -32,21 +32,21 @@ PAUSE_MAX_S = 1.0
 
 
 class Initiator:
-    def __init__(self, world: World, interactive: Lane, others: Lane) -> None:
+    def __init__(self, context: ServiceContext, interactive: Pool, others: Pool) -> None:
         """`interactive` and `others` are whose connections are used."""
-        self._world = world
-        self._lanes = {True: interactive, False: others}
-        self._sessions = {is_interactive: Sessions(lane.connection) for is_interactive, lane in self._lanes.items()}
-        self._asking = Asking(world.service, interactive.connection)
+        self._context = context
+        self._pools = {True: interactive, False: others}
+        self._sessions = {is_interactive: Sessions(pool.connection) for is_interactive, pool in self._pools.items()}
+        self._asking = Asking(context.service, interactive.connection)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        return self._world.loop
+        return self._context.loop
 
     def check_loop(self) -> None:
         """Refuse a call in another event loop. Raises: ClosedError"""
         if asyncio.get_running_loop() is not self.loop:
-            service = self._world.service
+            service = self._context.service
             raise ClosedError(
                 f"the service {service} belongs to the event loop in which it was connected: make and connect another "
                 f"Service here, or run this in that loop. A thread without an event loop may use `with "
@@ -54,8 +54,8 @@ class Initiator:
             )
 
     def initiation(self) -> tuple[Said, Initiation]:
-        said = Said(self._world.new_id(), self._world.service)
-        return said, Initiation(said, self._world.now_ms(), self._world.stages)
+        said = Said(self._context.new_id(), self._context.service)
+        return said, Initiation(said, self._context.now_ms(), self._context.stages)
 
     async def initiate(self, said: Said, deadline: float) -> None:
         """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop; then
@@ -64,12 +64,12 @@ class Initiator:
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
         await self._send_all(said, deadline)
-        await call_hooks(said, {"service": self._world.service}, None)
+        await call_hooks(said, {"service": self._context.service}, None)
 
     def initiate_in_thread(self, said: Said, deadline: float) -> None:
         """The same by a thread, which calls that itself: all other threads may be waiting here. Raises: the same"""
         asyncio.run_coroutine_threadsafe(self._send_all(said, deadline), self.loop).result()
-        call_hooks_here(said, {"service": self._world.service}, self.loop)
+        call_hooks_here(said, {"service": self._context.service}, self.loop)
 
     async def _send_all(self, said: Said, deadline: float) -> None:
         """Raises: as `initiate`"""
@@ -79,7 +79,7 @@ class Initiator:
 
     async def _send(self, said: Said, is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`"""
-        messages = finished(said.outgoing, self._world.chain, None)
+        messages = encode_messages(said.outgoing, self._context.chain, None)
         pause_s = PAUSE_S
         while True:
             try:
@@ -92,19 +92,19 @@ class Initiator:
             except RolledBack as error:
                 # Nothing of it happened, so it can be sent again, unless the broker does not want it. The time that is
                 # left is for the answer, too: without one it would be in doubt.
-                if refused_with(error) is not None or self._world.loop.time() + 2 * pause_s >= deadline:
+                if refused_with(error) is not None or self._context.loop.time() + 2 * pause_s >= deadline:
                     raise
             # A broker that has no room is not to be kept busy with that.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _send_once(self, messages: Sequence[Finished], is_interactive: bool, deadline: float) -> None:
+    async def _send_once(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`; TimeoutError, ClosedError if nothing was committed"""
-        lane = self._lanes[is_interactive]
+        pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
-                await stack.enter_async_context(lane.transactions.taken(1))
-                await stack.enter_async_context(lane.transaction_bytes.taken(size_of(messages)))
+                await stack.enter_async_context(pool.transactions.taken(1))
+                await stack.enter_async_context(pool.transaction_bytes.taken(size_of(messages)))
             session = await stack.enter_async_context(self._sessions[is_interactive].one())
             await send_all(session, messages, deadline)
             await session.commit(timeout=left_s(deadline))
@@ -115,7 +115,7 @@ class Initiator:
         """Raises: ClosedError, ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as
         `initiate`"""
         self.check_loop()
-        deadline = self._world.loop.time() + checked_timeout(timeout)
+        deadline = self._context.loop.time() + checked_timeout(timeout)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._asking.subscribe()
@@ -137,7 +137,7 @@ class Initiator:
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Raises: as `Connection.outcome`"""
         self.check_loop()
-        return await self._lanes[True].connection.outcome(doubt, timeout=timeout)
+        return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 
     async def stop(self) -> None:
         await self._asking.stop()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.consumption import Consumption
-from truenext.stage.core.health import Facts, State
+from truenext.stage.context import ServiceContext
+from truenext.stage.core.health import ServiceFacts, ServiceState
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.gate import Gate
 from truenext.stage.initiator import Initiator
-from truenext.stage.lane import Lane
+from truenext.stage.pool import Pool
 from truenext.stage.sql.errors import DatabaseAway
-from truenext.stage.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -64,7 +64,7 @@ class Running:
         folder into which they write what they do. `waits`: for a broker and a database that are not there yet, as long
         as it takes. `makes_tables`: those that remember what has happened once, if they are missing; for tests."""
         self.process = os.getpid()
-        self.world = World(definition, plans)
+        self.context = ServiceContext(definition, plans)
         self.consumptions: list[Consumption] = []
         self._definition = definition
         self._plans = plans
@@ -73,15 +73,15 @@ class Running:
         self._events = events
         self._waits = waits
         self._makes_tables = makes_tables
-        self.once: ExactlyOnce | None = None
+        self.exactly_once: ExactlyOnce | None = None
         """What its stages say whose effects happen once, if there are any."""
         self._is_prepared = False
         self._is_alone = False
         """No stage runs in this process."""
         self._opening: asyncio.Task[None] | None = None
         """Of the outbox, for what programs begin here."""
-        self._state: State = "waiting for the broker"
-        self._lanes: list[Lane] = []
+        self._state: ServiceState = "waiting for the broker"
+        self._pools: list[Pool] = []
         self._initiator: Initiator | None = None
         self._stack = AsyncExitStack()
 
@@ -102,7 +102,7 @@ class Running:
         if self._definition.has_outbox:
             await self._until_reached(self._check_outbox)
         if self._events is not None:
-            self.world.events = StageEvents(self._events, self.world.service, self.world.instance)
+            self.context.events = StageEvents(self._events, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
         self._is_prepared = True
 
@@ -119,8 +119,8 @@ class Running:
                 beats_apart=True,
                 timeout=FOR_EVER_S if self._waits else CONNECT_S,
             )
-            self._lanes.append(Lane(connection, is_interactive=is_interactive, threads=threads))
-        self._initiator = Initiator(self.world, *self._lanes)
+            self._pools.append(Pool(connection, is_interactive=is_interactive, threads=threads))
+        self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
         """Run the stages, and send what the outbox has.
@@ -133,12 +133,12 @@ class Running:
             self._state = "waiting for the database"
             await self._until_reached(self._open_outbox)
         if plans.lifespan is not None:
-            self.world.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
+            self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
-            for lane in self._lanes if stage.endpoint.topic is None else self._lanes[:1]:
-                once = self.once if stage.settings.exactly_once else None
-                self.consumptions.append(Consumption(self.world, stage, lane, once))
+            for pool in self._pools if stage.endpoint.topic is None else self._pools[:1]:
+                exactly_once = self.exactly_once if stage.settings.exactly_once else None
+                self.consumptions.append(Consumption(self.context, stage, pool, exactly_once))
         for consumption in self.consumptions:
             consumption.start()
         await self._until_subscribed()
@@ -157,18 +157,18 @@ class Running:
 
     def wake_relay(self) -> None:
         """A program's transaction has begun flows in this process. In the thread of the event loop."""
-        if self.once is not None:
-            self.once.wake()
+        if self.exactly_once is not None:
+            self.exactly_once.wake()
         elif self._is_alone and self._database is not None and self._opening is None:
             # Not before there is need: who only begins flows over the broker may have no way to the database.
-            self._opening = self.world.loop.create_task(self._open_relay(), name="truenext outbox")
+            self._opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
     async def _open_relay(self) -> None:
         """Until it is open: meanwhile the processes that run the stages send what is begun here."""
         pause_s = OPEN_S
-        while self.once is None:
+        while self.exactly_once is None:
             try:
-                if self.world.gate is None:
+                if self.context.gate is None:
                     await self._open_database()
                 await self._open_outbox()
             except Exception as error:
@@ -182,7 +182,7 @@ class Running:
     async def _until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
         wanted = Counter(each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None)
-        while wanted - self._lanes[0].subscribed():
+        while wanted - self._pools[0].subscribed():
             for each in self.consumptions:
                 if each.task.done():
                     each.task.result()
@@ -201,7 +201,7 @@ class Running:
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = Gate(Database(self._database, interactive=workers, others=workers))
         await gate.open(waits=self._waits)
-        self.world.gate = gate
+        self.context.gate = gate
 
     async def _until_reached(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat `step` while the outbox cannot be reached: the database was there, and may be busy, or go once more.
@@ -219,9 +219,9 @@ class Running:
             await asyncio.sleep(OPEN_S)
 
     def _outbox(self) -> Outbox:
-        world, gate = self.world, self.world.gate
+        context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
-        return gate.database.outbox(world.service, world.run_id, world.instance)
+        return gate.database.outbox(context.service, context.run_id, context.instance)
 
     async def _check_outbox(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
@@ -234,9 +234,9 @@ class Running:
         """Raises: as `_check_outbox`"""
         await self._check_outbox()
         # Others than those who wait: what the relay sends is nobody's who waits.
-        once = ExactlyOnce(self._outbox(), self._lanes[1], self.world.service)
-        await once.start()
-        self.once = once
+        exactly_once = ExactlyOnce(self._outbox(), self._pools[1], self.context.service)
+        await exactly_once.start()
+        self.exactly_once = exactly_once
 
     # ---- While it runs ----
 
@@ -255,23 +255,23 @@ class Running:
     @property
     def waits_for_database(self) -> bool:
         """The stages that use the database wait for it."""
-        return self.world.gate is not None and not self.world.gate.is_open
+        return self.context.gate is not None and not self.context.gate.is_open
 
     @property
     def connection(self) -> Connection:
         """To ask the broker."""
-        return self._lanes[0].connection
+        return self._pools[0].connection
 
-    def facts(self) -> Facts:
+    def facts(self) -> ServiceFacts:
         """How it is, for those who look after it."""
-        gate = self.world.gate
-        subscribed = {lane: lane.subscribed() for lane in self._lanes}
-        return Facts(
+        gate = self.context.gate
+        subscribed = {pool: pool.subscribed() for pool in self._pools}
+        return ServiceFacts(
             service=self._definition.name,
             state=self._state,
-            broker=[each.facts() for each in self._lanes],
+            broker=[each.facts() for each in self._pools],
             database="" if gate is None else "there" if gate.is_open else f"{gate.what}: {gate.reason}",
-            stages=[each.facts(subscribed[each.lane]) for each in self.consumptions],
+            stages=[each.facts(subscribed[each.pool]) for each in self.consumptions],
         )
 
     async def until_failed(self) -> NoReturn:
@@ -286,9 +286,9 @@ class Running:
 
         Raises: LocalProtocolError if no stage uses one
         """
-        if self.world.gate is None:
+        if self.context.gate is None:
             raise LocalProtocolError(f"no stage of {self._definition.name} asks for a session, so there is no database")
-        return self.world.gate.database.task_work()
+        return self.context.gate.database.task_work()
 
     # ---- The end ----
 
@@ -296,27 +296,27 @@ class Running:
         """Take no more, finish what is being handled, give back the rest without an attempt. If it was cancelled, it
         can be called again, with less time. What one part raises keeps no other from being closed."""
         self._state = "stopping"
-        self.world.stopping.set()
+        self.context.stopping.set()
         await self._end_consumptions(timeout)
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self._stack.aclose)
-            if self.world.events is not None:
-                last_first.push_async_callback(asyncio.to_thread, self.world.events.close)
-            if self.world.gate is not None:
-                last_first.push_async_callback(self.world.gate.stop)
-            last_first.push_async_callback(self._close_lanes)
+            if self.context.events is not None:
+                last_first.push_async_callback(asyncio.to_thread, self.context.events.close)
+            if self.context.gate is not None:
+                last_first.push_async_callback(self.context.gate.stop)
+            last_first.push_async_callback(self._close_pools)
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait({self._opening})
-            if self.once is not None:
+            if self.exactly_once is not None:
                 # It may be sending something.
-                last_first.push_async_callback(self.once.stop)
+                last_first.push_async_callback(self.exactly_once.stop)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)
 
-    async def _close_lanes(self) -> None:
+    async def _close_pools(self) -> None:
         """Both at once: each may wait for a broker that stands still."""
-        closed = await asyncio.gather(*(lane.close() for lane in self._lanes), return_exceptions=True)
+        closed = await asyncio.gather(*(pool.close() for pool in self._pools), return_exceptions=True)
         for each in closed:
             if isinstance(each, BaseException):
                 raise each

@@ -177,7 +177,7 @@ class Service(Definition):
         if running is not None:
             with suppress(RuntimeError):
                 # Its loop may just end.
-                running.world.loop.call_soon_threadsafe(running.wake_relay)
+                running.context.loop.call_soon_threadsafe(running.wake_relay)
 
     # These four are no async functions themselves: a stage that cannot await them is refused when it calls them.
 

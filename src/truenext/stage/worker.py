@@ -31,7 +31,7 @@ from truenext.stage.cancelling import is_being_cancelled
 from truenext.stage.committing import (
     BrokerAway,
     InTime,
-    finished,
+    encode_messages,
     is_for_want_of_room,
     refused_with,
     send_all,
@@ -42,8 +42,8 @@ from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, is_too_long, said_of
 from truenext.stage.core.flow import NOTHING, Flow
 from truenext.stage.core.ids import inbox_id
+from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
-from truenext.stage.core.unit import Unit
 from truenext.stage.current import CURRENT
 from truenext.stage.guarded import called, in_own_task
 from truenext.stage.hooks import call_hooks
@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from truenext.client.tasks.connection import Message, Session
+    from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
     from truenext.stage.core.numbers import Number
-    from truenext.stage.core.unit import Finished
-    from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
-    from truenext.stage.interceptors.interceptor import Outcome
-    from truenext.stage.lane import Lane
+    from truenext.stage.core.outbox_unit import EncodedMessage
+    from truenext.stage.exactly_once.processing import Borrowed, ExactlyOnce
+    from truenext.stage.interceptors.interceptor import ExecutionOutcome
+    from truenext.stage.pool import Pool
     from truenext.stage.sql.work import TaskWork, ThreadWork
-    from truenext.stage.world import World
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -81,14 +81,14 @@ T = TypeVar("T")
 class Worker:
     """Of one stage, in one lane: handles its messages, several at once."""
 
-    def __init__(self, world: World, stage: Stage, lane: Lane, once: ExactlyOnce | None) -> None:
-        """`once` if the effects of the stage happen once."""
-        self._world = world
+    def __init__(self, context: ServiceContext, stage: Stage, pool: Pool, exactly_once: ExactlyOnce | None) -> None:
+        """`exactly_once` if the effects of the stage happen once."""
+        self._context = context
         self._stage = stage
-        self._lane = lane
-        self._once = once
+        self._pool = pool
+        self._exactly_once = exactly_once
         # What is published comes here whatever its priority.
-        self._is_ahead = lane.is_interactive and stage.endpoint.topic is None
+        self._is_ahead = pool.is_interactive and stage.endpoint.topic is None
         self.busy = 0
         """Messages that are handled now."""
         self.progress_at = monotonic()
@@ -103,8 +103,8 @@ class Worker:
         if not self.busy:
             self.progress_at = monotonic()
         self.busy += 1
-        handling = Handling(self._world, self._stage, self._lane, self._once, message, session)
-        precedence = self._world.precedence
+        handling = Handling(self._context, self._stage, self._pool, self._exactly_once, message, session)
+        precedence = self._context.precedence
         try:
             if self._is_ahead:
                 with precedence.ahead():
@@ -122,17 +122,17 @@ class Handling:
 
     def __init__(
         self,
-        world: World,
+        context: ServiceContext,
         stage: Stage,
-        lane: Lane,
-        once: ExactlyOnce | None,
+        pool: Pool,
+        exactly_once: ExactlyOnce | None,
         message: Message,
         session: Session,
     ) -> None:
-        self._world = world
+        self._context = context
         self._stage = stage
-        self._lane = lane
-        self._exactly_once = once
+        self._pool = pool
+        self._exactly_once = exactly_once
         self._id = ""
         """By which the inbox knows the message, if its effects happen once."""
         self._is_sql_committed = False
@@ -228,33 +228,33 @@ class Handling:
     async def _wait_if_no_room(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
         if is_for_want_of_room(error):
-            await self._world.wait(self._lane.wait_s(self._world.loop.time()))
+            await self._context.wait(self._pool.wait_s(self._context.loop.time()))
 
     async def _was_done_before(self) -> None:
         """What it has to send goes first: who acknowledges it may be the last who knows of that.
 
         Raises: RolledBack, InDoubt; as `_failed`
         """
-        once = self._exactly_once
-        assert once is not None, "nobody else asks"
+        exactly_once = self._exactly_once
+        assert exactly_once is not None, "nobody else asks"
         try:
-            await once.sent_before(self._id, self._lane)
+            await exactly_once.sent_before(self._id, self._pool)
             await self._session.commit(timeout=TIMEOUT_S)
         except (BrokerAway, OutboxBusy) as error:
             await self._message.release()
             self._end("given back", error)
-            await self._world.wait(PAUSE_S)
+            await self._context.wait(PAUSE_S)
         except DatabaseAway as error:
             await self._has_no_database(error)
         except RolledBack as error:
             if refused_with(error) is not None:
                 # It would come again at once, and be refused again.
-                await self._world.wait(PAUSE_S)
+                await self._context.wait(PAUSE_S)
             await self._has_not_committed(error)
         except InDoubt as error:
             await self._has_not_committed(error)
         else:
-            once.ended(self._id, was_sent=False, is_acknowledged=True)
+            exactly_once.ended(self._id, was_sent=False, is_acknowledged=True)
             self._end("handled before", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
@@ -262,11 +262,11 @@ class Handling:
 
         Raises: DoneBefore, DatabaseAway
         """
-        once = self._exactly_once
-        if once is None:
+        exactly_once = self._exactly_once
+        if exactly_once is None:
             return
-        self._id = inbox_id(self._world.service, self._stage.queue, envelope.id)
-        if self._message.redelivered and await once.was_done(self._id):
+        self._id = inbox_id(self._context.service, self._stage.queue, envelope.id)
+        if self._message.redelivered and await exactly_once.was_done(self._id):
             raise DoneBefore("the message was handled before")
 
     def _check_attempts(self) -> None:
@@ -288,8 +288,8 @@ class Handling:
         """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
         pause_s = AGAIN_S
         for left in reversed(range(AGAIN_MAX + 1)):
-            work = self._world.work(self._stage, self._id or None, is_interactive=self._lane.is_interactive)
-            said = Said(self._seed(envelope), f"{self._world.service} {self._stage.queue}")
+            work = self._context.work(self._stage, self._id or None, is_interactive=self._pool.is_interactive)
+            said = Said(self._seed(envelope), f"{self._context.service} {self._stage.queue}")
             self._ran_at, self._trouble = 0.0, Trouble.OWN
             try:
                 await self._run_to_its_end(envelope, said, work)
@@ -299,10 +299,10 @@ class Handling:
                 if isinstance(error, ProducerLost):
                     # Another one will do.
                     self._trouble = Trouble.AGAIN
-                verdict = None if work is None else work.verdict
+                skip_reason = None if work is None else work.skip_reason
                 await self._take_back(work)
-                if verdict is not None and verdict is not error:
-                    raise verdict from error
+                if skip_reason is not None and skip_reason is not error:
+                    raise skip_reason from error
                 if self._trouble is not Trouble.AGAIN or self._was_sent:
                     # What was sent is taken back with the message.
                     raise
@@ -327,12 +327,12 @@ class Handling:
         """Of the ids of what the stage sends: the same whenever it runs again. One message may come to several stages,
         and what is published to several processes: each of them sends something of its own."""
         seed = f"{envelope.id} {self._stage.queue}"
-        return seed if self._stage.endpoint.topic is None else f"{seed} {self._world.run_id}"
+        return seed if self._stage.endpoint.topic is None else f"{seed} {self._context.run_id}"
 
     async def _run_to_its_end(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
-        point, once = self._world.point, self._exactly_once
+        point, exactly_once = self._context.point, self._exactly_once
         point("received", self._stage)
-        if once is None:
+        if exactly_once is None:
             messages = await self._said_by(envelope, said, work)
             if work is not None and work.end_unused():
                 work = None
@@ -341,15 +341,17 @@ class Handling:
                 point("checked", self._stage)
             await self._commit(messages, work)
         else:
-            async with once.borrowed() as producer:
+            async with exactly_once.borrowed() as producer:
                 messages = await self._said_by(envelope, said, work)
                 await self._complete(messages, work, producer)
-            once.ended(self._id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
+            exactly_once.ended(self._id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
         self._committed_at = monotonic()
-        self._lane.pause_s = 0.0
+        self._pool.pause_s = 0.0
         point("committed", self._stage)
 
-    async def _said_by(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> list[Finished]:
+    async def _said_by(
+        self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None
+    ) -> list[EncodedMessage]:
         """Run it."""
         running = self._run(envelope, said, work)
         await (in_own_task(running) if self._stage.signature.is_async else running)
@@ -357,41 +359,41 @@ class Handling:
         if work is not None:
             work.returned()
         self._ran_at = monotonic()
-        self._world.point("run", self._stage)
-        return finished(said.outgoing, self._world.chain, self._execution)
+        self._context.point("run", self._stage)
+        return encode_messages(said.outgoing, self._context.chain, self._execution)
 
     async def _complete(
-        self, messages: Sequence[Finished], work: TaskWork | ThreadWork | None, producer: Borrowed
+        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, producer: Borrowed
     ) -> None:
         """Commit both, under a number if it sends anything."""
         assert work is not None, "its database remembers what has happened"
-        unit = Unit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
+        unit = OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
         number = producer.number() if messages else None
-        await self._in_its_place(partial(work.complete, self._world.service, number, unit), work)
-        self._world.point("checked", self._stage)
+        await self._in_its_place(partial(work.complete, self._context.service, number, unit), work)
+        self._context.point("checked", self._stage)
         self._is_repeat = not await self._commit(messages, work, number)
 
     async def _commit(
-        self, messages: Sequence[Finished], work: TaskWork | ThreadWork | None, number: Number | None = None
+        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, number: Number | None = None
     ) -> bool:
         """False: somebody else has used the number."""
-        session, lane, point = self._session, self._lane, self._world.point
+        session, pool, point = self._session, self._pool, self._context.point
         # Whoever would be refused for what is open on the connection waits instead.
-        async with lane.transactions.taken(1), lane.transaction_bytes.taken(size_of(messages)):
+        async with pool.transactions.taken(1), pool.transaction_bytes.taken(size_of(messages)):
             self._was_sent = bool(messages)
             # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
             # comes again may do so because of that: the commit would give it back once more.
             self._is_flushed = work is not None or (self._was_sent and self._message.redelivered)
             with InTime():
-                await send_all(session, messages, self._world.loop.time() + TIMEOUT_S)
+                await send_all(session, messages, self._context.loop.time() + TIMEOUT_S)
                 if self._is_flushed:
                     await session.flush(timeout=TIMEOUT_S)
             if work is not None:
                 point("sent", self._stage)
                 await self._commit_sql(work)
                 self._is_sql_committed = True
-                if self._world.events is not None:
-                    self._world.events.sql_committed(self._event)
+                if self._context.events is not None:
+                    self._context.events.sql_committed(self._event)
                 point("SQL committed", self._stage)
             self._is_committing = True
             if number is None:
@@ -409,7 +411,7 @@ class Handling:
     async def _run(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
         """The stage, and those that it goes on with directly."""
         message, stage = self._message, self._stage
-        now_ms = self._world.now_ms()
+        now_ms = self._context.now_ms()
         flow = Flow(stage, envelope, said, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
         while True:
             if stage.signature.is_async:
@@ -425,7 +427,7 @@ class Handling:
                     f"{stage.name} and {following.name} are not both async functions, so they cannot be in one "
                     "transaction: say next instead of next_direct"
                 )
-            if work is None and self._world.plans.uses_sql(following):
+            if work is None and self._context.plans.uses_sql(following):
                 raise FlowError(
                     f"{following.name} asks for a session, and {self._stage.name}, with which the transaction begins, "
                     "does not: ask for one there, too, or say next instead of next_direct"
@@ -433,11 +435,11 @@ class Handling:
             flow, stage = flow.directly(), following
 
     async def _call(self, stage: Stage, flow: Flow, work: TaskWork | ThreadWork | None) -> None:
-        world = self._world
+        context = self._context
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
-        plan = world.plans.of(stage)
-        given = world.given(flow, work)
-        chain, execution = world.chain, self._execution
+        plan = context.plans.of(stage)
+        given = context.given(flow, work)
+        chain, execution = context.chain, self._execution
         if execution is not None and stage is not self._stage:
             # Directly after another one.
             execution = msgspec.structs.replace(execution, stage=stage.name)
@@ -494,7 +496,7 @@ class Handling:
                 if self._is_left and work is not None:
                     work.rollback()
 
-        future = self._world.loop.run_in_executor(self._lane.threads, copy_context().run, run)
+        future = self._context.loop.run_in_executor(self._pool.threads, copy_context().run, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -528,18 +530,18 @@ class Handling:
             exc_info=None if isinstance(error, Reject) or is_too_long(error) else error,
         )
 
-    async def _say_failed(self, error: BaseException) -> Outcome:
+    async def _say_failed(self, error: BaseException) -> ExecutionOutcome:
         """To the broker."""
-        world, message = self._world, self._message
+        context, message = self._context, self._message
         if self._id and self._is_sql_committed:
             # It is done. When it comes again what it has to send is seen to.
             await message.release()
             return "given back"
-        if world.gate is not None and await world.gate.is_no_failure(self._trouble, error, message.key):
+        if context.gate is not None and await context.gate.is_no_failure(self._trouble, error, message.key):
             await message.release()
             return "given back"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
-        cause = cause_of(error, self._stage.queue, world.instance)
+        cause = cause_of(error, self._stage.queue, context.instance)
         if retry.is_rejected and self._stage.endpoint.topic is not None and not self._was_sent:
             # In a subscription there are no dead letters: what is refused there would come again for ever.
             await self._session.commit(timeout=TIMEOUT_S)
@@ -550,10 +552,10 @@ class Handling:
         return "refused" if retry.is_rejected else "failed"
 
     def _note(self, envelope: Envelope) -> None:
-        events = self._world.events
+        events = self._context.events
         if events is not None:
             self._event = events.started(self._stage, self._message, envelope)
-        chain, message, flow = self._world.chain, self._message, envelope.flow
+        chain, message, flow = self._context.chain, self._message, envelope.flow
         if chain.has_around or chain.has_sending or chain.has_ended:
             self._execution = Execution(
                 endpoint=self._stage.endpoint.name,
@@ -569,8 +571,8 @@ class Handling:
                 kept={},
             )
 
-    def _end(self, outcome: Outcome, error: BaseException | None) -> None:
-        chain, events = self._world.chain, self._world.events
+    def _end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
+        chain, events = self._context.chain, self._context.events
         execution = self._execution if chain.has_ended else None
         if execution is None and not self._event:
             return

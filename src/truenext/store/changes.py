@@ -229,9 +229,9 @@ def producers_of(rest: Rest) -> dict[str, ProducerState]:
     return {name: producer_from_v9(*state) for name, state in rest.producers_v9.items()} | rest.producers
 
 
-def producer_from_v9(number: int, used_ms: int, is_once: bool) -> ProducerState:
+def producer_from_v9(number: int, used_ms: int, is_used_once: bool) -> ProducerState:
     """What format 9 knew: a number of a SEND or of a COMMIT. It counts for both, and nobody knows of which it was."""
-    return ProducerState(number, used_ms, is_once, number, number, number, is_gapless=False)
+    return ProducerState(number, used_ms, is_used_once, number, number, number, is_gapless=False)
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:

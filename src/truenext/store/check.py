@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from truenext.store.salvage.findings import Finding, SalvagedMessage
+    from truenext.store.salvage.findings import Damage, SalvagedMessage
     from truenext.store.salvage.folder import Salvage
 
 
@@ -76,7 +76,7 @@ class Summary(msgspec.Struct):
 
 def check(
     data: Path,
-    on_finding: Callable[[Finding], None],
+    on_finding: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     *,
     last_history_chunk: tuple[int, int] | None = None,

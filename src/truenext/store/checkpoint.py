@@ -36,7 +36,7 @@ from truenext.store.checkpoint_format import (
     SALT,
     TRANSIENT,
     UNCLEAN,
-    Kind,
+    MessageKind,
     Position,
     decode_paused,
     decode_position,
@@ -149,7 +149,9 @@ class Checkpoint:
     def _open_sealed_database(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
         return SealedDatabase(self._open_database(txn, name), name, self._data)
 
-    def _open_message_tables(self, txn: lmdb.Transaction[bytes], kind: Kind, generation: bytes = b"") -> MessageTables:
+    def _open_message_tables(
+        self, txn: lmdb.Transaction[bytes], kind: MessageKind, generation: bytes = b""
+    ) -> MessageTables:
         return MessageTables(
             self._open_database(txn, kind.messages),
             self._open_sealed_database(txn, kind.marks),

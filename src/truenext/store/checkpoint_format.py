@@ -94,7 +94,7 @@ META_KEYS = (
 DATABASES_MAX = len(DATABASES)
 
 
-class Kind(NamedTuple):
+class MessageKind(NamedTuple):
     """The databases of the messages of one kind."""
 
     messages: bytes
@@ -103,8 +103,8 @@ class Kind(NamedTuple):
     is_transient: bool
 
 
-PERSISTENT = Kind(b"messages", b"marks", b"counts", is_transient=False)
-TRANSIENT = Kind(b"transients", b"transient marks", b"transient counts", is_transient=True)
+PERSISTENT = MessageKind(b"messages", b"marks", b"counts", is_transient=False)
+TRANSIENT = MessageKind(b"transients", b"transient marks", b"transient counts", is_transient=True)
 
 FORMAT = struct.Struct(">I")
 QUEUE = struct.Struct(">I")

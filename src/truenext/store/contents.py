@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
+def dereference_contents(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
     """The same batch, with what becomes of the contents that it has released; `mark_of` says what the store has.
 
     Raises: StoreError if one has fewer references than were released
     """
     if not (batch.dereferenced or batch.transient_dereferenced):
         return batch
-    settled = copy(batch)
-    settled.dereferenced, settled.transient_dereferenced = [], []
-    settled.removes, settled.transient_removes = batch.removes[:], batch.transient_removes[:]
-    settled.marks, settled.unmarks = batch.marks.copy(), batch.unmarks[:]
+    changed = copy(batch)
+    changed.dereferenced, changed.transient_dereferenced = [], []
+    changed.removes, changed.transient_removes = batch.removes[:], batch.transient_removes[:]
+    changed.marks, changed.unmarks = batch.marks.copy(), batch.unmarks[:]
     for keys, removes in (
-        (batch.dereferenced, settled.removes),
-        (batch.transient_dereferenced, settled.transient_removes),
+        (batch.dereferenced, changed.removes),
+        (batch.transient_dereferenced, changed.transient_removes),
     ):
         for key, dereferenced in Counter(keys).items():
             left = mark_of(key).attempts - dereferenced
@@ -43,8 +43,8 @@ def settled(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
                     batch.number, f"releases content {sequence_of(key)}, which is not there so often"
                 )
             if left:
-                settled.marks[key] = Mark(left, 0)
+                changed.marks[key] = Mark(left, 0)
             else:
                 removes.append(key)
-                settled.unmarks.append(key)
-    return settled
+                changed.unmarks.append(key)
+    return changed

@@ -34,7 +34,7 @@ from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
-from truenext.store.contents import settled
+from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.lost_tail import lost_tail
@@ -151,7 +151,7 @@ class EmbeddedStore:
             self._checkpointer.enable()
         try:
             if batch.dereferenced or batch.transient_dereferenced:
-                batch = settled(batch, self._mark_lookup())
+                batch = dereference_contents(batch, self._mark_lookup())
             changes = changes_of(batch)
             self._check(batch, changes)
             segment, offset = self._append(encode(batch, changes.rest), changes.count)
@@ -371,7 +371,7 @@ class EmbeddedStore:
         )
         if lost:
             raise damage_error("journal", lost, self._path)
-        self._journal.settle()
+        self._journal.accept_replayed()
 
         recovered = apply_journal(recovered, overlay.indexes)
         if not recovered.clean_stop:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from truenext.store.salvage.findings import Finding, SalvagedMessage
+    from truenext.store.salvage.findings import Damage, SalvagedMessage
     from truenext.store.salvage.folder import Salvage
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
@@ -46,7 +46,7 @@ UNFINISHED = "unfinished"
 def export(
     data: Path,
     new: Path,
-    on_finding: Callable[[Finding], None],
+    on_finding: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     *,
     last_history_chunk: tuple[int, int] | None = None,
@@ -89,7 +89,7 @@ def _export(salvage: Salvage, new: Path) -> Summary:
             if not message.damage:
                 writer.add(message)
         writer.flush()
-        writer.settle()
+        writer.correct_references()
         writer.set_timers(salvage.unreached_timers)
         summary.timers = writer.timers
         summary.finish(salvage)
@@ -152,7 +152,7 @@ class _Writer:
                 has_content = self._references.count_reference(number)
                 assert has_content, "a reference comes behind its content"
 
-    def settle(self) -> None:
+    def correct_references(self) -> None:
         """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
         wrong = self._references.mismatches()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):

@@ -97,7 +97,7 @@ class Journal:
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
         """Segment, offset and payload of every frame behind `after_segment`, whose last frame was `after_number`.
 
-        To be read to its end, once; then, if what was read counts, `settle`. Older segments become spares.
+        To be read to its end, once; then, if what was read counts, `accept_replayed`. Older segments become spares.
 
         Raises: StoreError if a frame is damaged, OSError
         """
@@ -118,7 +118,7 @@ class Journal:
             yield from self._replay_segment(segment)
             self._last_frames[segment] = self._number
 
-    def settle(self) -> None:
+    def accept_replayed(self) -> None:
         """What was replayed counts from here on; before that nothing is appended.
 
         Raises: OSError

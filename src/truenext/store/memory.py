@@ -21,7 +21,7 @@ from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
 from truenext.store.changes import apply_names, apply_pauses
-from truenext.store.contents import settled
+from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import level_of_limit
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
 
@@ -92,7 +92,7 @@ class MemoryStore:
         self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
         with self._lock:
             self._check_references(batch)
-            batch = settled(batch, lambda key: self._marks.get(key, NO_MARK))
+            batch = dereference_contents(batch, lambda key: self._marks.get(key, NO_MARK))
             self._check(batch)
             self._write(batch)
             self._last_applied = batch.number

@@ -14,7 +14,7 @@ from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of, producers_of
 from truenext.store.segment_index import SegmentIndex
-from truenext.store.spans import Chunk, JournalLane, unpack_span
+from truenext.store.spans import JournalLane, LaneSpans, unpack_span
 from truenext.store.views import TimerView, View
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
-_SETTLED_BYTES = 44
+_RESOLVED_BYTES = 44
 """Of a producer, a COMMIT that was settled."""
 
 
@@ -99,11 +99,11 @@ class Overlay:
             at += length
         return at
 
-    def _new_chunk(self, lane_key: bytes, index: SegmentIndex) -> Chunk:
+    def _new_chunk(self, lane_key: bytes, index: SegmentIndex) -> LaneSpans:
         lane = self._lanes.get(lane_key)
         if lane is None:
             lane = self._lanes[lane_key] = JournalLane()
-        chunk = index.chunks[lane_key] = Chunk(index.segment, lane)
+        chunk = index.chunks[lane_key] = LaneSpans(index.segment, lane)
         index.memory += _CHUNK_BYTES
         lane.chunks.append(chunk)
         return chunk
@@ -164,7 +164,7 @@ class Overlay:
             _NAME_BYTES + 4 * len(name)
             for name in (*rest.queues.values(), *rest.producers, *rest.producers_v9, *rest.forgotten_producers)
         )
-        index.memory += sum(_SETTLED_BYTES * len(state.settled) for state in rest.producers.values())
+        index.memory += sum(_RESOLVED_BYTES * len(state.resolved) for state in rest.producers.values())
 
     def _add_causes(self, rest: Rest, index: SegmentIndex) -> None:
         for key, causes in causes_of(rest).items():
@@ -220,7 +220,7 @@ class Overlay:
         self.views.add(view)
         return view
 
-    def _contents(self) -> list[Chunk]:
+    def _contents(self) -> list[LaneSpans]:
         contents = self._lanes.get(CONTENTS)
         return contents.chunks[:] if contents is not None else []
 

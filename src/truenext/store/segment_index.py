@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.batch import Causes, Mark, ProducerState
-    from truenext.store.spans import Chunk
+    from truenext.store.spans import LaneSpans
     from truenext.store.store import Recovered
 
 
@@ -44,7 +44,7 @@ class SegmentIndex:
         """Everything that its batches name: what it costs to replay it."""
         self.memory = 0
         """Bytes that all of this takes, at the most and roughly."""
-        self.chunks: dict[bytes, Chunk] = {}
+        self.chunks: dict[bytes, LaneSpans] = {}
         """Lane key to the messages that the segment holds."""
         self.removed: dict[bytes, bool] = {}
         """Keys that the checkpoint may have and that were removed since, and whether they are transient."""

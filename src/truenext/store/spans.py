@@ -32,7 +32,7 @@ def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
     return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
 
 
-class Chunk:
+class LaneSpans:
     """The messages of one lane in one segment."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
@@ -72,13 +72,13 @@ class JournalLane:
     __slots__ = ("chunks", "last")
 
     def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
+        self.chunks: list[LaneSpans] = []
         """Oldest segment first. One that goes is left out of a new list: a batch is checked while another thread moves
         what was before it."""
         self.last = 0
         """No sequence behind this one was ever put."""
 
-    def find(self, sequence: int) -> tuple[Chunk, int] | None:
+    def find(self, sequence: int) -> tuple[LaneSpans, int] | None:
         """The chunk of a message, and where in that it is."""
         if sequence > self.last:
             return None

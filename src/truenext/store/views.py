@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from truenext.batch import Causes, Mark
     from truenext.store.changes import Changes
     from truenext.store.segment_index import SegmentIndex
-    from truenext.store.spans import Chunk, Span
+    from truenext.store.spans import LaneSpans, Span
 
 
 class View:
@@ -34,7 +34,7 @@ class View:
         lanes: tuple[bytes, ...],
         spans: list[tuple[int, int, int]],
         indexes: tuple[SegmentIndex, ...],
-        contents: list[Chunk],
+        contents: list[LaneSpans],
         *,
         keys: list[bytes] | None = None,
     ) -> None:

@@ -37,7 +37,7 @@ class Clock:
         self._added_ns += max(0, ceil(seconds * 1e9) + MARGIN_NS - self.steady_ns())
 
 
-class Timer:
+class LoopTimer:
     """What `Loop.call_later` returns."""
 
     __slots__ = ("action", "is_cancelled")
@@ -62,7 +62,7 @@ class Loop:
         self._loop = loop
         self._clock = clock
         self._failed = failed
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, LoopTimer]] = []
         """A heap: when, by the clock, and a number that tells equals apart."""
         self._numbers = count()
         self._alarm: TimerHandle | None = None
@@ -81,8 +81,8 @@ class Loop:
     def time(self) -> float:
         return self._clock.seconds
 
-    def call_later(self, seconds: float, action: Callable[[], object]) -> Timer:
-        timer = Timer(action)
+    def call_later(self, seconds: float, action: Callable[[], object]) -> LoopTimer:
+        timer = LoopTimer(action)
         heappush(self._timers, (self.time() + seconds, next(self._numbers), timer))
         if self._timers[0][2] is timer:
             self._set_alarm()

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from truenext.answers import Answer, Farewell
 from truenext.broker.broker import Broker
-from truenext.server.connection import Connection
+from truenext.server.connection import ServerConnection
 from truenext.testing.clock import Loop
 
 _RESET = struct.pack("ii", 1, 0)
@@ -55,7 +55,7 @@ class FreezingSocket(socket.socket):
             super().close()
 
 
-class CuttableConnection(Connection):
+class CuttableConnection(ServerConnection):
     def __init__(
         self,
         sock: socket.socket,
@@ -63,7 +63,7 @@ class CuttableConnection(Connection):
         broker: Broker,
         loop: AbstractEventLoop,
         *,
-        on_closed: Callable[[Connection], None],
+        on_closed: Callable[[ServerConnection], None],
         on_gone: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
@@ -131,5 +131,5 @@ class CuttableConnection(Connection):
         if not self._socket.is_frozen:
             self._on_gone(self)
 
-    def _on_connection_closed(self, connection: Connection) -> None:
+    def _on_connection_closed(self, connection: ServerConnection) -> None:
         self._told_closed(connection)

@@ -9,7 +9,7 @@ from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Page, Recovered, TimerPage
-from truenext.testing.clock import Loop, Timer
+from truenext.testing.clock import Loop, LoopTimer
 from truenext.testing.faults import Faults
 
 
@@ -23,7 +23,7 @@ class Disk:
         self._is_dead = False
         self._done: threading.Event | None = None
         """Of the batch that waits for its time to be over."""
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self.may_be_slow = False
         """While the broker starts or stops no batch takes long."""
 

@@ -62,7 +62,7 @@ class Faults:
 
     def check_reached(self) -> None:
         """Raises: NeverReached if the moment of a fault that is required has not come"""
-        missed = [f"{each.what}, ordered at {each.where}" for each in self.orders if not _is_settled(each)]
+        missed = [f"{each.what}, ordered at {each.where}" for each in self.orders if not _is_satisfied(each)]
         if missed:
             raise NeverReached(
                 "the test has ended, and what it ordered was never reached, so it shows nothing of that:\n"
@@ -79,5 +79,5 @@ def place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _is_settled(order: Order) -> bool:
+def _is_satisfied(order: Order) -> bool:
     return order.was_reached or not order.is_required

@@ -4,10 +4,10 @@ from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from truenext.broker.broker import Broker, Waiting
+from truenext.broker.broker import Broker, PendingCommand
 from truenext.commands import Command, Commit
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection, LostCommit
 from truenext.testing.disk import Disk, PaceOfDisk
@@ -20,17 +20,17 @@ class FaultyBroker(Broker):
         self._faults = faults
         self._commit_alone = engine.commit
         self._actions[Commit] = self._commit_and_lose
-        self._losing: set[Session] = set()
+        self._losing: set[ConnectionState] = set()
         """Those whose COMMIT is on its way to the disk, and whose connections are lost then."""
 
-    def execute(self, session: Session, commands: Iterable[Command]) -> Waiting | None:
+    def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._until_lost(session, commands))
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: ConnectionState) -> None:
         super().forget(session)
         self._losing.discard(session)
 
-    def _until_lost(self, session: Session, commands: Iterable[Command]) -> Iterator[Command]:
+    def _until_lost(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
         if session in self._losing:
             return
         for command in commands:
@@ -41,7 +41,7 @@ class FaultyBroker(Broker):
             if session in self._losing:
                 return
 
-    def _commit_and_lose(self, session: Session, commit: Commit) -> None:
+    def _commit_and_lose(self, session: ConnectionState, commit: Commit) -> None:
         self._commit_alone(session, commit)
         # If it was refused, it is the next one.
         if self._faults.loses_commit("after"):

@@ -11,7 +11,7 @@ from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, contents
 from truenext.testing.faults import Faults, When
-from truenext.testing.run import HOST, Run
+from truenext.testing.run import HOST, LocalRun
 
 
 class HasSession(Protocol):
@@ -33,7 +33,7 @@ class LocalBroker:
         self.faults = Faults()
         """What was ordered; for the kit itself."""
         self._one_at_a_time = asyncio.Lock()
-        self._run = Run(self._store, self._clock, self.faults)
+        self._run = LocalRun(self._store, self._clock, self.faults)
         self._url = ""
 
     @property
@@ -75,7 +75,7 @@ class LocalBroker:
             await self._start_again()
 
     async def _start_again(self) -> None:
-        self._run = Run(self._store, self._clock, self.faults)
+        self._run = LocalRun(self._store, self._clock, self.faults)
         await self.start()
 
     # ---- Connections ----
@@ -158,7 +158,7 @@ class LocalBroker:
         """
         checked_queue(name)
         async with self._one_at_a_time:
-            await self._run.settle()
+            await self._run.quiesce()
             return await contents(HOST, self._port, name)
 
 

@@ -28,7 +28,7 @@ THREAD_SECONDS = 0.0005
 """Time between two looks for what a thread is doing."""
 
 
-class Run:
+class LocalRun:
     def __init__(self, store: MemoryStore, clock: Clock, faults: Faults) -> None:
         """To be followed by `start`."""
         self._clock = clock
@@ -73,7 +73,7 @@ class Run:
 
     # ---- Going on ----
 
-    async def settle(self) -> None:
+    async def quiesce(self) -> None:
         """Returns once nothing is under way but what waits for the clock, for a client, or for a slow disk.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
@@ -99,7 +99,7 @@ class Run:
 
         Raises: TruenextError if the broker has failed
         """
-        await self.settle()
+        await self.quiesce()
         until = self._loop.time() + seconds
         while (due := self._loop.next_due) is not None and due <= until:
             self._put_forward_to(due)
@@ -108,7 +108,7 @@ class Run:
             while self._loop.soon or self._awaits_thread:
                 await asyncio.sleep(THREAD_SECONDS if self._awaits_thread else 0)
         self._put_forward_to(until)
-        await self.settle()
+        await self.quiesce()
 
     def _put_forward_to(self, seconds: float) -> None:
         self._clock.put_forward_to(seconds)

@@ -279,11 +279,11 @@ class Stages:
 
     async def _unsent(self) -> str:
         """What the outbox has that is still to be sent; empty if that is nothing."""
-        once = self._running.once
-        if once is None:
+        exactly_once = self._running.exactly_once
+        if exactly_once is None:
             return ""
         try:
-            unsent = await once.unsent()
+            unsent = await exactly_once.unsent()
         except DatabaseAway as error:
             return f"the outbox cannot be looked into: {error}"
         count = unsent.numbered + unsent.unnumbered
@@ -368,7 +368,7 @@ async def stages(
         looking = await stack.enter_async_context(connect(here.url))
         await stack.enter_async_context(service.as_run_by(running))
         t = Stages(service, running, here, looking)
-        running.world.point = t.reach
+        running.context.point = t.reach
         stack.push_async_callback(t.close)
         await running.connect()
         await running.start()

@@ -16,7 +16,7 @@ from tests.stages.outbox.shop import Shop
 from tests.stages.outbox.virtual_time import VirtualTime
 from truenext.stage.core.definitions import Stage
 from truenext.stage.running import Running
-from truenext.stage.sql.outbox import Waiting
+from truenext.stage.sql.outbox import StoredUnit
 
 
 class AtCommit(NamedTuple):
@@ -99,8 +99,8 @@ class _Running(Running):
 
     async def _open_database(self) -> None:
         await super()._open_database()
-        assert self.world.gate is not None
-        database = self.world.gate.database
+        assert self.context.gate is not None
+        database = self.context.gate.database
         # Otherwise it is made later.
         database.outbox("", "", "")
         assert database._own is not None
@@ -147,19 +147,19 @@ class Process:
             waits=True,
             makes_tables=True,
         )
-        running.world.point = self._point
+        running.context.point = self._point
         app._running = running
         await running.connect()
         await running.start()
         self._watch_relay()
 
     def _watch_relay(self) -> None:
-        once = self.running.once
+        once = self.running.exactly_once
         assert once is not None
         relay = once._relay
         is_sent = relay._is_sent
 
-        async def watched(unit: Waiting) -> bool:
+        async def watched(unit: StoredUnit) -> bool:
             self._reached(self, "relay sends", "outbox")
             answer = await is_sent(unit)
             self._reached(self, "relay sent", "outbox")
@@ -207,7 +207,7 @@ class Process:
 
     def cleans_now(self) -> None:
         """It looks at once for what is to be forgotten, not within a minute."""
-        once = None if self._running is None else self._running.once
+        once = None if self._running is None else self._running.exactly_once
         if once is not None:
             once._cleaning.wake()
 
@@ -215,7 +215,7 @@ class Process:
         """From here on nobody hears of it. What is left of it is swept up later."""
         if not self.is_dead:
             self.is_dead = True
-            self.running.world.loop.call_soon_threadsafe(self._cut)
+            self.running.context.loop.call_soon_threadsafe(self._cut)
 
     def _cut(self) -> None:
         self._line.cut()

@@ -437,7 +437,7 @@ class _Machine:
                     for each in said.outgoing:
                         times = 1 if each.destination.endswith(shop.told.name) else 3
                         for _ in range(times):
-                            await session.send(each.destination, each.finished({}).body, timeout=BEGIN_S)
+                            await session.send(each.destination, each.encode({}).body, timeout=BEGIN_S)
                     await session.commit(timeout=BEGIN_S)
                 self._know(orders, Started.YES)
 

@@ -38,11 +38,11 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
         async with connect(t.broker.url) as connection:
             for _ in range(6):
                 # No redelivery: a foreign program sends it six times, and several workers take it.
-                await connection.send("/queue/placing", said.outgoing[0].finished({}).body)
+                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
         await expect(t, 1)
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
-        assert once.counts.handled_before == 5
+        assert once.counters.handled_before == 5
 
     run(shop.app, work, database=leveled)
 

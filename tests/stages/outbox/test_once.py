@@ -26,15 +26,15 @@ from truenext.errors import ConnectionLost, RolledBack
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
 from truenext.stage.core.said import Said
-from truenext.stage.core.unit import Finished, Unit
 from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.confirming import Confirming
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.exactly_once.sending import send_unit
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.errors import DatabaseAway
-from truenext.stage.sql.outbox import Outbox, Unsent, Waiting
+from truenext.stage.sql.outbox import Outbox, StoredUnit, Unsent
 from truenext.stage.sql.own_transaction import InTransaction
 from truenext.testing.stages import Point, Stages
 
@@ -241,7 +241,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         pass
 
     async def work(t: Stages) -> None:
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         relay, outbox = once._relay, once._outbox
         for n in range(2):
@@ -257,9 +257,9 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         async def stale() -> None:
             for each in read:
                 with suppress(RolledBack):
-                    await send_unit(relay._lane, each, "shop", relay._counts)
+                    await send_unit(relay._pool, each, "shop", relay._counters)
 
-        async def interrupted(relay: Relay, unit: Waiting) -> bool:
+        async def interrupted(relay: Relay, unit: StoredUnit) -> bool:
             was_sent = await is_sent(relay, unit)
             if was_sent == (when == "afterwards"):
                 await stale()
@@ -345,24 +345,24 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
     (folder := tmp_path / "events").mkdir()
 
     async def work(t: Stages) -> None:
-        t._running.world.events = StageEvents(folder, "shop", "here")
+        t._running.context.events = StageEvents(folder, "shop", "here")
         await make_table(t)
         t.at("SQL committed", t.broker.drop, stage="placing")
         await t.send(shop.place, Number(1))
         await expect(t, 1)
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         # The answer to its COMMIT may have come all the same.
-        before = once.counts.handled_before
+        before = once.counters.handled_before
         outcomes = next(iter(metrics.snapshot().values())).outcomes
         assert outcomes.get("handled before", 0) == before
         async with connect(t.broker.url) as connection:
             said = Said("0" * 32, "elsewhere")
             Initiation(said, 0, {}).send(shop.place, Number(2), trace="order 2")
             for _ in range(3):
-                await connection.send("/queue/placing", said.outgoing[0].finished({}).body)
+                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
         await expect(t, 1, 2)
-        assert once.counts.handled_before == before + 2
+        assert once.counters.handled_before == before + 2
         assert f"truenext_inbox_handled_before_total {before + 2}\n" in await once.as_text()
         assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.as_text()
 
@@ -382,7 +382,7 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
         await make_table(t)
         said = Said("0" * 32, "elsewhere")
         Initiation(said, 0, {}).send(shop.place, Number(1), trace="order 1", interactive=True)
-        body = said.outgoing[0].finished({}).body
+        body = said.outgoing[0].encode({}).body
         async with connect(t.broker.url) as connection:
             for queue in ("placing", "kept", "kept", "DLQ.placing"):
                 await connection.send(f"/queue/{queue}", body, priority=7)
@@ -434,7 +434,7 @@ def test_large_messages_run_again_too(database: str) -> None:
             for n, size in enumerate(sizes):
                 said = Said(f"{n:032}", "elsewhere")
                 Initiation(said, 0, {}).send(take, Text("x" * size), trace="large")
-                await connection.send("/queue/kept", said.outgoing[0].finished({}).body)
+                await connection.send("/queue/kept", said.outgoing[0].encode({}).body)
         words = ["stages", "rerun", "kept", "--to", "take", "--force", "--url", t.broker.url]
         done = await asyncio.to_thread(CliRunner().invoke, main, words)
         assert done.exit_code == 0 and "9 messages sent" in done.output, done.output
@@ -455,7 +455,7 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         async with t.sql() as sql:
             for n in range(3):
@@ -484,7 +484,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         # Its rows stay.
         once._confirming.add = lambda *_, **__: None  # type: ignore[method-assign]
@@ -496,7 +496,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
         await expect(t, *range(5))
-        assert once.counts.taken_over
+        assert once.counters.claimed
         # Or with each process that dies there would be more.
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, "SELECT count(*) FROM truenext_producers") != [0]:
@@ -534,7 +534,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     async def work(t: Stages) -> None:
         lost: list[str] = []
 
-        async def lossy(relay: Relay, unit: Waiting) -> bool:
+        async def lossy(relay: Relay, unit: StoredUnit) -> bool:
             if len(lost) < 2 and whose != "of the database":
                 lost.append(whose)
                 t.broker.lose_commit("after" if whose == "of the broker" else "before")
@@ -574,7 +574,7 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
         async with connect(t.broker.url) as connection:
             for _ in range(3):
                 # No redelivery: a foreign program sends it three times.
-                await connection.send("/queue/placing", said.outgoing[0].finished({}).body)
+                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
         await all_is_over(t)
         assert not await t.dead_letters()
         assert await numbers(t, "SELECT n FROM orders") == [1]
@@ -605,7 +605,7 @@ def test_a_message_that_comes_to_two_stages_has_both_send_something(database: st
             for n in range(5):
                 said = Said(f"{n:032}", "elsewhere")
                 Initiation(said, 0, {}).send(mail, Number(n), trace="order")
-                body = said.outgoing[0].finished({}).body
+                body = said.outgoing[0].encode({}).body
                 if how == "one message to two queues":
                     await connection.send("/queue/billing,/queue/mail", body)
                 else:
@@ -627,7 +627,7 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         pass
 
     async def work(t: Stages) -> None:
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         relay = once._relay
         # From here on it looks when the test says so.
@@ -721,13 +721,13 @@ def test_a_stage_that_fails_is_charged_and_leaves_nothing(database: str, is_asyn
 
 def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_rest_is_sent(database: str) -> None:
     shop = Shop(is_async=True)
-    good = Finished("/queue/take", b"good", "a", 4, True)
-    bad = Finished(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
+    good = EncodedMessage("/queue/take", b"good", "a", 4, True)
+    bad = EncodedMessage(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
 
     async def work(t: Stages) -> None:
         await make_table(t)
         async with t.sql() as sql:
-            await InTransaction(sql).write_async("shop", "0" * 32, None, Unit([good, bad, good], False))
+            await InTransaction(sql).write_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, LEFT):
                 await asyncio.sleep(0.02)
@@ -781,12 +781,12 @@ def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None
 def test_what_is_refused_behind_a_gap_goes_apart_too(database: str) -> None:
     """Fixed: the gap showed only when what is sent in its place was refused, and nobody looked for it there."""
     shop = Shop(is_async=True)
-    good = Finished("/queue/take", b"good", "a", 4, True)
-    bad = Finished(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
+    good = EncodedMessage("/queue/take", b"good", "a", 4, True)
+    bad = EncodedMessage(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
 
     async def work(t: Stages) -> None:
         # The broker does not know the numbers before it.
-        await left_by_one_that_died(t, Unit([good, bad], False).encode(), 3)
+        await left_by_one_that_died(t, OutboxUnit([good, bad], False).encode(), 3)
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, LEFT):
                 await asyncio.sleep(0.02)

@@ -11,9 +11,9 @@ import pytest
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import sending
-from truenext.stage.exactly_once.once import Borrowed, ExactlyOnce
+from truenext.stage.exactly_once.processing import Borrowed, ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.sql import numbering, once
+from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -46,7 +46,7 @@ def waits_for_no_relay(url: str) -> None:
 def one_is_not_known(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
-            url, "take_over", False, patch
+            url, "claim", False, patch
         )
 
 
@@ -112,13 +112,13 @@ FAULTS = [
         "a hit acknowledges and has the unit go, unsent",
         ExactlyOnce,
         "sent_before",
-        "answer = await send_unit(lane, unit, self._service, self.counts)",
+        "answer = await send_unit(pool, unit, self._service, self.counters)",
         "answer = Answer.SENT",
         waits_for_no_relay,
     ),
     Fault(
         "a message that was handled runs again",
-        once.Once,
+        exactly_once.ExactlyOnceStatements,
         "begin",
         "if answer.rowcount != 1:",
         "if False:",
@@ -127,7 +127,7 @@ FAULTS = [
     Fault(
         "producers of the living are taken over",
         Outbox,
-        "take_over",
+        "claim",
         "whose = self._ownerless if of_the_dead",
         'whose = "p.service = :service" if of_the_dead',
         test_producers.test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them,
@@ -176,7 +176,7 @@ FAULTS = [
         "a unit behind a gap is moved",
         Relay,
         "_is_sent_behind_a_gap",
-        "if number - highest > SETTLED_MAX:",
+        "if number - highest > RESOLVED_MAX:",
         "if True:",
         a_gap,
     ),
@@ -232,9 +232,9 @@ def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPa
 def test_it_is_noticed_when_a_producer_is_used_without_a_look_at_its(
     rule: str, old: str, new: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statement, insert = once._WRITE["sqlite"]
+    statement, insert = exactly_once._WRITE["sqlite"]
     assert statement.count(old) == 1
-    monkeypatch.setitem(once._WRITE, "sqlite", [statement.replace(old, new), insert])
+    monkeypatch.setitem(exactly_once._WRITE, "sqlite", [statement.replace(old, new), insert])
     noticed = {
         "owner": test_producers.test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers,
         "number": test_producers.test_a_number_is_used_once_and_none_is_left_out,

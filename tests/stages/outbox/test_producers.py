@@ -15,19 +15,19 @@ from sqlalchemy import text
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.ids import inbox_id
-from truenext.stage.core.numbers import Number, Producer
-from truenext.stage.core.unit import Finished, Unit
+from truenext.stage.core.numbers import Number, OutboxProducer
+from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
 from truenext.stage.exactly_once.confirming import GATHER_S, Confirming
-from truenext.stage.exactly_once.counts import Counts
-from truenext.stage.exactly_once.once import Borrowed
+from truenext.stage.exactly_once.counters import ExactlyOnceCounters
+from truenext.stage.exactly_once.processing import Borrowed
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.lane import Lane
+from truenext.stage.pool import Pool
 from truenext.stage.sql import Database, applied_schema
 from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost
-from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox, Waiting
+from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox, StoredUnit
 from truenext.stage.sql.work import TaskWork
 
-UNIT = Unit([Finished("/queue/a", b"x", "id", 4, True)], False)
+UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
 
 
 class Processes:
@@ -43,7 +43,7 @@ class Processes:
         """A transaction that has all but its COMMIT."""
         self._messages += 1
         id = inbox_id("shop", "q", message or str(self._messages))
-        work = self.database.task_work(once=id)
+        work = self.database.task_work(inbox_id=id)
         try:
             await work.complete("shop", number, UNIT)
         except BaseException:
@@ -87,13 +87,13 @@ def on(url: str, work: Callable[[Processes], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def made(outbox: Outbox) -> Producer:
+async def made(outbox: Outbox) -> OutboxProducer:
     producer = outbox.named_producer()
     await outbox.add(producer)
     return producer
 
 
-async def numbers_of(outbox: Outbox, producer: Producer) -> list[int]:
+async def numbers_of(outbox: Outbox, producer: OutboxProducer) -> list[int]:
     return [each.number for each in await outbox.units_of(producer)]
 
 
@@ -102,15 +102,15 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
         producer = await made(both.first)
         await both.commit(producer.next)
         assert not (await both.second.look()).ownerless
-        assert await both.second.take_over(producer.name, of_the_dead=True) == "another's"
+        assert await both.second.claim(producer.name, of_the_dead=True) == "another's"
         await both.dies("first")
         assert (await both.second.look()).ownerless
         assert await both.second.ownerless(10) == [producer.name]
-        taken = await both.second.take_over(producer.name, of_the_dead=True)
-        assert isinstance(taken, Producer)
+        taken = await both.second.claim(producer.name, of_the_dead=True)
+        assert isinstance(taken, OutboxProducer)
         assert (taken.name, taken.owner, taken.number) == (producer.name, "second", 1)
         assert await numbers_of(both.second, taken) == [1]
-        assert await both.first.take_over(producer.name, of_the_dead=False) == "another's"
+        assert await both.first.claim(producer.name, of_the_dead=False) == "another's"
 
     on(database, work)
 
@@ -119,8 +119,8 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         await both.dies("first")
-        taken = await both.second.take_over(producer.name, of_the_dead=True)
-        assert isinstance(taken, Producer)
+        taken = await both.second.claim(producer.name, of_the_dead=True)
+        assert isinstance(taken, OutboxProducer)
         with pytest.raises(ProducerLost):
             await both.commit(producer.next)
         assert await numbers_of(both.second, taken) == []
@@ -145,7 +145,7 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
 
 def test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered(database: str) -> None:
     async def work(both: Processes) -> None:
-        relay = Relay(both.first, cast("Lane", None), "shop", Counts())
+        relay = Relay(both.first, cast("Pool", None), "shop", ExactlyOnceCounters())
         async with Borrowed(relay) as one:
             number = one.number()
             async with Borrowed(relay) as other:
@@ -181,10 +181,10 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
         # Its process is taken for dead, and its COMMIT is on its way.
         under_way = await both.write(Number(producer, 2))
         await both.dies("first")
-        assert await both.second.take_over(producer.name, of_the_dead=True) == "busy"
+        assert await both.second.claim(producer.name, of_the_dead=True) == "busy"
         await under_way.commit()
-        taken = await both.second.take_over(producer.name, of_the_dead=True)
-        assert isinstance(taken, Producer) and taken.number == 2
+        taken = await both.second.claim(producer.name, of_the_dead=True)
+        assert isinstance(taken, OutboxProducer) and taken.number == 2
         assert await numbers_of(both.second, taken) == [1, 2]
 
     on(postgres_url, work)
@@ -210,7 +210,7 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
         assert [(each.id, each.number) for each in moved] == [
             (each.id, number) for number, each in enumerate(units, start=1)
         ]
-        assert await both.first.take_over(old.name, of_the_dead=False) == "another's"
+        assert await both.first.claim(old.name, of_the_dead=False) == "another's"
         await both.commit(Number(new, 4))
 
     on(database, work)
@@ -302,7 +302,7 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
 
 
 @pytest.mark.parametrize("has_lost_another", [False, True])
-@pytest.mark.parametrize("which", ["take_over", "move"])
+@pytest.mark.parametrize("which", ["claim", "move"])
 def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
     database: str, which: str, has_lost_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,16 +312,16 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
         old = await made(both.first)
         await both.commit(old.next)
         await both.dies("first")
-        relay = Relay(both.second, cast("Lane", None), "shop", Counts())
+        relay = Relay(both.second, cast("Pool", None), "shop", ExactlyOnceCounters())
         if has_lost_another:
             # Then as many are known as the database has.
-            relay.return_borrowed(Producer("another's by now", "second", 0))
+            relay.return_borrowed(OutboxProducer("another's by now", "second", 0))
         sent: list[str] = []
 
         async def highest(_: Relay, name: str) -> int:
             return 0
 
-        async def is_sent(_: Relay, unit: Waiting) -> bool:
+        async def is_sent(_: Relay, unit: StoredUnit) -> bool:
             if which == "move" and unit.producer == old.name:
                 return False
             sent.append(unit.producer)

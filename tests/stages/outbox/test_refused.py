@@ -23,7 +23,7 @@ from truenext.engine.queues.unused import no_room
 from truenext.stage import Service
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import applied_schema
-from truenext.stage.sql.outbox import Waiting
+from truenext.stage.sql.outbox import StoredUnit
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 60
@@ -199,13 +199,13 @@ class TakenByHand:
     """A relay that does what the test says, with a unit that ten flows of the shop have become."""
 
     def __init__(self, t: Stages, session: Session, look: Callable[[Relay], Awaitable[bool]]) -> None:
-        once = t._running.once
+        once = t._running.exactly_once
         assert once is not None
         self.relay, self.outbox = once._relay, once._outbox
         self._session = session
         self._look = look
 
-    async def numbered(self) -> Waiting:
+    async def numbered(self) -> StoredUnit:
         self._producer = await self.relay.borrow()
         unit = await self.outbox.number(self._producer)
         assert unit is not None
@@ -256,7 +256,7 @@ def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart
     async def work(t: Stages) -> None:
         by_hand = TakenByHand(t, session, look)
         unit = await by_hand.numbered()
-        assert await by_hand.relay._settled(unit) == "rolled back"
+        assert await by_hand.relay._resolve(unit) == "rolled back"
         await by_hand.looks_until_all_is_sent()
         await until(lambda: len(came) == 10)
 

@@ -26,10 +26,10 @@ from tests.stages.outbox.schedule import Contradiction
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import sending
-from truenext.stage.exactly_once.once import ExactlyOnce
+from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.initiating import InitiatingInTransaction
-from truenext.stage.sql import numbering, once
+from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import Handling
 
@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "independent initiations have the same ids": (
-        [Change(InitiatingInTransaction, "_start", "seed or World.new_id()", 'seed or "0" * 32')],
+        [Change(InitiatingInTransaction, "_start", "seed or ServiceContext.new_id()", 'seed or "0" * 32')],
         nothing,
     ),
     "rows of the inbox go before they are marked": (
@@ -135,14 +135,14 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 ExactlyOnce,
                 "sent_before",
-                "answer = await send_unit(lane, unit, self._service, self.counts)",
+                "answer = await send_unit(pool, unit, self._service, self.counters)",
                 "answer = Answer.SENT",
             )
         ],
         nothing,
     ),
     "a message that was handled runs again": (
-        [Change(once.Once, "begin", "if answer.rowcount != 1:", "if False:")],
+        [Change(exactly_once.ExactlyOnceStatements, "begin", "if answer.rowcount != 1:", "if False:")],
         nothing,
     ),
 }

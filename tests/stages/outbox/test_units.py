@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from truenext.stage.core.ids import CHANCE_BYTES, child_id, first_id, inbox_id
-from truenext.stage.core.unit import (
+from truenext.stage.core.outbox_unit import (
     HEAD,
     HEAD_OF_TOGETHER,
     TTL_MIN_S,
-    Finished,
-    Unit,
+    EncodedMessage,
+    OutboxUnit,
     UnreadableUnit,
     decode_unit,
     together,
@@ -23,7 +23,7 @@ from truenext.stage.core.unit import (
 
 messages = st.lists(
     st.builds(
-        Finished,
+        EncodedMessage,
         destination=st.just("/queue/take"),
         body=st.binary(max_size=20),
         id=st.text(max_size=5),
@@ -38,30 +38,30 @@ DAY_MS = 86_400_000
 
 
 @given(messages, st.integers(0, DAY_MS))
-def test_a_unit_is_read_as_it_was_written(written: list[Finished], age_ms: int) -> None:
-    data = Unit(written, False).encode()
+def test_a_unit_is_read_as_it_was_written(written: list[EncodedMessage], age_ms: int) -> None:
+    data = OutboxUnit(written, False).encode()
     assert data.startswith(HEAD)
     expect_read(decode_unit(data, age_ms), [(each, age_ms) for each in written])
 
 
 @given(st.lists(st.tuples(st.integers(0, DAY_MS), messages), min_size=1, max_size=5))
 def test_units_that_are_put_together_are_read_in_order_each_with_its_own_time(
-    units: list[tuple[int, list[Finished]]],
+    units: list[tuple[int, list[EncodedMessage]]],
 ) -> None:
     now_ms = 1_800_000_000_000
     ages = sorted((age for age, _ in units), reverse=True)
-    written = [(now_ms - age, Unit(some, False).encode()) for age, (_, some) in zip(ages, units, strict=True)]
+    written = [(now_ms - age, OutboxUnit(some, False).encode()) for age, (_, some) in zip(ages, units, strict=True)]
     data = together(written)
     assert data.startswith(HEAD_OF_TOGETHER)
     expected = [(each, age) for age, (_, some) in zip(ages, units, strict=True) for each in some]
     expect_read(decode_unit(data, ages[0]), expected)
 
 
-def expect_read(read: list[Finished], written: list[tuple[Finished, int]]) -> None:
+def expect_read(read: list[EncodedMessage], written: list[tuple[EncodedMessage, int]]) -> None:
     assert len(read) == len(written)
     for is_now, (was, age_ms) in zip(read, written, strict=True):
         times = ("ttl_s", "expires_ms")
-        for name in set(Finished.__struct_fields__) - (set() if was.ttl_s is None else {*times}):
+        for name in set(EncodedMessage.__struct_fields__) - (set() if was.ttl_s is None else {*times}):
             assert getattr(is_now, name) == getattr(was, name)
         if was.ttl_s is not None and was.ttl_s - age_ms / 1000 >= TTL_MIN_S:
             assert is_now.ttl_s == pytest.approx(was.ttl_s - age_ms / 1000) and is_now.expires_ms == was.expires_ms
@@ -71,8 +71,8 @@ def expect_read(read: list[Finished], written: list[tuple[Finished, int]]) -> No
 
 
 @given(messages, st.integers(0, 200), st.binary(max_size=10))
-def test_what_is_damaged_is_refused_or_read(written: list[Finished], cut: int, rest: bytes) -> None:
-    for data in (Unit(written, False).encode(), together([(1, Unit(written, False).encode())])):
+def test_what_is_damaged_is_refused_or_read(written: list[EncodedMessage], cut: int, rest: bytes) -> None:
+    for data in (OutboxUnit(written, False).encode(), together([(1, OutboxUnit(written, False).encode())])):
         with contextlib.suppress(UnreadableUnit):
             decode_unit(data[:cut] + rest, 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from truenext.stage.world import World
+from truenext.stage.context import ServiceContext
 from truenext.testing import clock
 
 MOMENT_S = 0.001
@@ -52,7 +52,7 @@ class VirtualTime:
         """Have the broker and the program tell this time."""
         patch.setattr(clock, "time_ns", self.time_ns)
         patch.setattr(clock, "monotonic_ns", self.monotonic_ns)
-        patch.setattr(World, "now_ms", staticmethod(self.now_ms))
+        patch.setattr(ServiceContext, "now_ms", staticmethod(self.now_ms))
 
     def told_to_database(self, engine: Engine) -> None:
         """Have the connections of `engine` tell this time, and not wait for the disk: nothing here crashes it."""

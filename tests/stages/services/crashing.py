@@ -22,7 +22,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.stages.services.job import Job
-from truenext.stage import Flow, Service, world
+from truenext.stage import Flow, Service, context
 from truenext.stage.core.definitions import Stage
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql.outbox import Outbox
@@ -93,6 +93,6 @@ def _reaching(point: str, step: Callable[..., Coroutine[Any, Any, Any]]) -> Call
     return reaching
 
 
-world._pass = _reach
+context._pass = _reach
 for point, (owner, name) in RELAY.items():
     setattr(owner, name, _reaching(f"relay {point}", getattr(owner, name)))

@@ -25,7 +25,7 @@ from truenext.url import host_and_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from truenext.stage.core.health import Health
+    from truenext.stage.core.health import ServiceHealth
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
@@ -46,7 +46,7 @@ Figures = Callable[[], Awaitable[str]]
 """For Prometheus; empty if there are none."""
 
 
-async def answer(method: str, path: str, health: Callable[[], Health], figures: Figures) -> Answer:
+async def answer(method: str, path: str, health: Callable[[], ServiceHealth], figures: Figures) -> Answer:
     if method not in ("GET", "HEAD"):
         return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
     if path == "/metrics" and (said := await figures()):
@@ -64,7 +64,7 @@ async def answer(method: str, path: str, health: Callable[[], Health], figures: 
 
 
 @asynccontextmanager
-async def answering(host: str, port: int, health: Callable[[], Health], figures: Figures) -> AsyncIterator[str]:
+async def answering(host: str, port: int, health: Callable[[], ServiceHealth], figures: Figures) -> AsyncIterator[str]:
     """For as long as the block lasts; where, as a URL.
 
     Raises: ConfigurationError if it cannot listen there
@@ -116,7 +116,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
     return words[0], words[1].partition("?")[0]
 
 
-async def _response(request: tuple[str, str] | None, health: Callable[[], Health], figures: Figures) -> bytes:
+async def _response(request: tuple[str, str] | None, health: Callable[[], ServiceHealth], figures: Figures) -> bytes:
     if request is None:
         found = Answer(HTTPStatus.BAD_REQUEST, b"this is no request\n")
     else:

@@ -13,7 +13,7 @@ from truenext.cli.stages.loading import service_argument, service_at
 from truenext.cli.terminal import counted
 from truenext.cli.values import Place
 from truenext.errors import ConfigurationError
-from truenext.stage.core.compatibility import FORMAT, Finding, Interface, breaks, compare, interface_of
+from truenext.stage.core.compatibility import FORMAT, Incompatibility, Interface, breaks, compare, interface_of
 
 
 @click.command()
@@ -93,7 +93,7 @@ def _encoded(interface: Interface) -> bytes:
     return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
 
 
-def _say(finding: Finding) -> None:
+def _say(finding: Incompatibility) -> None:
     terminal.say(f"{'breaks' if finding.breaks else 'warning'}: {finding.where}: {finding.what}")
     terminal.say(f"    {finding.why}")
     terminal.say(f"    {finding.instead}")

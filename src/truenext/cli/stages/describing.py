@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.graph import EndpointNode, StageNode
 
 
-class Counts(msgspec.Struct, frozen=True):
+class QueueCounts(msgspec.Struct, frozen=True):
     """Of one queue, as the broker says."""
 
     waiting: int = 0
@@ -86,11 +86,11 @@ def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as
         terminal.show(_tree(graph, notes))
 
 
-def _counts(url: str) -> dict[str, Counts]:
+def _counts(url: str) -> dict[str, QueueCounts]:
     with connected(url) as connection:
         queues = {each["name"]: each for each in ask(connection, "queues")}
     return {
-        name: Counts(
+        name: QueueCounts(
             facts["waiting"],
             facts["unacknowledged"],
             facts["scheduled"],
@@ -109,18 +109,18 @@ def _originals(queues: Mapping[str, Any]) -> list[str]:
     return [name.removeprefix(DEAD_LETTER_PREFIX) for name in queues if name.startswith(DEAD_LETTER_PREFIX)]
 
 
-def _notes(graph: Graph, counts: Mapping[str, Counts] | None) -> dict[str, str]:
+def _notes(graph: Graph, counts: Mapping[str, QueueCounts] | None) -> dict[str, str]:
     """What is said of each queue, if a broker was asked."""
     if counts is None:
         return {}
     queues = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]
-    return {queue: str(counts.get(queue, Counts())) for queue in [*queues, *(each.name for each in graph.remotes)]}
+    return {queue: str(counts.get(queue, QueueCounts())) for queue in [*queues, *(each.name for each in graph.remotes)]}
 
 
-def _for_programs(graph: Graph, counts: Mapping[str, Counts] | None) -> dict[str, Any]:
+def _for_programs(graph: Graph, counts: Mapping[str, QueueCounts] | None) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(graph)
     if counts is not None:
-        facts["queues"] = {queue: counts.get(queue, Counts()) for queue in _notes(graph, counts)}
+        facts["queues"] = {queue: counts.get(queue, QueueCounts()) for queue in _notes(graph, counts)}
     return facts
 
 

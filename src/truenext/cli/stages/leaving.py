@@ -13,7 +13,7 @@ import time
 from queue import Empty, SimpleQueue
 from typing import Final, NoReturn
 
-from truenext.stage.lane import THREADS
+from truenext.stage.pool import THREADS
 
 logger = logging.getLogger("truenext.stage")
 

@@ -9,19 +9,19 @@ import msgspec
 
 from truenext.blocking import Consumer
 from truenext.cli import terminal
+from truenext.cli.bulk_work import dead_letter_selector_option, is_there
 from truenext.cli.connecting import connected, url_option
 from truenext.cli.ending import Failure
-from truenext.cli.progress import SoFar
 from truenext.cli.terminal import counted
+from truenext.cli.totals import Totals
 from truenext.cli.values import COUNT, QueueName
-from truenext.cli.work import dead_letter_selector_option, is_there
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.context import ServiceContext
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.errors import NotDecoded
-from truenext.stage.world import World
 
 if TYPE_CHECKING:
     from truenext.blocking import Connection, Message, Session
@@ -91,7 +91,7 @@ class Rerunning:
 
     def run(self, selector: str | None, limit: int | None) -> None:
         """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
-        so_far = SoFar("sent")
+        totals = Totals("sent")
         most = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
         if selector is not None:
@@ -114,7 +114,7 @@ class Rerunning:
                 else:
                     self.count += len(batch)
                     most = min(2 * most, BATCH_MAX)
-                    so_far.say(self.count)
+                    totals.say(self.count)
 
 
 def _next(consumer: Consumer, count: int) -> list[Message]:
@@ -130,7 +130,7 @@ def _send_anew(session: Session, message: Message, to: str) -> None:
             f"message {message.key} is none of stages ({error}): `truenext browse` shows it; pass it over with "
             "--selector, or move it away"
         ) from error
-    anew = msgspec.structs.replace(envelope, id=World.new_id())
+    anew = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     session.send(
         to,
         encode(anew),

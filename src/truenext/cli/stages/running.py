@@ -38,7 +38,7 @@ from truenext.stage.running import STOP_S, Running
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.stage.core.health import Health
+    from truenext.stage.core.health import ServiceHealth
     from truenext.stage.definition import Definition
     from truenext.stage.service import Service
 
@@ -226,7 +226,7 @@ class _Process:
             logger.warning("what is in hand is given back at once", extra={"signal": self._signals[-1].name})
             await running.stop(AT_ONCE_S)
 
-    def _health(self) -> Health:
+    def _health(self) -> ServiceHealth:
         assert self._running is not None, "it was made before"
         return judge(self._running.facts(), self._stalled_after_s)
 
@@ -235,8 +235,8 @@ class _Process:
         assert self._running is not None, "it was made before"
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
         said = "" if metrics is None else metrics.exposition()
-        once = self._running.once
-        return said if once is None else said + await once.as_text()
+        exactly_once = self._running.exactly_once
+        return said if exactly_once is None else said + await exactly_once.as_text()
 
     def _listen_to_signals(self) -> None:
         # All is done in this task, so that what the lifespan opens is closed where it was opened.
@@ -278,7 +278,7 @@ def _say(text: str) -> None:
         raise _Unwritten(error) from error
 
 
-class Queue(msgspec.Struct):
+class QueueInfo(msgspec.Struct):
     name: str
     waiting: int
     unacknowledged: int
@@ -288,7 +288,7 @@ class Queue(msgspec.Struct):
 async def _warn_of_what_is_left(running: Running, definition: Definition) -> None:
     """In queues of stages that are no more: a version before has left it, or does so still."""
     try:
-        queues = msgspec.json.decode(await running.connection.ask("queues"), type=list[Queue])
+        queues = msgspec.json.decode(await running.connection.ask("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
         logger.warning("whether queues of former stages have messages is not known", extra={"error": str(error)})
         return
@@ -303,7 +303,7 @@ async def _warn_of_what_is_left(running: Running, definition: Definition) -> Non
         )
 
 
-def left_over(queues: Iterable[Queue], definition: Definition) -> list[Queue]:
+def left_over(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
     """Those of endpoints of the service, in which something waits, of which it has no stage."""
     return [
         each

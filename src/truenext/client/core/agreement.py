@@ -10,11 +10,11 @@ from truenext.errors import ConnectionLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from truenext.client.core.context import ClientContext
     from truenext.client.core.holding import Subscription
     from truenext.client.core.link import Link
     from truenext.client.core.questions import Questions
     from truenext.client.core.subscriptions import Subscriptions
-    from truenext.client.core.world import World
 
 IDLE_S = 5.0
 """A buffer that nobody asks for goes back after so long, so that others get it."""
@@ -27,18 +27,22 @@ CHECKS_MAX = 3
 
 class Agreement:
     def __init__(
-        self, world: World, subscriptions: Subscriptions, questions: Questions, end: Callable[[ConnectionLost], None]
+        self,
+        context: ClientContext,
+        subscriptions: Subscriptions,
+        questions: Questions,
+        end: Callable[[ConnectionLost], None],
     ) -> None:
         """`end` ends the connection."""
-        self._world = world
+        self._context = context
         self._subscriptions = subscriptions
         self._questions = questions
         self._end = end
-        world.timers.at(world.clock() + IDLE_S, self._release_idle)
+        context.delayed_calls.at(context.clock() + IDLE_S, self._release_idle)
 
     def _release_idle(self) -> None:
-        self._world.timers.at(self._world.clock() + IDLE_S, self._release_idle)
-        link = self._world.link
+        self._context.delayed_calls.at(self._context.clock() + IDLE_S, self._release_idle)
+        link = self._context.link
         if link is None or not link.is_truenext:
             return
         for subscription in self._subscriptions.by_id.values():
@@ -51,16 +55,16 @@ class Agreement:
     def start(self, link: Link) -> None:
         if link.is_truenext:
             differences: dict[str, tuple[int, int]] = {}
-            self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, differences, 0))
+            self._context.delayed_calls.at(self._context.clock() + CHECK_S, lambda: self._check(link, differences, 0))
 
     def _check(self, link: Link, before: dict[str, tuple[int, int]], times: int) -> None:
         """Ask the broker what it has of this connection. What comes meanwhile makes a difference for a moment; one that
         stays means that something was lost on the way, and only a new connection can mend that."""
-        if self._world.link is not link:
+        if self._context.link is not link:
             return
 
         def answered(facts: OfConnection) -> None:
-            if self._world.link is not link:
+            if self._context.link is not link:
                 return
             held = {each.id: each.held for each in facts.subscriptions}
             both = {
@@ -73,16 +77,16 @@ class Agreement:
             if same and times + 1 >= CHECKS_MAX:
                 self._end(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
                 return
-            self._world.timers.at(
-                self._world.clock() + (CHECK_AGAIN_S if differences else CHECK_S),
+            self._context.delayed_calls.at(
+                self._context.clock() + (CHECK_AGAIN_S if differences else CHECK_S),
                 lambda: self._check(link, same or differences, times + 1 if same else 0),
             )
 
         if any(not each.is_closed for each in self._subscriptions.by_id.values()):
             self._questions.ask(link, "connection", None, OfConnection, answered)
-            self._world.flush_soon()
+            self._context.flush_soon()
         else:
-            self._world.timers.at(self._world.clock() + CHECK_S, lambda: self._check(link, {}, 0))
+            self._context.delayed_calls.at(self._context.clock() + CHECK_S, lambda: self._check(link, {}, 0))
 
 
 def _held(subscription: Subscription) -> int:

@@ -21,7 +21,7 @@ BROWSED_MAX = 1000
 """Messages that are here and nobody has looked at: beyond that nothing more is read."""
 
 
-class Browse:
+class QueueBrowser:
     """What waits somewhere, message by message."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:

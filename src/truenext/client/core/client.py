@@ -17,15 +17,15 @@ import msgspec
 from truenext.client.core import frames
 from truenext.client.core.agreement import Agreement
 from truenext.client.core.attempts import Attempts
+from truenext.client.core.context import CONNECTED, NO_ROOM, NOT_CONFIRMED
+from truenext.client.core.delayed_calls import DelayedCall
 from truenext.client.core.holding import Received
 from truenext.client.core.link import Link
-from truenext.client.core.outbox import Outbox
 from truenext.client.core.questions import OfProducer, Questions
+from truenext.client.core.send_buffer import SendBuffer
 from truenext.client.core.subscriptions import Subscriptions
-from truenext.client.core.timers import Timer
-from truenext.client.core.unit import Outcome, Producer, Unit
+from truenext.client.core.transaction_state import Outcome, ProducerNumbers, TransactionState
 from truenext.client.core.waiting import Flow, Signal, Wait
-from truenext.client.core.world import CONNECTED, NO_ROOM, NOT_CONFIRMED
 from truenext.errors import (
     ClosedError,
     Code,
@@ -42,8 +42,8 @@ from truenext.url import DEFAULT_URL, parse_url
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from truenext.client.core.context import ClientContext
     from truenext.client.core.holding import Buffer, Subscription, Wanted
-    from truenext.client.core.world import World
     from truenext.url import Address
     from truenext.wire.stomp.frame import Frame
 
@@ -62,7 +62,7 @@ LOGIN_BYTES_EACH_MAX = 2048
 """Of user, password and client id; a CONNECT may have 8 KiB."""
 
 
-class Login(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a client presents itself."""
 
     addresses: Sequence[Address]
@@ -85,7 +85,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} has a line feed, a carriage return or a NUL in it, or is too long")
 
 
-def login_of(
+def connect_options(
     urls: Sequence[str],
     *,
     user: str | None,
@@ -94,7 +94,7 @@ def login_of(
     heart_beat_s: float,
     reconnects: bool,
     beats_apart: bool = False,
-) -> Login:
+) -> ConnectOptions:
     """Without a URL it is the port of STOMP on this machine.
 
     Raises: ConfigurationError if a URL is none; ValueError, TypeError
@@ -107,7 +107,7 @@ def login_of(
             raise TypeError(f"{name} is text, not {type(said).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
-    return Login(
+    return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
         user=user,
         password=password,
@@ -118,7 +118,7 @@ def login_of(
     )
 
 
-class Browsing(Protocol):
+class BrowseListener(Protocol):
     """Who is shown what a browser is, on a connection that does nothing else."""
 
     def on_message(self, frame: Frame) -> None: ...
@@ -127,17 +127,26 @@ class Browsing(Protocol):
 
 
 class Client:
-    def __init__(self, login: Login, name: str, world: World, make: type[Received] = Received) -> None:
+    def __init__(
+        self, options: ConnectOptions, name: str, context: ClientContext, make: type[Received] = Received
+    ) -> None:
         """`name` is nobody else's, and names producers; `make` makes messages."""
-        self.login = login
+        self.options = options
         self.name = name
-        self.world = world
-        self.clock, self.flush, self.flush_soon, self.timers = world.clock, world.flush, world.flush_soon, world.timers
-        self.attempts = Attempts(login.addresses, world.chance)
-        self.outbox = Outbox(name, world.timers, world.clock, pump_soon=self.pump_soon, has_no_room=self._has_no_room)
+        self.context = context
+        self.clock, self.flush, self.flush_soon, self.delayed_calls = (
+            context.clock,
+            context.flush,
+            context.flush_soon,
+            context.delayed_calls,
+        )
+        self.attempts = Attempts(options.addresses, context.chance)
+        self.send_buffer = SendBuffer(
+            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, has_no_room=self._has_no_room
+        )
         self.questions = Questions()
-        self.subscriptions = Subscriptions(world, make)
-        self.units: dict[Unit, None] = {}
+        self.subscriptions = Subscriptions(context, make)
+        self.transactions: dict[TransactionState, None] = {}
         """Those that have not ended."""
         self.up = Signal()
         """Set when a connection is there, and when there will never be one."""
@@ -149,32 +158,32 @@ class Client:
         """The program may ask for nothing more."""
         self._is_leaving = False
         """DISCONNECT was said."""
-        self.since = world.clock()
+        self.since = context.clock()
         """When the connection came, or went."""
         self._tries = 0
         """Attempts to connect that have failed since."""
         self._complaints: dict[tuple[str, str], float] = {}
         """When each reason of a report was reported, by URL."""
         self.reconnects = -1
-        self.browse: Browsing | None = None
+        self.browse: BrowseListener | None = None
         self.is_full = False
         """Nothing more is to be read for now."""
-        self._agreement = Agreement(world, self.subscriptions, self.questions, self.lost)
+        self._agreement = Agreement(context, self.subscriptions, self.questions, self.lost)
         self._connections = 0
         """The number of the last one, rising also over brokers that know nothing of it."""
         self._secret = ""
         self._store = ""
         self._has_sends = False
-        self._free: deque[Producer] = deque()
+        self._free: deque[ProducerNumbers] = deque()
         """Of sessions that have ended."""
         self._producers = 0
         self._drained: list[Signal] = []
-        self._login_timer: Timer | None = None
+        self._login_timer: DelayedCall | None = None
 
     @property
     def link(self) -> Link | None:
         """The connection that is there, up or about to be."""
-        return self.world.link
+        return self.context.link
 
     # ---- The connection ----
 
@@ -184,7 +193,7 @@ class Client:
         self.attempts.failed()
         self.last_error = error
         self._tries += 1
-        if not self.login.reconnects and self.attempts.failures >= len(self.login.addresses):
+        if not self.options.reconnects and self.attempts.failures >= len(self.options.addresses):
             self.fail(self.not_there())
         else:
             self._complain("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._tries)
@@ -198,11 +207,11 @@ class Client:
         complained = self._complaints.get((url, reason))
         if complained is None or now - complained >= COMPLAINT_S:
             self._complaints[url, reason] = now
-            self.world.report(what, {"url": url, "error": reason, **facts})
+            self.context.report(what, {"url": url, "error": reason, **facts})
 
     def not_there(self) -> NoBroker:
         """No broker could be connected to, and why."""
-        places = ", ".join(each.url for each in self.login.addresses)
+        places = ", ".join(each.url for each in self.options.addresses)
         if self.last_error is not None:
             reason = _reason(self.last_error)
         elif self.link is not None:
@@ -215,14 +224,14 @@ class Client:
         """A socket is connected: say who we are."""
         self._connections += 1
         now = self.clock()
-        self.world.link = link = Link(self._connections, self.login.heart_beat_s, now, heard=self._heard)
+        self.context.link = link = Link(self._connections, self.options.heart_beat_s, now, heard=self._heard)
         headers = {"host": address.host}
-        if self.login.user is not None:
-            headers["login"] = self.login.user
-        if self.login.password is not None:
-            headers["passcode"] = self.login.password
-        if self.login.client_id is not None:
-            headers["client-id"] = self.login.client_id
+        if self.options.user is not None:
+            headers["login"] = self.options.user
+        if self.options.password is not None:
+            headers["passcode"] = self.options.password
+        if self.options.client_id is not None:
+            headers["client-id"] = self.options.client_id
         headers |= {
             "truenext-rounds": "true",
             "truenext-started": "true",
@@ -232,7 +241,7 @@ class Client:
         if self._secret:
             headers |= {"truenext-secret": self._secret, "truenext-blameless": "true"}
         link.log_in(headers)
-        self._login_timer = self.timers.at(now + LOGIN_S, lambda: self._not_logged_in(link))
+        self._login_timer = self.delayed_calls.at(now + LOGIN_S, lambda: self._not_logged_in(link))
         self.flush()
 
     def _not_logged_in(self, link: Link) -> None:
@@ -249,7 +258,7 @@ class Client:
         link = self.link
         if self._has_sends:
             self._has_sends = False
-            self.outbox.pump()
+            self.send_buffer.pump()
         if link is None:
             return []
         out, link.out = link.out, []
@@ -288,7 +297,7 @@ class Client:
 
     def lost(self, error: Exception) -> None:
         """The connection has ended, and whoever has the socket sees that `link` is gone."""
-        link, self.world.link = self.world.link, None
+        link, self.context.link = self.context.link, None
         if link is None:
             return
         if self._login_timer is not None:
@@ -301,26 +310,26 @@ class Client:
             self._complaints.clear()
             self.up = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
-                self.world.report(
+                self.context.report(
                     "connection lost to %(url)s: %(error)s",
                     {"url": self.attempts.address.url, "error": _reason(error), "connection": link.number},
                 )
         elif not isinstance(error, ClosedError):
             self.connecting_failed(error)
         why = ConnectionLost(f"the connection was lost: {error}")
-        self.subscriptions.lost(link, self.units, was_up=link.is_up)
+        self.subscriptions.lost(link, self.transactions, was_up=link.is_up)
         link.end()
-        self.outbox.end()
-        for unit in list(self.units):
-            if unit.link == link.number:
-                unit.doom(why)
+        self.send_buffer.end()
+        for transaction in list(self.transactions):
+            if transaction.link == link.number:
+                transaction.doom(why)
         self.questions.lost(why)
         if self.browse is not None:
             self.browse.ended(error)
         self.has_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        if (self._is_leaving or (link.is_up and not self.login.reconnects)) and self.error is None:
+        if (self._is_leaving or (link.is_up and not self.options.reconnects)) and self.error is None:
             end: TruenextError = why
             if self.is_closing:
                 # The broker closes it, too, once it has confirmed that we take leave.
@@ -334,16 +343,16 @@ class Client:
             self.error = error
         self.lost(error)
         self.up.set()
-        self.outbox.fail(self.error)
+        self.send_buffer.fail(self.error)
         self.questions.lost(self.error)
         for subscription in self.subscriptions.by_id.values():
             subscription.end(self.error)
             subscription.buffer.wake_all()
-        for unit in list(self.units):
-            unit.doom(ConnectionLost(str(self.error)))
-            if unit.outcome in (Outcome.IN_DOUBT, Outcome.COMMITTING):
-                unit.outcome = Outcome.IN_DOUBT
-                unit.settled.set()
+        for transaction in list(self.transactions):
+            transaction.doom(ConnectionLost(str(self.error)))
+            if transaction.outcome in (Outcome.IN_DOUBT, Outcome.COMMITTING):
+                transaction.outcome = Outcome.IN_DOUBT
+                transaction.resolved.set()
 
     def _heard(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
@@ -368,70 +377,72 @@ class Client:
         is_another, self._store = bool(self._store) and self._store != link.store, link.store
         facts: dict[str, object] = {"url": self.attempts.address.url, "session": link.session_id, "server": link.server}
         if self.reconnects or self._tries:
-            self.world.report(
+            self.context.report(
                 "connected to %(url)s, after %(seconds)s seconds and %(attempts)s attempts",
                 {**facts, "seconds": round(away_s, 1), "attempts": self._tries + 1, "reconnects": self.reconnects},
             )
         else:
-            self.world.report(CONNECTED, facts)
+            self.context.report(CONNECTED, facts)
         if self.reconnects and (is_another or not link.is_truenext):
-            self.outbox.fail_returned(
+            self.send_buffer.fail_returned(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
             # The first broker knows the numbers that were used there: back with it they would be repeats.
-            self.outbox.producer = self.another_producer()
+            self.send_buffer.producer = self.another_producer()
         self.subscriptions.connected()
         self._start_heart_beats(link)
         self.up.set()
-        self.outbox.is_numbered = link.is_truenext
-        if link.is_truenext and self.outbox.producer.number:
+        self.send_buffer.is_numbered = link.is_truenext
+        if link.is_truenext and self.send_buffer.producer.number:
             self._ask_for_highest(link)
         else:
-            self.outbox.start(link, 0)
-        for unit in list(self.units):
-            if unit.outcome is Outcome.IN_DOUBT:
-                self.ask_for_outcome(unit)
+            self.send_buffer.start(link, 0)
+        for transaction in list(self.transactions):
+            if transaction.outcome is Outcome.IN_DOUBT:
+                self.ask_for_outcome(transaction)
         self._agreement.start(link)
         self.flush_soon()
 
     def _ask_for_highest(self, link: Link) -> None:
         def answered(facts: OfProducer) -> None:
             if self.link is link:
-                self.outbox.start(link, facts.sends)
+                self.send_buffer.start(link, facts.sends)
                 self.flush_soon()
 
-        self.questions.ask(link, "producer", {"producer": self.outbox.producer.name}, OfProducer, answered)
+        self.questions.ask(link, "producer", {"producer": self.send_buffer.producer.name}, OfProducer, answered)
 
-    def ask_for_outcome(self, unit: Unit) -> None:
+    def ask_for_outcome(self, transaction: TransactionState) -> None:
         """What became of its COMMIT? What did not happen so far never will."""
-        producer = unit.producer
+        producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
             return
         if producer is None or not link.is_truenext or producer.store != link.store:
-            unit.settle(Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's"))
+            transaction.resolve(
+                Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's")
+            )
             return
 
         def answered(facts: OfProducer) -> None:
-            if unit.outcome is Outcome.IN_DOUBT:
+            if transaction.outcome is Outcome.IN_DOUBT:
                 outcome = _OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)
-                is_crash = producer.is_told(facts.commits, link.number) and unit.number > facts.commits + 1
-                if is_crash and unit.is_kept and facts.outcome == "not so far":
+                is_crash = producer.is_told(facts.commits, link.number) and transaction.number > facts.commits + 1
+                if is_crash and transaction.is_kept and facts.outcome == "not so far":
                     # The broker has crashed, and forgotten numbers before it, of transactions without anything
                     # persistent. This one had something: it would be known. It cannot come any more.
                     outcome = Outcome.ROLLED_BACK
-                unit.settle(outcome, ConnectionLost("the connection was lost while it was committed"))
+                transaction.resolve(outcome, ConnectionLost("the connection was lost while it was committed"))
 
-        question = {"producer": producer.name, "commit": unit.number, "settle": True}
+        question = {"producer": producer.name, "commit": transaction.number, "resolve": True}
         self.questions.ask(link, "producer", question, OfProducer, answered)
 
     # ---- Heart-beats ----
 
     def _start_heart_beats(self, link: Link) -> None:
         if link.beats_every_s:
-            self.timers.at(self.clock() + link.beats_every_s, lambda: self._beat(link))
+            self.delayed_calls.at(self.clock() + link.beats_every_s, lambda: self._beat(link))
         if link.silent_after_s:
-            self.timers.at(self.clock() + link.silent_after_s, lambda: self._listen(link))
+            self.delayed_calls.at(self.clock() + link.silent_after_s, lambda: self._listen(link))
 
     def _beat(self, link: Link) -> None:
         if self.link is link:
@@ -439,7 +450,7 @@ class Client:
             if now - link.written_at >= link.beats_every_s * 0.9 and not link.out:
                 link.beat()
                 self.flush()
-            self.timers.at(max(now, link.written_at) + link.beats_every_s, lambda: self._beat(link))
+            self.delayed_calls.at(max(now, link.written_at) + link.beats_every_s, lambda: self._beat(link))
 
     def _listen(self, link: Link) -> None:
         if self.link is link:
@@ -447,23 +458,23 @@ class Client:
             if silent_at <= self.clock():
                 self.lost(ConnectionLost(f"nothing has come for {link.silent_after_s:g} seconds"))
             else:
-                self.timers.at(silent_at, lambda: self._listen(link))
+                self.delayed_calls.at(silent_at, lambda: self._listen(link))
 
     def tick(self) -> None:
         """Do what is due; `timers.next_at` says when that is."""
-        self.timers.run(self.clock())
+        self.delayed_calls.run(self.clock())
 
     # ---- Producers and transactions ----
 
-    def new_producer(self) -> Producer:
+    def new_producer(self) -> ProducerNumbers:
         return self._free.popleft() if self._free else self.another_producer()
 
-    def another_producer(self) -> Producer:
+    def another_producer(self) -> ProducerNumbers:
         """One that no broker knows."""
         self._producers += 1
-        return Producer(f"{self.name}-{self._producers}")
+        return ProducerNumbers(f"{self.name}-{self._producers}")
 
-    def free_producer(self, producer: Producer) -> None:
+    def free_producer(self, producer: ProducerNumbers) -> None:
         self._free.append(producer)
 
     # ---- Flows that others are made of ----
@@ -525,15 +536,15 @@ class Client:
         link = yield from self.wait_until_up(deadline, "send a request")
         came: list[Frame] = []
         errors: list[Exception] = []
-        settled = Signal()
+        ended = Signal()
 
         def answered(frame: Frame) -> None:
             came.append(frame)
-            settled.set()
+            ended.set()
 
         def failed(error: Exception) -> None:
             errors.append(error)
-            settled.set()
+            ended.set()
 
         is_alone = self.questions.are_none
         question = self.questions.send(link, head, body, answered, failed)
@@ -543,7 +554,7 @@ class Client:
             # Those of one pass of the loop are written together.
             self.flush_soon()
         try:
-            in_time = yield Wait(settled, deadline)
+            in_time = yield Wait(ended, deadline)
         finally:
             self.questions.forget(question)
         if errors:
@@ -578,7 +589,7 @@ class Client:
         asked = Asked()
         link.ask(frames.frame(command, headers | {"receipt": link.receipt}), asked)
         self.flush_soon()
-        came = yield Wait(asked.settled, deadline)
+        came = yield Wait(asked.answered, deadline)
         if not came:
             raise TimeoutError(f"the broker has not confirmed {command} in time")
         if asked.error is not None:
@@ -600,8 +611,8 @@ class Client:
             self.subscriptions.unsubscribe(subscription)
         try:
             if (yield from self.confirm(deadline)):
-                self.world.report(NOT_CONFIRMED, {"count": self.outbox.open, "url": self.attempts.address.url})
-                self.outbox.fail(
+                self.context.report(NOT_CONFIRMED, {"count": self.send_buffer.open, "url": self.attempts.address.url})
+                self.send_buffer.fail(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
             link = self.link
@@ -613,23 +624,25 @@ class Client:
     def confirm(self, deadline: float | None) -> Flow[int]:
         """Wait until the broker has confirmed all sends. Returns how many it has not confirmed in time."""
         in_time = True
-        while in_time and self.outbox.open and self.error is None:
-            in_time = yield Wait(self.outbox.emptied(), deadline)
-        return self.outbox.open
+        while in_time and self.send_buffer.open and self.error is None:
+            in_time = yield Wait(self.send_buffer.emptied(), deadline)
+        return self.send_buffer.open
 
     @property
     def left_open(self) -> int:
         """Number of sends that are lost if the program ends now: nobody has closed the connection."""
-        return 0 if self.error is not None else self.outbox.open
+        return 0 if self.error is not None else self.send_buffer.open
 
     def _say_disconnect(self, link: Link) -> Signal:
         """Set when the broker has confirmed it."""
         headers = {}
         if link.is_truenext:
-            doubtful = {unit.producer for unit in self.units if unit.outcome is Outcome.IN_DOUBT}
+            doubtful = {
+                transaction.producer for transaction in self.transactions if transaction.outcome is Outcome.IN_DOUBT
+            }
             names = [each.name for each in self._free if each not in doubtful and each.number]
-            if self.outbox.producer.number and not self.outbox.open:
-                names.append(self.outbox.producer.name)
+            if self.send_buffer.producer.number and not self.send_buffer.open:
+                names.append(self.send_buffer.producer.name)
             if names:
                 headers["truenext-forget"] = msgspec.json.encode(names).decode()
         headers["receipt"] = link.receipt
@@ -637,28 +650,28 @@ class Client:
         link.ask(frames.frame("DISCONNECT", headers), asked)
         self._is_leaving = True
         self.flush()
-        return asked.settled
+        return asked.answered
 
 
 class Asked:
     """A frame that somebody waits for."""
 
-    __slots__ = ("error", "settled")
+    __slots__ = ("answered", "error")
 
     def __init__(self) -> None:
-        self.settled = Signal()
+        self.answered = Signal()
         self.error: TruenextError | None = None
 
     def confirmed(self, frame: Frame) -> None:
-        self.settled.set()
+        self.answered.set()
 
     def refused(self, error: Refused) -> None:
         self.error = error
-        self.settled.set()
+        self.answered.set()
 
     def lost(self) -> None:
         self.error = ConnectionLost("the connection was lost before the broker answered")
-        self.settled.set()
+        self.answered.set()
 
 
 def _reason(error: Exception) -> str:

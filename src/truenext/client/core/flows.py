@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.holding import Buffer, State
+from truenext.client.core.disposition import DONE, FAILED, Disposition
+from truenext.client.core.holding import Buffer, ReceivedState
 from truenext.client.core.message import Content, content_of
 from truenext.client.core.questions import OfProducer, worded
 from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
-from truenext.client.core.session import Mode, Session
-from truenext.client.core.unit import Numbered, Outcome
-from truenext.client.core.verdict import DONE, FAILED, Verdict
+from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.transaction_state import Numbered, Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import InDoubt, LocalProtocolError
 from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
@@ -21,8 +21,8 @@ from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PROD
 if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.client.core.holding import Received, Subscription, Wanted
-    from truenext.client.core.outbox import Send
-    from truenext.client.core.unit import Unit
+    from truenext.client.core.send_buffer import PendingSend
+    from truenext.client.core.transaction_state import TransactionState
 
 TIMEOUT_S = 60.0
 """Until something is confirmed, unless told otherwise."""
@@ -47,10 +47,10 @@ def first_connection(client: Client, deadline: float) -> Flow[None]:
 # ---- Receiving ----
 
 
-def open_session(client: Client, mode: Mode) -> Session:
+def open_session(client: Client, mode: Mode) -> SessionCore:
     """Raises: ClosedError, or what ended the connection"""
     client.check_open()
-    return Session(client, mode, Buffer())
+    return SessionCore(client, mode, Buffer())
 
 
 def mode_of_session(ack: str, *, transacted: bool) -> Mode:
@@ -73,7 +73,7 @@ def mode_of(ack: str) -> Mode:
     return modes[ack]
 
 
-def subscribe(session: Session, wanted: Wanted) -> Flow[Subscription]:
+def subscribe(session: SessionCore, wanted: Wanted) -> Flow[Subscription]:
     """Raises: Refused, ClosedError, TimeoutError"""
     session.check_open()
     client = session.client
@@ -81,7 +81,7 @@ def subscribe(session: Session, wanted: Wanted) -> Flow[Subscription]:
 
 
 def receive(
-    session: Session, subscription: Subscription | None, count: int, timeout: float | None, owner: object
+    session: SessionCore, subscription: Subscription | None, count: int, timeout: float | None, owner: object
 ) -> Flow[list[Received]]:
     """Raises: ValueError; as Session.receive"""
     if not isinstance(count, int) or count < 1:
@@ -92,26 +92,26 @@ def receive(
     return (yield from session.receive(subscription, count, deadline, owner, now=timeout == 0))
 
 
-def settle(session: Session, received: Received, verdict: Verdict, owner: object) -> Flow[None]:
+def settle(session: SessionCore, received: Received, disposition: Disposition, owner: object) -> Flow[None]:
     """Raises: LocalProtocolError, RolledBack"""
-    if not session.settle(received, verdict, owner):
+    if not session.settle(received, disposition, owner):
         yield from session.client.wait_until_written()
 
 
-def failed_for(delay: float | None, cause: str = "") -> Verdict:
+def failed_for(delay: float | None, cause: str = "") -> Disposition:
     """`delay` in seconds, until it is tried again. Raises: ValueError, TypeError"""
     said = _cut(cause)
     if delay is None:
-        return Verdict(False, cause=said) if said else FAILED
+        return Disposition(False, cause=said) if said else FAILED
     # Not a number is no delay, either.
     if not 0 <= delay <= DELAY_MS_MAX / 1000:
         raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
-    return Verdict(False, delay_ms=round(delay * 1000), cause=said)
+    return Disposition(False, delay_ms=round(delay * 1000), cause=said)
 
 
-def rejected_for(cause: str) -> Verdict:
+def rejected_for(cause: str) -> Disposition:
     """Raises: TypeError"""
-    return Verdict(False, is_rejected=True, cause=_cut(cause))
+    return Disposition(False, is_rejected=True, cause=_cut(cause))
 
 
 def _cut(cause: str) -> str:
@@ -123,16 +123,16 @@ def _cut(cause: str) -> str:
     return said[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
 
-def release(session: Session, received: Received, owner: object) -> Flow[None]:
+def release(session: SessionCore, received: Received, owner: object) -> Flow[None]:
     session.release(received, owner)
     yield from session.client.wait_until_written()
 
 
-def leave_message(session: Session, received: Received, error: BaseException | None) -> Flow[None]:
+def leave_message(session: SessionCore, received: Received, error: BaseException | None) -> Flow[None]:
     """The block that handles one message has ended."""
-    if received.state is not State.HELD:
+    if received.state is not ReceivedState.HELD:
         return
-    if received.unit is not None:
+    if received.transaction is not None:
         if error is not None and counted_attempts_for(error) is CountedAttempts.ALL:
             session.fail(received)
     elif error is None:
@@ -142,11 +142,16 @@ def leave_message(session: Session, received: Received, error: BaseException | N
 
 
 def close_consumer(
-    session: Session, subscription: Subscription, owner: object, verdict: Verdict | None = None, *, is_own: bool
+    session: SessionCore,
+    subscription: Subscription,
+    owner: object,
+    disposition: Disposition | None = None,
+    *,
+    is_own: bool,
 ) -> Flow[None]:
     """`is_own`: the session is there for this consumer only; then `verdict` is for what was handed out."""
     if is_own:
-        session.end_given(verdict)
+        session.end_given(disposition)
         session.close(owner)
     else:
         session.client.subscriptions.unsubscribe(subscription)
@@ -154,16 +159,16 @@ def close_consumer(
 
 
 def leave_consumer(
-    session: Session, subscription: Subscription, owner: object, error: BaseException | None, *, is_own: bool
+    session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, is_own: bool
 ) -> Flow[None]:
     """The block of a consumer has ended."""
-    verdict: Verdict | None = DONE
+    disposition: Disposition | None = DONE
     if error is not None:
-        verdict = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
-    yield from close_consumer(session, subscription, owner, verdict, is_own=is_own)
+        disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
+    yield from close_consumer(session, subscription, owner, disposition, is_own=is_own)
 
 
-def close_session(session: Session, owner: object) -> Flow[None]:
+def close_session(session: SessionCore, owner: object) -> Flow[None]:
     session.close(owner)
     yield from session.client.wait_until_written()
 
@@ -171,7 +176,7 @@ def close_session(session: Session, owner: object) -> Flow[None]:
 # ---- Transactions ----
 
 
-def commit(session: Session, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
+def commit(session: SessionCore, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
     """Raises: ValueError, RolledBack, InDoubt"""
     numbered = None
     if producer is not None or number:
@@ -183,37 +188,37 @@ def commit(session: Session, timeout: float, producer: str | None = None, number
     return (yield from session.commit(session.client.clock() + timeout, numbered))
 
 
-def rollback(session: Session, owner: object, counted: CountedAttempts) -> Flow[None]:
+def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> Flow[None]:
     session.rollback(owner, counted=counted)
     yield from session.client.wait_until_written()
 
 
-class Block:
+class TransactionBlock:
     """The block of a transaction."""
 
-    def __init__(self, session: Session, timeout: float) -> None:
+    def __init__(self, session: SessionCore, timeout: float) -> None:
         """Raises: LocalProtocolError"""
         self.session = session
         self._transactions = session.transacted()
-        self._unit: Unit | None = None
+        self._transaction: TransactionState | None = None
         """Its transaction, once it has ended and if anything was in it."""
         self._nothing = Outcome.OPEN
         """What became of it if nothing was."""
         self._timeout = timeout
         self._is_used = False
-        self._before: Unit | None = None
+        self._before: TransactionState | None = None
         """The unit that had ended before."""
-        self._undecided: Unit | None = None
+        self._undecided: TransactionState | None = None
         """A unit that had not ended before: its commit was cancelled, or is in doubt."""
 
     @property
     def outcome(self) -> Outcome:
         """What became of it, as far as is known by now."""
-        return self._nothing if self._unit is None else self._unit.outcome
+        return self._nothing if self._transaction is None else self._transaction.outcome
 
     @property
     def token(self) -> str:
-        return "" if self._unit is None else self._unit.token
+        return "" if self._transaction is None else self._transaction.token
 
     def enter(self) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
@@ -242,13 +247,13 @@ class Block:
         session = self.session
         transactions = self._transactions
         transactions.leave()
-        unit = transactions.unit
-        is_begun = unit is None or unit is not self._undecided
+        transaction = transactions.transaction
+        is_begun = transaction is None or transaction is not self._undecided
         if not is_begun:
-            unit = None
-        elif unit is None and transactions.last not in (self._before, self._undecided):
+            transaction = None
+        elif transaction is None and transactions.last not in (self._before, self._undecided):
             # Its code has ended it by itself.
-            unit = transactions.last
+            transaction = transactions.last
         try:
             if not is_begun:
                 # Nothing was handed out or sent before the outcome of the transaction before is known.
@@ -263,7 +268,7 @@ class Block:
             elif transactions.undecided is None:
                 yield from rollback(session, owner, counted_attempts_for(error))
         finally:
-            self._unit = unit
+            self._transaction = transaction
             self._nothing = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK
 
 
@@ -287,12 +292,12 @@ def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:
 # ---- Sending and asking ----
 
 
-def await_send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
+def await_send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Until a message is confirmed. Raises: what became of it instead"""
     if not send.is_done:
-        if send.settled is None:
-            send.settled = Signal()
-        yield Wait(send.settled, deadline)
+        if send.completed is None:
+            send.completed = Signal()
+        yield Wait(send.completed, deadline)
     if send.error is not None:
         batch = send.batch
         if batch is not None and batch.error is send.error:
@@ -358,7 +363,7 @@ def outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
     link = yield from client.wait_until_up(deadline, "ask what became of a transaction")
     if link.store != store:
         return "unknown"
-    question = {"producer": producer, "commit": number, "settle": True}
+    question = {"producer": producer, "commit": number, "resolve": True}
     answer = yield from ask(client, "producer", question, deadline)
     said = msgspec.json.decode(answer, type=OfProducer).outcome
     return said if said in ("committed", "rolled back") else "unknown"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from truenext.client.core.beside import Beside, SharedBuffer
 from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import DONE
 from truenext.client.core.flows import TIMEOUT_S
-from truenext.client.core.holding import State
-from truenext.client.core.session import Session
-from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE
+from truenext.client.core.holding import ReceivedState
+from truenext.client.core.session import SessionCore
+from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ClosedError, InDoubt, RolledBack
 
@@ -30,7 +30,7 @@ class Consuming:
         self._mode = mode
         self._buffer = SharedBuffer(beside)
         self._subscription: Subscription | None = None
-        self._working: dict[Worker, object] = {}
+        self._working: dict[HandlerWorker, object] = {}
         """With the task or thread of each."""
         self._changed = Signal()
 
@@ -41,19 +41,19 @@ class Consuming:
 
     # ---- Workers ----
 
-    def worker(self) -> Worker:
-        return Worker(self)
+    def worker(self) -> HandlerWorker:
+        return HandlerWorker(self)
 
-    def session(self) -> Session:
+    def session(self) -> SessionCore:
         """A session for a worker."""
-        return Session(self.client, self._mode, self._buffer)
+        return SessionCore(self.client, self._mode, self._buffer)
 
-    def start(self, worker: Worker, owner: object) -> None:
+    def start(self, worker: HandlerWorker, owner: object) -> None:
         """The worker waits for a message, or has one: `until_handled` waits for the worker."""
         if not self._buffer.is_over:
             self._working[worker] = owner
 
-    def end(self, worker: Worker) -> object:
+    def end(self, worker: HandlerWorker) -> object:
         """The worker has no message, and takes none for now. Returns its task or thread."""
         owner = self._working.pop(worker, None)
         self._change()
@@ -109,7 +109,7 @@ class Consuming:
         changed.set()
 
 
-class Worker:
+class HandlerWorker:
     """What runs one handler after the other, in one task or thread.
 
     Each call of a handler in transactions has a session of its own, which ends with the call: what the handler has left
@@ -159,7 +159,7 @@ class Worker:
             session.release(received)
         elif session.transactions is not None:
             yield from session.commit_and_expire(session.client.clock() + TIMEOUT_S)
-        elif received.state is State.HELD:
+        elif received.state is ReceivedState.HELD:
             session.settle(received, DONE)
 
     def failed(self, received: Received, error: BaseException) -> None:
@@ -179,8 +179,8 @@ class Worker:
         """Nothing more is handled here."""
         consuming, session = self._consuming, self.session
         owner = consuming.end(self)
-        transactions, unit = session.transactions, session.unit
-        if transactions is not None and unit is not None and unit.outcome is Outcome.DOOMED:
-            transactions.rollback(unit.owner, counted=CountedAttempts.NONE)
+        transactions, transaction = session.transactions, session.transaction
+        if transactions is not None and transaction is not None and transaction.outcome is Outcome.DOOMED:
+            transactions.rollback(transaction.owner, counted=CountedAttempts.NONE)
         session.leave(owner)
         consuming.ended(error)

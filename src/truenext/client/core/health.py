@@ -51,8 +51,8 @@ def health(client: Client) -> Health:
         since_s=now - client.since,
         reconnects=max(0, client.reconnects),
         silent_s=0.0 if link is None else now - link.read_at,
-        unconfirmed=client.outbox.open,
-        transactions=len(client.units),
+        unconfirmed=client.send_buffer.open,
+        transactions=len(client.transactions),
         consumers=[
             ConsumerHealth(
                 each.wanted.destination,

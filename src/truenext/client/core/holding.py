@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from truenext.errors import TruenextError
 
 
-class State(IntEnum):
+class ReceivedState(IntEnum):
     BUFFERED = 0
     """The program does not have it yet."""
     HELD = 1
@@ -32,7 +32,7 @@ class State(IntEnum):
 class Received(Content):
     """One dispatch of a message."""
 
-    __slots__ = ("ack_id", "again", "is_started", "link", "may_have_missed", "state", "subscription", "unit")
+    __slots__ = ("ack_id", "again", "is_started", "link", "may_have_missed", "state", "subscription", "transaction")
 
     def __init__(
         self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
@@ -42,10 +42,10 @@ class Received(Content):
         self.link = link
         """The number of the connection on which it came."""
         self.ack_id = headers.get("ack", "")
-        self.state = State.BUFFERED
+        self.state = ReceivedState.BUFFERED
         self.is_started = False
         """The broker was told that the program has it."""
-        self.unit: object | None = None
+        self.transaction: object | None = None
         """The transaction that was given it."""
         self.again: Received | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""

@@ -16,15 +16,15 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.opening import opening_of_server
 from truenext.wire.stomp.protocol import Protocol as Stomp
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
+from truenext.wire.stomp.protocol_detector import opening_of_server
 from truenext.wire.stomp.shapes import FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.wire.stomp.opening import Opening
+    from truenext.wire.stomp.protocol_detector import ProtocolDetector
 
 SILENCE = 2.0
 """Intervals without a byte after which the broker counts as lost."""
@@ -70,7 +70,7 @@ class Ignored:
         pass
 
 
-class Awaited:
+class AwaitedFrame:
     """A frame of which somebody waits for the answer, whatever it is."""
 
     __slots__ = ("_asked", "answered")
@@ -109,7 +109,7 @@ class Link:
         self.frames = 0
         self.unanswered: dict[int, Unanswered] = {}
         """By the number of the frame, in order."""
-        self._opening: Opening | None = opening_of_server()
+        self._opening: ProtocolDetector | None = opening_of_server()
         """None once the peer is known to speak no other protocol."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
         self._heard = heard
@@ -152,14 +152,14 @@ class Link:
     def answer_of(self, number: int) -> Signal:
         """Set once the broker has answered this frame, which is unanswered and asks for no receipt."""
         asked = self.unanswered[number]
-        if isinstance(asked, Awaited):
+        if isinstance(asked, AwaitedFrame):
             return asked.answered
         if number == self.frames and self.out and self.out[-1] != HEART_BEAT:
             # Nobody has taken it yet, so the receipt goes with it.
-            waiting = self.unanswered[number] = Awaited(asked)
+            waiting = self.unanswered[number] = AwaitedFrame(asked)
             self.out[-1] = frames.with_receipt(self.out[-1], str(number))
         else:
-            waiting = Awaited(Ignored())
+            waiting = AwaitedFrame(Ignored())
             self.ask_for_receipt(waiting)
         return waiting.answered
 

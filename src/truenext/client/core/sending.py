@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from truenext.client.core.frames import value
-from truenext.client.core.outbox import Awaited, Batch, Send
+from truenext.client.core.send_buffer import BatchWaiter, PendingSend, SendBatch
 from truenext.client.core.sends import Outgoing, SendOptions, body_of, spoken
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ClosedError, ConnectionLost
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from truenext.client.core.client import Client
 
 
-def prepare(client: Client, destination: str, body: bytes | str, options: SendOptions) -> Send:
+def prepare(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:
     """Raises: ValueError, TypeError if it cannot be said so; ClosedError, or what ended the connection"""
     client.check_open()
     said = spoken(destination, options)
@@ -22,81 +22,81 @@ def prepare(client: Client, destination: str, body: bytes | str, options: SendOp
     own = ""
     if said.producer is not None:
         own = f"truenext-producer:{value(said.producer)}\ntruenext-number:{said.number}\n"
-    return Send(said.head, body_of(body), expires_at, own)
+    return PendingSend(said.head, body_of(body), expires_at, own)
 
 
-def prepare_one(client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions) -> Send:
+def prepare_one(client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions) -> PendingSend:
     """One of many, which may say itself how it differs from the others. Raises: as `prepare`"""
     if isinstance(message, Outgoing):
         return prepare(client, destination, message.body, cast("SendOptions", {**options, **message.options}))
     return prepare(client, destination, message, options)
 
 
-def enqueue_if_room(client: Client, batch: Batch, made: Send) -> bool:
+def enqueue_if_room(client: Client, batch: SendBatch, made: PendingSend) -> bool:
     """False if too many wait for their confirmation. Raises: as `enqueue`"""
-    if not client.outbox.has_room:
+    if not client.send_buffer.has_room:
         return False
     enqueue(client, made)
     batch.add(made)
     return True
 
 
-def send(client: Client, send: Send, deadline: float | None) -> Flow[None]:
+def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Returns once the broker has the message as safe as it will be: durable, if it is persistent.
 
     Raises: Refused, TimeoutError if that is not known in time, ConnectionLost if it never will be
     """
     yield from _await_room(client, deadline)
-    send.settled = Signal()
-    is_alone = not client.outbox.open
+    send.completed = Signal()
+    is_alone = not client.send_buffer.open
     enqueue(client, send)
     if is_alone:
         # It waits for no others that may be sent in this pass of the loop: who waits for it is the only one that sends.
         client.flush()
     try:
-        came = yield Wait(send.settled, deadline)
+        came = yield Wait(send.completed, deadline)
     except BaseException:
-        client.outbox.abandon(send)
+        client.send_buffer.abandon(send)
         raise
     if not came:
-        refused = client.outbox.abandon(send)
+        refused = client.send_buffer.abandon(send)
         if refused is not None:
             raise TimeoutError(f"the message was not taken: {refused}") from refused
-        if client.outbox.no_room is not None:
-            refused = client.outbox.no_room
+        if client.send_buffer.no_room is not None:
+            refused = client.send_buffer.no_room
             raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
         raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
     if send.error is not None:
         raise send.error
 
 
-def enqueue(client: Client, send: Send) -> None:
+def enqueue(client: Client, send: PendingSend) -> None:
     """Raises: ClosedError, or what has ended the connection meanwhile: another thread may have"""
     client.check_open()
-    client.outbox.add(send)
+    client.send_buffer.add(send)
     client.pump_soon()
-    if client.outbox.is_much:
+    if client.send_buffer.is_much:
         client.flush()
 
 
-def await_room(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
+def await_room(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
     """Until one more of a batch may be under way. Raises: TimeoutError; then none of the batch is repeated"""
     try:
         yield from _await_room(client, deadline)
     except TimeoutError as error:
-        raise _given_up(client, batch, str(error)) from client.outbox.no_room
+        raise _given_up(client, batch, str(error)) from client.send_buffer.no_room
 
 
 def _await_room(client: Client, deadline: float | None) -> Flow[None]:
     """Until one more may be under way."""
-    while not client.outbox.has_room:
-        came = yield Wait(client.outbox.room(), deadline)
+    while not client.send_buffer.has_room:
+        came = yield Wait(client.send_buffer.room(), deadline)
         if not came:
             raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
         client.check_open()
 
 
-def check_confirmed(batch: Batch) -> None:
+def check_confirmed(batch: SendBatch) -> None:
     """At the end of a connection: was something lost of which nobody was told?
 
     Raises: the first error; TimeoutError for what was not confirmed
@@ -110,19 +110,19 @@ def check_confirmed(batch: Batch) -> None:
         raise error
 
 
-def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
+def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
     """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
     if batch.open:
-        awaited = Awaited()
+        awaited = BatchWaiter()
         batch.waiting.append(awaited)
         try:
-            came = yield Wait(awaited.settled, deadline)
+            came = yield Wait(awaited.completed, deadline)
         finally:
-            if not awaited.settled.is_set:
+            if not awaited.completed.is_set:
                 batch.waiting.remove(awaited)
         if not came:
             otherwise = f"the broker has not confirmed {batch.open} messages in time; they may have arrived"
-            raise _given_up(client, batch, otherwise) from client.outbox.no_room
+            raise _given_up(client, batch, otherwise) from client.send_buffer.no_room
         error = awaited.error
     else:
         error, batch.error = batch.error, None
@@ -130,14 +130,14 @@ def settled(client: Client, batch: Batch, deadline: float | None) -> Flow[None]:
         raise error
 
 
-def _given_up(client: Client, batch: Batch, otherwise: str) -> TimeoutError:
+def _given_up(client: Client, batch: SendBatch, otherwise: str) -> TimeoutError:
     """Give up those of a batch that are not confirmed; the error says why, and what `otherwise` says if the broker has
     not said that it has no room."""
     count, confirmed = batch.open, batch.confirmed
-    was_none_taken = client.outbox.abandon_all(batch) is not None
-    if client.outbox.no_room is None:
+    was_none_taken = client.send_buffer.abandon_all(batch) is not None
+    if client.send_buffer.no_room is None:
         return TimeoutError(otherwise)
     what = "1 message was" if count == 1 else f"{count:,} messages were"
     what += " not taken" if was_none_taken else " not confirmed and may have arrived"
     behind = f", behind {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
-    return TimeoutError(f"{what}{behind}: {client.outbox.no_room}")
+    return TimeoutError(f"{what}{behind}: {client.send_buffer.no_room}")

@@ -15,11 +15,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.holding import State, place_of
+from truenext.client.core.disposition import DONE, FAILED
+from truenext.client.core.holding import ReceivedState, place_of
 from truenext.client.core.questions import OfConnection
-from truenext.client.core.transactions import Transactions
-from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, FAILED
+from truenext.client.core.transaction_state import Outcome
+from truenext.client.core.transactions import SessionTransactions
 from truenext.client.core.waiting import Flow, Wait
 from truenext.errors import ClosedError, LocalProtocolError, for_another
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from truenext.client.core.client import Client
+    from truenext.client.core.disposition import Disposition
     from truenext.client.core.holding import Buffer, Received, Subscription
-    from truenext.client.core.unit import Numbered, Unit
-    from truenext.client.core.verdict import Verdict
+    from truenext.client.core.transaction_state import Numbered, TransactionState
 
 GATHERED_MAX = 64
 """Frames of a transaction that are written together."""
@@ -51,7 +51,7 @@ class Mode(Enum):
 TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
 
 
-class Session:
+class SessionCore:
     # `consume` makes one for each message that it handles in a transaction.
     __slots__ = ("_given", "_has_left", "_told", "buffer", "client", "is_closed", "is_expired", "mode", "transactions")
 
@@ -63,18 +63,18 @@ class Session:
         self.is_expired = False
         """The handler that the session was made for has returned: later calls are refused."""
         self._has_left = False
-        self.transactions: Transactions | None = None
+        self.transactions: SessionTransactions | None = None
         if mode in TRANSACTED:
-            self.transactions = Transactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
+            self.transactions = SessionTransactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
         self._given: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
         self._told: dict[object, Received] = {}
         """What each task or thread is to be handed as soon as the broker was told of it."""
 
     @property
-    def unit(self) -> Unit | None:
+    def transaction(self) -> TransactionState | None:
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
-        return None if self.transactions is None else self.transactions.unit
+        return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
         """Raises: ClosedError, or what ended the connection"""
@@ -119,7 +119,7 @@ class Session:
         """
         # What `take_now` could not hand out at once.
         told = self._told.pop(owner, None)
-        taken = [] if told is None or told.state is not State.HELD else [told]
+        taken = [] if told is None or told.state is not ReceivedState.HELD else [told]
         try:
             yield from self._before()
             self._acknowledge_given(owner, None)
@@ -198,12 +198,12 @@ class Session:
 
     def _hand_out(self, received: Received, owner: object) -> Received:
         client = self.client
-        link = client.world.link
+        link = client.context.link
         assert link is not None, "what is buffered is of a connection that is there"
         self.buffer.take(received)
         subscription = received.subscription
         subscription.is_asked = True
-        received.state = State.HELD
+        received.state = ReceivedState.HELD
         if subscription.has_missed:
             subscription.has_missed = False
             received.may_have_missed = True
@@ -315,10 +315,14 @@ class Session:
         client = self.client
         self._return(taken)
         transactions = self.transactions
-        unit = self.unit
-        if transactions is not None and unit is not None and any(each.unit is unit for each in taken):
+        transaction = self.transaction
+        if (
+            transactions is not None
+            and transaction is not None
+            and any(each.transaction is transaction for each in taken)
+        ):
             # It was given what its code has not seen, and must not commit that.
-            transactions.doom(unit, "receiving was interrupted when the transaction had a message already")
+            transactions.doom(transaction, "receiving was interrupted when the transaction had a message already")
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
@@ -331,7 +335,7 @@ class Session:
 
     def _has(self, taken: Iterable[Received]) -> bool:
         """They are still here, and of the connection that is there."""
-        return all(each.state is State.HELD and self.client.subscriptions.is_current(each) for each in taken)
+        return all(each.state is ReceivedState.HELD and self.client.subscriptions.is_current(each) for each in taken)
 
     def _is_overtaken(self, subscription: Subscription | None, taken: Iterable[Received]) -> bool:
         """Something has come that stands before one of them. Other brokers have an order of their own."""
@@ -343,50 +347,50 @@ class Session:
 
     def _return(self, taken: Iterable[Received]) -> None:
         """The program was about to get them, and does not."""
-        held = [each for each in taken if each.state is State.HELD]
+        held = [each for each in taken if each.state is ReceivedState.HELD]
         for received in held:
             received.subscription.has_missed |= received.may_have_missed
             self._is_settled(received)
         if held:
             self._release_all(held)
-            self.buffer.ended([each for each in held if each.unit is None])
+            self.buffer.ended([each for each in held if each.transaction is None])
 
     # ---- What becomes of a message ----
 
-    def settle(self, received: Received, verdict: Verdict, owner: object = None) -> bool:
+    def settle(self, received: Received, disposition: Disposition, owner: object = None) -> bool:
         """The program has said it; `owner` is who, if a transaction has it. Whether all of it was written.
 
         Raises: LocalProtocolError if something was said already, or a transaction has acknowledged it; RolledBack if
         another task has ended its transaction
         """
-        if received.state is not State.HELD:
+        if received.state is not ReceivedState.HELD:
             raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
-        if received.unit is not None:
-            self.transacted().check_may_settle(received, verdict)
+        if received.transaction is not None:
+            self.transacted().check_may_settle(received, disposition)
         client = self.client
-        link = client.world.link
+        link = client.context.link
         # Which broker it is, is known when it has answered.
         is_other = link is not None and link.is_up and not link.is_truenext
-        if link is not None and is_other and not (verdict.is_done or verdict.is_rejected):
-            if verdict.delay_ms is not None:
+        if link is not None and is_other and not (disposition.is_done or disposition.is_rejected):
+            if disposition.delay_ms is not None:
                 link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
             self.release(received, owner)
             return client.flush()
-        if received.unit is not None:
-            self.transacted().settle(received, verdict, owner)
+        if received.transaction is not None:
+            self.transacted().settle(received, disposition, owner)
             return client.flush()
         self._is_settled(received)
-        client.subscriptions.settle(received, verdict)
+        client.subscriptions.settle(received, disposition)
         self.buffer.ended((received,))
         return client.flush()
 
     def release(self, received: Received, owner: object = None) -> None:
         """The program did not get to handle it: it returns without an attempt, and what is buffered with it; `owner` is
         who says so, if a transaction has it."""
-        if received.state is not State.HELD:
+        if received.state is not ReceivedState.HELD:
             return
-        if received.unit is not None:
+        if received.transaction is not None:
             self.transacted().release(received, owner)
             return
         self._is_settled(received)
@@ -398,10 +402,10 @@ class Session:
         """The code that was to handle a message, or a whole transaction with it, has raised."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
-            unit = self.transactions.unit
-            if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
-                self.transactions.rollback(unit.owner, counted=counted)
-        elif received.state is State.HELD:
+            transaction = self.transactions.transaction
+            if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.DOOMED):
+                self.transactions.rollback(transaction.owner, counted=counted)
+        elif received.state is ReceivedState.HELD:
             if counted is CountedAttempts.ALL:
                 self.settle(received, FAILED)
             else:
@@ -410,12 +414,12 @@ class Session:
     def _release_all(self, messages: Sequence[Received]) -> None:
         """All of them, in one step, and what is buffered."""
         client = self.client
-        current = [each for each in messages if client.subscriptions.is_current(each) and each.unit is None]
+        current = [each for each in messages if client.subscriptions.is_current(each) and each.transaction is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
         if subscriptions:
             client.subscriptions.release(subscriptions, returning=current)
         for each in current:
-            each.state = State.DONE
+            each.state = ReceivedState.DONE
             each.subscription.held.pop(each.ack_id, None)
         client.subscriptions.put_back([each for each in messages if each not in current])
 
@@ -433,7 +437,7 @@ class Session:
 
     def _acknowledge_given(self, owner: object, started: Received | None) -> None:
         """In auto mode: what was handed out before is done; `started` is what the program gets now."""
-        for other in [each for each in self._given if each is not owner and self.client.world.has_ended(each)]:
+        for other in [each for each in self._given if each is not owner and self.client.context.has_ended(each)]:
             # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
             for received in self._given.pop(other):
                 self._is_done(received, None)
@@ -448,30 +452,30 @@ class Session:
         self._is_done(last, started)
 
     def _is_done(self, received: Received, started: Received | None) -> None:
-        if received.state is State.HELD:
+        if received.state is ReceivedState.HELD:
             self.client.subscriptions.settle(received, DONE, started)
             self.buffer.ended([received])
         elif started is not None:
             self.client.subscriptions.report_started(started)
 
-    def end_given(self, verdict: Verdict | None) -> None:
+    def end_given(self, disposition: Disposition | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
         given = [received for each in self._given.values() for received in each]
         self._given.clear()
-        if verdict is None:
-            held = [each for each in given if each.state is State.HELD]
+        if disposition is None:
+            held = [each for each in given if each.state is ReceivedState.HELD]
             if held:
                 self._release_all(held)
                 self.buffer.ended(held)
         else:
             for received in given:
-                if received.state is State.HELD:
-                    self.settle(received, verdict)
+                if received.state is ReceivedState.HELD:
+                    self.settle(received, disposition)
         self.client.flush()
 
     # ---- In a transaction ----
 
-    def transacted(self) -> Transactions:
+    def transacted(self) -> SessionTransactions:
         """Raises: LocalProtocolError; ClosedError if the handler that the session was made for has returned"""
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
@@ -531,20 +535,24 @@ class Session:
         LocalProtocolError if nothing is in it that a number could be for
         """
         transactions = self.transacted()
-        unit = transactions.unit
-        if unit is None:
+        transaction = transactions.transaction
+        if transaction is None:
             self.check_open()
             if numbered is not None:
                 raise LocalProtocolError("nothing is in the transaction that is to be committed under a number")
             return True
-        return (yield from self._commit(transactions, unit, deadline, numbered))
+        return (yield from self._commit(transactions, transaction, deadline, numbered))
 
     def _commit(
-        self, transactions: Transactions, unit: Unit, deadline: float | None, numbered: Numbered | None
+        self,
+        transactions: SessionTransactions,
+        transaction: TransactionState,
+        deadline: float | None,
+        numbered: Numbered | None,
     ) -> Flow[bool]:
-        if any(each.unit is unit for each in self._told.values()):
-            transactions.doom(unit, "it has a message whose receive was cancelled")
-        return (yield from transactions.commit(unit, deadline, numbered))
+        if any(each.transaction is transaction for each in self._told.values()):
+            transactions.doom(transaction, "it has a message whose receive was cancelled")
+        return (yield from transactions.commit(transaction, deadline, numbered))
 
     def expire(self) -> None:
         """Refuse later calls: the handler that the session was made for has returned or raised."""
@@ -558,12 +566,12 @@ class Session:
         """
         transactions = self.transacted()
         self.expire()
-        unit = transactions.unit
-        if unit is None:
+        transaction = transactions.transaction
+        if transaction is None:
             # The handler has ended it by itself.
             self.client.check_open()
         else:
-            yield from self._commit(transactions, unit, deadline, None)
+            yield from self._commit(transactions, transaction, deadline, None)
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step.

@@ -12,18 +12,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
-from truenext.client.core.holding import Buffer, Received, State, Subscription, Wanted
+from truenext.client.core.holding import Buffer, Received, ReceivedState, Subscription, Wanted
 from truenext.client.core.link import UNANSWERED_MAX, Ignored
-from truenext.client.core.unit import Unit
+from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.pattern import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from truenext.client.core.context import ClientContext
+    from truenext.client.core.disposition import Disposition
     from truenext.client.core.link import Link
-    from truenext.client.core.verdict import Verdict
-    from truenext.client.core.world import World
     from truenext.wire.stomp.frame import Frame
 
 VERDICTS_MAX = 100_000
@@ -31,14 +31,14 @@ VERDICTS_MAX = 100_000
 
 
 class Subscriptions:
-    def __init__(self, world: World, make: type[Received]) -> None:
+    def __init__(self, context: ClientContext, make: type[Received]) -> None:
         """`make` makes messages."""
         self.by_id: dict[str, Subscription] = {}
         self.foreign: dict[str, Received] = {}
         """Messages that the program still has, of connections that were lost, by message id."""
-        self.verdicts: dict[str, tuple[Verdict, int]] = {}
+        self.verdicts: dict[str, tuple[Disposition, int]] = {}
         """What the program has said and the broker may not know, with the attempts that the message had then."""
-        self._world = world
+        self._context = context
         self._make = make
         self._arrivals = count(1)
         self._told = 0
@@ -48,17 +48,17 @@ class Subscriptions:
 
     def add(self, wanted: Wanted, buffer: Buffer) -> Subscription:
         """A new one; the broker is told of it if there is a connection, and at each that comes."""
-        subscription = Subscription(self._world.name(), wanted, buffer)
+        subscription = Subscription(self._context.name(), wanted, buffer)
         self.by_id[subscription.id] = subscription
         buffer.subscriptions.append(subscription)
-        link = self._world.link
+        link = self._context.link
         if link is not None and link.is_up:
             self.say(subscription)
-            self._world.flush_soon()
+            self._context.flush_soon()
         return subscription
 
     def say(self, subscription: Subscription) -> None:
-        link = self._world.link
+        link = self._context.link
         assert link is not None, "it is up"
         wanted = subscription.wanted
         headers = {"id": subscription.id, "destination": wanted.destination, "ack": "client-individual"}
@@ -96,7 +96,7 @@ class Subscriptions:
             return
         subscription.end(None)
         subscription.buffer.subscriptions.remove(subscription)
-        link = self._world.link
+        link = self._context.link
         if link is not None and link.is_up and subscription.is_known:
             end = frames.frame("UNSUBSCRIBE", {"id": subscription.id})
             if subscription.is_open:
@@ -105,25 +105,27 @@ class Subscriptions:
                 # It may yet be refused: then there is none to end.
                 link.ask(end, Ignored())
             for received in subscription.held.values():
-                received.state = State.DONE
-                if isinstance(received.unit, Unit):
+                received.state = ReceivedState.DONE
+                if isinstance(received.transaction, TransactionState):
                     # It was to be acknowledged with the commit, and returns now.
-                    received.unit.doom(ClosedError("a consumer was closed, from which the transaction has messages"))
-            self._world.flush_soon()
+                    received.transaction.doom(
+                        ClosedError("a consumer was closed, from which the transaction has messages")
+                    )
+            self._context.flush_soon()
         subscription.reset_for_connection()
         subscription.buffer.cleared()
         foreign = [each for each in self.foreign.values() if each.subscription is subscription]
         self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
         for received in foreign:
             # Nothing is to be said of it any more, though its transaction has not noticed yet that it was lost.
-            received.state = State.DONE
+            received.state = ReceivedState.DONE
         # It may have come again to another consumer of ours.
-        self.put_back([each for each in foreign if each.unit is None])
+        self.put_back([each for each in foreign if each.transaction is None])
         subscription.buffer.wake_all()
 
     def pause(self, subscription: Subscription) -> None:
         subscription.is_paused = True
-        link = self._world.link
+        link = self._context.link
         if link is None or not link.is_truenext:
             # Another broker would dispatch again what the program has.
             return
@@ -138,16 +140,16 @@ class Subscriptions:
 
     def wake(self, subscription: Subscription) -> None:
         """The program asks for messages."""
-        link = self._world.link
+        link = self._context.link
         if subscription.is_suspended and link is not None and not subscription.is_paused:
             subscription.is_suspended = False
             if not subscription.pulls:
                 link.write(frames.wake(subscription.id))
-                self._world.flush_soon()
+                self._context.flush_soon()
 
     def pull(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
         """Ask for messages; 0 withdraws what has not come."""
-        link = self._world.link
+        link = self._context.link
         assert link is not None, "it is up"
         # What is said of an earlier wish may still be on its way.
         subscription.pull_id = str(link.frames)
@@ -163,21 +165,21 @@ class Subscriptions:
         *,
         returning: Iterable[Received] = (),
         suspend: bool = False,
-        unit: Unit | None = None,
+        transaction: TransactionState | None = None,
         counts_all: bool = True,
     ) -> None:
         """What subscriptions hold returns in one step, but for what the program has, and not `returning`."""
-        link = self._world.link
+        link = self._context.link
         if link is None or not link.is_up:
             return
         if not link.is_truenext:
-            self._resubscribe(link, subscriptions, set(returning), unit)
+            self._resubscribe(link, subscriptions, set(returning), transaction)
             return
         for subscription in subscriptions:
             # One that may yet be refused is not named: nothing is handed out of it before it is confirmed.
             subscription.returns = not subscription.is_open
         subscriptions = [each for each in subscriptions if each.is_open]
-        if not (subscriptions or unit):
+        if not (subscriptions or transaction):
             return
         going = set(returning)
         keep = []
@@ -191,7 +193,7 @@ class Subscriptions:
         # Those that are paused stay so; they are named in a request of their own.
         awake = [each.id for each in subscriptions if not each.is_suspended]
         suspended = [each.id for each in subscriptions if each.is_suspended]
-        abort = None if unit is None else unit.name
+        abort = None if transaction is None else transaction.name
         if suspended and awake:
             link.write(frames.release(suspended, keep=keep, suspend=True))
             link.rounds += 1
@@ -204,7 +206,7 @@ class Subscriptions:
             if subscription.pulls:
                 # Nothing that was asked for comes any more.
                 subscription.buffer.wake_all()
-        self._world.flush_soon()
+        self._context.flush_soon()
 
     def release_buffered(self, subscriptions: Iterable[Subscription]) -> None:
         """What was dispatched before is not the true next any more, unless nothing can have been."""
@@ -218,11 +220,15 @@ class Subscriptions:
             self.release(returned)
 
     def _resubscribe(
-        self, link: Link, subscriptions: Sequence[Subscription], going: set[Received], unit: Unit | None
+        self,
+        link: Link,
+        subscriptions: Sequence[Subscription],
+        going: set[Received],
+        transaction: TransactionState | None,
     ) -> None:
         """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
-        if unit is not None:
-            link.write(frames.frame("ABORT", {"transaction": unit.name}))
+        if transaction is not None:
+            link.write(frames.frame("ABORT", {"transaction": transaction.name}))
         for subscription in subscriptions:
             link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
             del self.by_id[subscription.id]
@@ -233,17 +239,17 @@ class Subscriptions:
                     self._is_foreign(received)
             subscription.reset_for_connection()
             subscription.buffer.cleared()
-            subscription.id = self._world.name()
+            subscription.id = self._context.name()
             self.by_id[subscription.id] = subscription
             self.say(subscription)
-        self._world.flush_soon()
+        self._context.flush_soon()
 
     # ---- What comes ----
 
     def on_message(self, frame: Frame) -> bool:
         """Whether it is for one of them."""
         headers = frame.headers
-        link = self._world.link
+        link = self._context.link
         assert link is not None, "it has just spoken"
         subscription = self.by_id.get(headers.get("subscription", ""))
         if subscription is None:
@@ -281,7 +287,7 @@ class Subscriptions:
                 # The program still has it.
                 earlier.again = received
                 subscription.held[received.ack_id] = received
-                received.state = State.HELD
+                received.state = ReceivedState.HELD
                 self.report_started(received)
                 self._was_not_handed_out(subscription)
                 return True
@@ -292,10 +298,10 @@ class Subscriptions:
         """What has come was asked for, and is not for whoever waits: that one asks anew."""
         if subscription.pulls:
             subscription.buffer.wake_all()
-        self._world.flush_soon()
+        self._context.flush_soon()
 
     def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
-        self._world.report(
+        self._context.report(
             "cannot read message %(message_id)s of %(destination)s: %(error)s",
             {
                 "message_id": headers.get("message-id", ""),
@@ -311,7 +317,7 @@ class Subscriptions:
 
     def report_started(self, received: Received) -> None:
         """Say that the program has it."""
-        link = self._world.link
+        link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
             link.write(frames.started(received.ack_id))
@@ -323,31 +329,31 @@ class Subscriptions:
 
     def is_current(self, received: Received) -> bool:
         """Its connection is there."""
-        return self._world.link is not None and received.link == self._world.link.number
+        return self._context.link is not None and received.link == self._context.link.number
 
-    def settle(self, received: Received, verdict: Verdict, started: Received | None = None) -> None:
+    def settle(self, received: Received, disposition: Disposition, started: Received | None = None) -> None:
         """The program has said what became of a message; `started` is the one that it gets instead."""
-        received.state = State.DONE
+        received.state = ReceivedState.DONE
         received.subscription.held.pop(received.ack_id, None)
-        link = self._world.link
+        link = self._context.link
         if link is not None and received.link == link.number:
-            self._tell(link, received, verdict, started)
+            self._tell(link, received, disposition, started)
             return
         self.forget(received)
         again = received.again
-        if again is not None and self.is_current(again) and again.state is State.HELD:
-            again.state = State.DONE
+        if again is not None and self.is_current(again) and again.state is ReceivedState.HELD:
+            again.state = ReceivedState.DONE
             again.subscription.held.pop(again.ack_id, None)
             assert link is not None, "it is current"
-            self._tell(link, again, verdict)
+            self._tell(link, again, disposition)
         elif not received.subscription.is_closed:
-            self.remember(received, verdict)
+            self.remember(received, disposition)
         if started is not None:
             self.report_started(started)
 
-    def _tell(self, link: Link, received: Received, verdict: Verdict, started: Received | None = None) -> None:
+    def _tell(self, link: Link, received: Received, disposition: Disposition, started: Received | None = None) -> None:
         self._told += 1
-        if verdict.is_done:
+        if disposition.is_done:
             ack_id = received.ack_id
             next_started = None if started is None or started.is_started or not link.is_truenext else started
             if next_started is not None:
@@ -359,17 +365,17 @@ class Subscriptions:
             else:
                 data = frames.ack(ack_id)
         else:
-            headers = _nack_headers(received, verdict, link)
+            headers = _nack_headers(received, disposition, link)
             if self._told % UNANSWERED_MAX == 0:
                 headers["receipt"] = link.receipt
             data = frames.frame("NACK", headers)
-        link.ask(data, Answered(self, received, verdict))
-        if not (verdict.is_done or verdict.is_rejected):
+        link.ask(data, Answered(self, received, disposition))
+        if not (disposition.is_done or disposition.is_rejected):
             self.release_buffered([received.subscription])
 
-    def remember(self, received: Received, verdict: Verdict) -> None:
+    def remember(self, received: Received, disposition: Disposition) -> None:
         """If the message comes again, that is what is said of it."""
-        self.verdicts[received.key] = verdict, received.attempts
+        self.verdicts[received.key] = disposition, received.attempts
         if len(self.verdicts) > VERDICTS_MAX:
             del self.verdicts[next(iter(self.verdicts))]
 
@@ -390,11 +396,11 @@ class Subscriptions:
         returns, and what is buffered with it: the broker may have something more urgent by now."""
         returning: dict[Subscription, None] = {}
         for received in messages:
-            received.state = State.DONE
+            received.state = ReceivedState.DONE
             self.forget(received)
             again, received.again = received.again, None
-            if again is not None and self.is_current(again) and again.state is State.HELD:
-                again.state = State.DONE
+            if again is not None and self.is_current(again) and again.state is ReceivedState.HELD:
+                again.state = ReceivedState.DONE
                 again.subscription.held.pop(again.ack_id, None)
                 returning[again.subscription] = None
         if returning:
@@ -402,11 +408,11 @@ class Subscriptions:
 
     # ---- Connections ----
 
-    def lost(self, link: Link, units: Iterable[Unit], *, was_up: bool) -> None:
+    def lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
         """The connection has gone. What the program has comes again, and may do so here while the program has it."""
         # What was rolled back from elsewhere may be somebody else's here by now.
-        for unit in units:
-            for received in unit.given:
+        for transaction in transactions:
+            for received in transaction.given:
                 if received.link == link.number:
                     self._is_foreign(received)
         for subscription in self.by_id.values():
@@ -429,10 +435,10 @@ class Answered:
 
     __slots__ = ("_received", "_subscriptions", "_verdict")
 
-    def __init__(self, subscriptions: Subscriptions, received: Received, verdict: Verdict) -> None:
+    def __init__(self, subscriptions: Subscriptions, received: Received, disposition: Disposition) -> None:
         self._subscriptions = subscriptions
         self._received = received
-        self._verdict = verdict
+        self._verdict = disposition
 
     def confirmed(self, frame: Frame) -> None:
         pass
@@ -471,14 +477,14 @@ class _Subscribing:
         pass
 
 
-def _nack_headers(received: Received, verdict: Verdict, link: Link) -> dict[str, str]:
+def _nack_headers(received: Received, disposition: Disposition, link: Link) -> dict[str, str]:
     headers = {"id": received.ack_id}
-    if verdict.delay_ms is not None:
-        headers["truenext-delay"] = str(verdict.delay_ms)
-    if verdict.is_rejected:
+    if disposition.delay_ms is not None:
+        headers["truenext-delay"] = str(disposition.delay_ms)
+    if disposition.is_rejected:
         headers["truenext-reject"] = "true"
-    if verdict.cause and link.is_truenext:
-        headers["truenext-cause"] = verdict.cause
+    if disposition.cause and link.is_truenext:
+        headers["truenext-cause"] = disposition.cause
     return headers
 
 

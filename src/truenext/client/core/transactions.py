@@ -9,12 +9,12 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.holding import State
+from truenext.client.core.holding import ReceivedState
 from truenext.client.core.link import UNANSWERED_MAX, Ignored
-from truenext.client.core.outbox import NO_ROOM_S
 from truenext.client.core.questions import OfProducer, worded
+from truenext.client.core.send_buffer import NO_ROOM_S
 from truenext.client.core.sends import ttl_line
-from truenext.client.core.unit import ENDED, Begin, Commit, Outcome, Unit
+from truenext.client.core.transaction_state import ENDED, BeginFrame, CommitFrame, Outcome, TransactionState
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.client.core.client import Client
+    from truenext.client.core.disposition import Disposition
     from truenext.client.core.holding import Buffer, Received
     from truenext.client.core.link import Link
-    from truenext.client.core.unit import Numbered
-    from truenext.client.core.verdict import Verdict
+    from truenext.client.core.transaction_state import Numbered
 
 _TO_QUEUE, _PERSISTENT = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _TOO_LATE = "whether the transaction happened could not be found out in time"
@@ -33,18 +33,18 @@ CANCELLED_COMMIT_S = 5.0
 """Seconds for which a commit that was cancelled waits for its outcome."""
 
 
-class Transactions:
+class SessionTransactions:
     __slots__ = (
         *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_not_before", "_producer"),
-        *("last", "unit"),
+        *("last", "transaction"),
     )
 
     def __init__(self, client: Client, buffer: Buffer, *, acknowledges_at_commit: bool) -> None:
         """`buffer` is that of the session: what is in it is given back with a unit that does not happen. What a unit is
         given it acknowledges when it is handed out, or at its commit."""
-        self.unit: Unit | None = None
+        self.transaction: TransactionState | None = None
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
-        self.last: Unit | None = None
+        self.last: TransactionState | None = None
         """The last that has ended."""
         self._block: ref[object] | None = None
         """The block that ends the transaction."""
@@ -59,30 +59,30 @@ class Transactions:
 
     def may_go_on(self) -> bool:
         """A unit is open, or may begin at once."""
-        unit = self.unit
-        if unit is None:
+        transaction = self.transaction
+        if transaction is None:
             return not self._not_before and not self._may_be_forgotten
-        return unit.outcome is Outcome.OPEN
+        return transaction.outcome is Outcome.OPEN
 
     def check(self) -> None:
         """Raises: RolledBack if the unit was ended from elsewhere"""
-        unit = self.unit
-        if unit is not None and unit.outcome is Outcome.DOOMED:
-            raise unit.rolled_back()
+        transaction = self.transaction
+        if transaction is not None and transaction.outcome is Outcome.DOOMED:
+            raise transaction.rolled_back()
 
     def until_one_may_go_on(self) -> Flow[None]:
         """Raises: RolledBack; InDoubt of the one before"""
-        unit = self.unit
-        if unit is not None and unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+        transaction = self.transaction
+        if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.DOOMED):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
             # is cancelled here has not committed anything, and waits no longer.
-            yield Wait(unit.settled)
-            self._check_settled(unit)
-            self._end(unit)
-        elif unit is None and self._not_before:
+            yield Wait(transaction.resolved)
+            self._check_resolved(transaction)
+            self._end(transaction)
+        elif transaction is None and self._not_before:
             yield Wait(Signal(), self._not_before)
             self._not_before = 0.0
-        while self.unit is None and self._may_be_forgotten:
+        while self.transaction is None and self._may_be_forgotten:
             yield from self._ask_for_number()
         self.check()
 
@@ -112,26 +112,26 @@ class Transactions:
             producer.link = link.number
             return
         facts = msgspec.json.decode(frame.body, type=OfProducer)
-        if client.link is link and producer.link != link.number and self.unit is None:
+        if client.link is link and producer.link != link.number and self.transaction is None:
             producer.is_told(facts.commits, link.number)
 
-    def _open(self, link: Link, owner: object) -> Unit:
-        unit = self.unit
-        if unit is None:
-            unit = self.unit = Unit(self._client.world.name(), link.number, owner)
-            self._client.units[unit] = None
-        return unit
+    def _open(self, link: Link, owner: object) -> TransactionState:
+        transaction = self.transaction
+        if transaction is None:
+            transaction = self.transaction = TransactionState(self._client.context.name(), link.number, owner)
+            self._client.transactions[transaction] = None
+        return transaction
 
-    def _begin(self, unit: Unit, link: Link) -> None:
+    def _begin(self, transaction: TransactionState, link: Link) -> None:
         """The broker is to know of it."""
-        if unit.has_begun:
+        if transaction.has_begun:
             return
-        unit.has_begun = True
-        headers = {"transaction": unit.name}
+        transaction.has_begun = True
+        headers = {"transaction": transaction.name}
         if len(link.unanswered) > UNANSWERED_MAX:
             # Transactions that are rolled back ask for none.
             headers["receipt"] = link.receipt
-        link.ask(frames.frame("BEGIN", headers), Begin(unit))
+        link.ask(frames.frame("BEGIN", headers), BeginFrame(transaction))
 
     # ---- Its block ----
 
@@ -143,11 +143,11 @@ class Transactions:
                     "the session is in the block of a transaction: make another session for this one"
                 )
             # Ctrl-C came when it had just begun, or before it could end: nobody has it any more.
-            if self.unit is not None:
-                self.close(self.unit.owner)
-        if self.unit is not None and self.unit.outcome in ENDED:
+            if self.transaction is not None:
+                self.close(self.transaction.owner)
+        if self.transaction is not None and self.transaction.outcome in ENDED:
             # Its code was cancelled or told InDoubt, and its outcome has come since: it is not the block's.
-            self._end(self.unit)
+            self._end(self.transaction)
         self._block = ref(block)
 
     def leave(self) -> None:
@@ -158,36 +158,40 @@ class Transactions:
         return self._block is not None and self._block() is block
 
     @property
-    def undecided(self) -> Unit | None:
+    def undecided(self) -> TransactionState | None:
         """The transaction whose COMMIT was sent and whose outcome is not known."""
-        unit = self.unit
-        return unit if unit is not None and unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT) else None
+        transaction = self.transaction
+        return (
+            transaction
+            if transaction is not None and transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT)
+            else None
+        )
 
     # ---- What is in it ----
 
     def give(self, received: Received, link: Link, owner: object) -> None:
         """A message is handed out in it."""
-        unit = self._open(link, owner)
-        received.unit = unit
-        unit.given.append(received)
-        if not unit.is_kept:
-            unit.is_kept = received.persistent and received.subscription.wanted.destination.startswith("/queue/")
+        transaction = self._open(link, owner)
+        received.transaction = transaction
+        transaction.given.append(received)
+        if not transaction.is_kept:
+            transaction.is_kept = received.persistent and received.subscription.wanted.destination.startswith("/queue/")
         if self._acknowledges_at_commit:
             self._client.subscriptions.hold(received)
         else:
-            self._begin(unit, link)
-            self._acknowledge(received, unit, link)
+            self._begin(transaction, link)
+            self._acknowledge(received, transaction, link)
 
-    def _acknowledge(self, received: Received, unit: Unit, link: Link) -> None:
-        unit.has_messages = True
-        link.ask(frames.ack_in(unit.name, received.ack_id), unit.frame)
+    def _acknowledge(self, received: Received, transaction: TransactionState, link: Link) -> None:
+        transaction.has_messages = True
+        link.ask(frames.ack_in(transaction.name, received.ack_id), transaction.frame)
 
-    def _nack(self, messages: Iterable[Received], unit: Unit, link: Link) -> None:
+    def _nack(self, messages: Iterable[Received], transaction: TransactionState, link: Link) -> None:
         """What has failed is refused in it."""
         for received in messages:
-            self._begin(unit, link)
-            unit.has_messages = True
-            link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": unit.name}), unit.frame)
+            self._begin(transaction, link)
+            transaction.has_messages = True
+            link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": transaction.name}), transaction.frame)
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
         """What the broker says of it is known at the commit."""
@@ -195,12 +199,12 @@ class Transactions:
         if ttl_s is not None:
             link.require_truenext("a ttl")
             ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
-        unit = self._open(link, owner)
-        self._begin(unit, link)
-        if not unit.is_kept:
-            unit.is_kept = _PERSISTENT in head and head.startswith(_TO_QUEUE)
-        said = f"{ttl}transaction:{unit.name}\ncontent-length:{len(body)}\n\n".encode()
-        unit.sent = link.ask(b"".join((head, said, body, b"\0")), unit.frame)
+        transaction = self._open(link, owner)
+        self._begin(transaction, link)
+        if not transaction.is_kept:
+            transaction.is_kept = _PERSISTENT in head and head.startswith(_TO_QUEUE)
+        said = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
+        transaction.sent = link.ask(b"".join((head, said, body, b"\0")), transaction.frame)
 
     def flush(self, deadline: float | None) -> Flow[None]:
         """Until the broker has taken all that was sent in it.
@@ -208,14 +212,19 @@ class Transactions:
         Raises: RolledBack, with what the broker has refused; TimeoutError
         """
         self.check()
-        unit, link = self.unit, self._client.link
-        if unit is None or link is None or link.number != unit.link or unit.sent not in link.unanswered:
+        transaction, link = self.transaction, self._client.link
+        if (
+            transaction is None
+            or link is None
+            or link.number != transaction.link
+            or transaction.sent not in link.unanswered
+        ):
             return
-        answered = link.answer_of(unit.sent)
+        answered = link.answer_of(transaction.sent)
         self._client.flush()
         came = yield Wait(answered, deadline)
-        if unit.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):
-            raise unit.rolled_back()
+        if transaction.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):
+            raise transaction.rolled_back()
         if not came:
             raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
 
@@ -224,55 +233,55 @@ class Transactions:
 
         Raises: LocalProtocolError if it is not one of the transaction's
         """
-        unit = self.unit
-        if unit is None or received.unit is not unit:
+        transaction = self.transaction
+        if transaction is None or received.transaction is not transaction:
             raise LocalProtocolError(f"{received!r} is not a message of this transaction")
-        unit.failed[received] = None
+        transaction.failed[received] = None
 
     # ---- Commit ----
 
-    def commit(self, unit: Unit, deadline: float | None, numbered: Numbered | None) -> Flow[bool]:
+    def commit(self, transaction: TransactionState, deadline: float | None, numbered: Numbered | None) -> Flow[bool]:
         """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
         nothing of it has happened now.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
         """
-        if unit.outcome is Outcome.DOOMED:
-            self._end(unit)
-            raise unit.rolled_back()
-        if unit.outcome is Outcome.OPEN:
-            self._say_commit(unit, numbered)
-        yield from self._await_outcome(unit, deadline)
-        self._end(unit)
-        if unit.outcome is Outcome.ROLLED_BACK:
-            raise unit.rolled_back()
-        if unit.outcome is Outcome.UNKNOWN:
-            raise _in_doubt(unit, "the broker cannot say whether the transaction happened")
-        return unit.outcome is Outcome.COMMITTED
+        if transaction.outcome is Outcome.DOOMED:
+            self._end(transaction)
+            raise transaction.rolled_back()
+        if transaction.outcome is Outcome.OPEN:
+            self._say_commit(transaction, numbered)
+        yield from self._await_outcome(transaction, deadline)
+        self._end(transaction)
+        if transaction.outcome is Outcome.ROLLED_BACK:
+            raise transaction.rolled_back()
+        if transaction.outcome is Outcome.UNKNOWN:
+            raise _in_doubt(transaction, "the broker cannot say whether the transaction happened")
+        return transaction.outcome is Outcome.COMMITTED
 
-    def _say_commit(self, unit: Unit, numbered: Numbered | None) -> None:
+    def _say_commit(self, transaction: TransactionState, numbered: Numbered | None) -> None:
         client = self._client
         link = client.link
         assert link is not None, "it would be doomed"
-        if unit.failed:
+        if transaction.failed:
             link.require_truenext("a commit beside a message that has failed")
         if numbered is not None:
             link.require_truenext("a commit under a number of the caller's own")
-        self._begin(unit, link)
+        self._begin(transaction, link)
         if self._acknowledges_at_commit:
-            for received in unit.given:
+            for received in transaction.given:
                 received.subscription.held.pop(received.ack_id, None)
-                if received not in unit.failed:
-                    self._acknowledge(received, unit, link)
+                if received not in transaction.failed:
+                    self._acknowledge(received, transaction, link)
         # What has failed does not happen with the rest of it.
-        self._nack(unit.failed, unit, link)
-        if unit.failed:
+        self._nack(transaction.failed, transaction, link)
+        if transaction.failed:
             # Nothing else may be in it.
-            unit.is_kept = False
-        headers = {"transaction": unit.name}
+            transaction.is_kept = False
+        headers = {"transaction": transaction.name}
         if link.is_truenext:
-            unit.numbered = numbered
-            name, number = numbered or self._next_number(unit, link)
+            transaction.numbered = numbered
+            name, number = numbered or self._next_number(transaction, link)
             headers |= {
                 "truenext-producer": name,
                 "truenext-number": str(number),
@@ -281,197 +290,203 @@ class Transactions:
                 "truenext-count-attempts": "nacked",
             }
         headers["receipt"] = link.receipt
-        unit.outcome = Outcome.COMMITTING
-        link.ask(frames.frame("COMMIT", headers), Commit(unit))
+        transaction.outcome = Outcome.COMMITTING
+        link.ask(frames.frame("COMMIT", headers), CommitFrame(transaction))
         client.flush()
 
-    def _next_number(self, unit: Unit, link: Link) -> tuple[str, int]:
+    def _next_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
         if producer.is_given_up or producer.store not in ("", link.store):
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             producer = self._producer = self._client.another_producer()
         producer.store = link.store
         producer.link = link.number
-        unit.producer = producer
-        unit.number = producer.number = producer.number + 1
-        return producer.name, unit.number
+        transaction.producer = producer
+        transaction.number = producer.number = producer.number + 1
+        return producer.name, transaction.number
 
-    def _await_outcome(self, unit: Unit, deadline: float | None) -> Flow[None]:
+    def _await_outcome(self, transaction: TransactionState, deadline: float | None) -> Flow[None]:
         try:
-            came = yield Wait(unit.settled, deadline)
+            came = yield Wait(transaction.resolved, deadline)
         except GeneratorExit:
             raise
         except BaseException:
             # The caller wants to end; the outcome is worth a moment all the same, also if the connection was lost and
             # is made anew. A second interruption ends this wait.
-            if not unit.settled.is_set:
-                self._free_later(unit)
+            if not transaction.resolved.is_set:
+                self._free_later(transaction)
                 latest = self._client.clock() + CANCELLED_COMMIT_S
-                yield Wait(unit.settled, latest if deadline is None else min(latest, deadline))
-            if unit.settled.is_set:
+                yield Wait(transaction.resolved, latest if deadline is None else min(latest, deadline))
+            if transaction.resolved.is_set:
                 # It may have been settled before the interruption came, too.
-                self._end(unit)
+                self._end(transaction)
             raise
         if not came:
-            self._free_later(unit)
-            raise _in_doubt(unit, _TOO_LATE)
-        self._check_settled(unit)
+            self._free_later(transaction)
+            raise _in_doubt(transaction, _TOO_LATE)
+        self._check_resolved(transaction)
 
-    def _check_settled(self, unit: Unit) -> None:
+    def _check_resolved(self, transaction: TransactionState) -> None:
         """Raises: InDoubt if the connection has ended for good before the outcome was known"""
-        if unit.outcome is Outcome.IN_DOUBT:
-            self._free_later(unit)
-            raise _in_doubt(unit, _TOO_LATE)
+        if transaction.outcome is Outcome.IN_DOUBT:
+            self._free_later(transaction)
+            raise _in_doubt(transaction, _TOO_LATE)
 
     # ---- Rollback ----
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
         """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
-        unit = self.unit
-        if unit is None:
+        transaction = self.transaction
+        if transaction is None:
             self._client.subscriptions.release_buffered(self._buffer.subscriptions)
             self._client.flush()
             return
-        if unit.outcome is Outcome.OPEN:
-            self._abort(unit, counted)
-            self._was_ended(unit, owner, "another task has rolled back or closed the session")
+        if transaction.outcome is Outcome.OPEN:
+            self._abort(transaction, counted)
+            self._was_ended(transaction, owner, "another task has rolled back or closed the session")
             return
-        if unit.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
+        if transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             raise LocalProtocolError("the transaction is being committed")
-        if unit.owner is owner or self._client.world.has_ended(unit.owner):
-            self._end(unit)
+        if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
+            self._end(transaction)
 
-    def _was_ended(self, unit: Unit, owner: object, why: str) -> None:
+    def _was_ended(self, transaction: TransactionState, owner: object, why: str) -> None:
         """By its own code, or by another task."""
-        if unit.owner is owner or self._client.world.has_ended(unit.owner):
-            unit.outcome = Outcome.ROLLED_BACK
-            self._end(unit)
+        if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
+            transaction.outcome = Outcome.ROLLED_BACK
+            self._end(transaction)
         else:
             # Its own code does not know yet.
-            unit.outcome = Outcome.DOOMED
-            unit.cause = RolledBack(why)
+            transaction.outcome = Outcome.DOOMED
+            transaction.cause = RolledBack(why)
             self._buffer.wake_all()
 
-    def doom(self, unit: Unit, why: str) -> None:
+    def doom(self, transaction: TransactionState, why: str) -> None:
         """If it is open it is taken back, and its code does not know yet."""
-        if unit.outcome is Outcome.OPEN:
-            self._abort(unit, CountedAttempts.NONE)
-            unit.doom(RolledBack(why))
+        if transaction.outcome is Outcome.OPEN:
+            self._abort(transaction, CountedAttempts.NONE)
+            transaction.doom(RolledBack(why))
 
-    def _abort(self, unit: Unit, counted: CountedAttempts, *, releases: bool = True) -> None:
+    def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
         """`releases`: what it was given, and what is buffered."""
         client = self._client
         link = client.link
-        if link is None or link.number != unit.link:
+        if link is None or link.number != transaction.link:
             return
-        counts_all = counted is CountedAttempts.ALL and not unit.failed
+        counts_all = counted is CountedAttempts.ALL and not transaction.failed
         if link.is_truenext and counted is not CountedAttempts.NONE:
             # What is not acknowledged in it would return without an attempt.
             is_all = counts_all and self._acknowledges_at_commit
-            self._nack(unit.given if is_all else unit.failed, unit, link)
+            self._nack(transaction.given if is_all else transaction.failed, transaction, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
-        begun = unit if unit.has_begun and not unit.begin_is_refused else None
-        if begun is not None and not unit.has_messages:
+        begun = transaction if transaction.has_begun and not transaction.begin_is_refused else None
+        if begun is not None and not transaction.has_messages:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
-            link.ask(frames.frame("ABORT", {"transaction": unit.name}), Ignored())
+            link.ask(frames.frame("ABORT", {"transaction": transaction.name}), Ignored())
             begun = None
-        if releases and (subscriptions or unit.given):
-            client.subscriptions.release(subscriptions, returning=unit.given, unit=begun, counts_all=counts_all)
-        for received in unit.given:
+        if releases and (subscriptions or transaction.given):
+            client.subscriptions.release(
+                subscriptions, returning=transaction.given, transaction=begun, counts_all=counts_all
+            )
+        for received in transaction.given:
             received.subscription.held.pop(received.ack_id, None)
         client.flush()
 
     # ---- What the program says of a message that is not acknowledged yet ----
 
-    def check_may_settle(self, received: Received, verdict: Verdict) -> None:
+    def check_may_settle(self, received: Received, disposition: Disposition) -> None:
         """Raises: LocalProtocolError if it cannot be said of a message of a transaction; RolledBack if another task has
         ended that, and the message with it"""
-        unit = received.unit
-        assert isinstance(unit, Unit), "a transaction has it"
-        if verdict.is_done or not self._acknowledges_at_commit:
+        transaction = received.transaction
+        assert isinstance(transaction, TransactionState), "a transaction has it"
+        if disposition.is_done or not self._acknowledges_at_commit:
             raise LocalProtocolError(
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
-        if _has_lost_its_messages(unit):
-            raise unit.rolled_back()
-        if unit.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+        if _has_lost_its_messages(transaction):
+            raise transaction.rolled_back()
+        if transaction.outcome not in (Outcome.OPEN, Outcome.DOOMED):
             raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
 
-    def settle(self, received: Received, verdict: Verdict, owner: object) -> None:
+    def settle(self, received: Received, disposition: Disposition, owner: object) -> None:
         """The program says of one message of the transaction that it has failed. The transaction is taken back, and
         nobody is charged with that; what was said counts for this message alone. If the connection was lost, it counts
         when the message comes again."""
-        unit = self.unit
-        assert unit is not None and unit is received.unit, "it was checked"
-        unit.given.remove(received)
-        unit.failed.pop(received, None)
-        received.unit = None
-        is_open = unit.outcome is Outcome.OPEN
+        transaction = self.transaction
+        assert transaction is not None and transaction is received.transaction, "it was checked"
+        transaction.given.remove(received)
+        transaction.failed.pop(received, None)
+        received.transaction = None
+        is_open = transaction.outcome is Outcome.OPEN
         if is_open:
             # If it had no other, the refusal gives back what has to be.
-            self._abort(unit, CountedAttempts.NONE, releases=bool(unit.given))
-        elif unit.owner is owner:
-            self._end(unit)
-        self._client.subscriptions.settle(received, verdict)
+            self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.given))
+        elif transaction.owner is owner:
+            self._end(transaction)
+        self._client.subscriptions.settle(received, disposition)
         self._buffer.ended((received,))
         if is_open:
-            self._was_ended(unit, owner, "another task has refused a message of it")
+            self._was_ended(transaction, owner, "another task has refused a message of it")
 
     def release(self, received: Received, owner: object) -> None:
         """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
-        unit = received.unit
-        assert isinstance(unit, Unit), "a transaction has it"
-        is_open = unit.outcome in (Outcome.OPEN, Outcome.DOOMED) and not _has_lost_its_messages(unit)
+        transaction = received.transaction
+        assert isinstance(transaction, TransactionState), "a transaction has it"
+        is_open = transaction.outcome in (Outcome.OPEN, Outcome.DOOMED) and not _has_lost_its_messages(transaction)
         if self._acknowledges_at_commit and is_open:
             self.rollback(owner, counted=CountedAttempts.NONE)
 
     # ---- Its code has ended ----
 
-    def _end(self, unit: Unit) -> None:
-        self._free(unit)
-        if self.unit is unit:
-            self.unit = None
+    def _end(self, transaction: TransactionState) -> None:
+        self._free(transaction)
+        if self.transaction is transaction:
+            self.transaction = None
 
-    def _free_later(self, unit: Unit) -> None:
+    def _free_later(self, transaction: TransactionState) -> None:
         """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
         call of this session still asks for."""
-        if unit.outcome in ENDED:
-            self._free(unit)
+        if transaction.outcome in ENDED:
+            self._free(transaction)
         else:
-            unit.settled.call(lambda: self._free(unit))
+            transaction.resolved.call(lambda: self._free(transaction))
 
-    def _free(self, unit: Unit) -> None:
+    def _free(self, transaction: TransactionState) -> None:
         """Nothing of what a unit was given is its own any more."""
         client = self._client
-        if unit not in client.units:
+        if transaction not in client.transactions:
             return
-        if isinstance(unit.cause, Refused) and unit.cause.code == Code.NO_ROOM:
+        if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_ROOM:
             self._not_before = client.clock() + NO_ROOM_S
-        if unit.outcome is Outcome.DOOMED:
+        if transaction.outcome is Outcome.DOOMED:
             # What a lost connection had is with the broker already.
-            if client.link is not None and client.link.number == unit.link and not _has_lost_its_messages(unit):
-                self._abort(unit, CountedAttempts.NONE)
-            unit.outcome = Outcome.ROLLED_BACK
-        elif unit.outcome is Outcome.ROLLED_BACK and unit.commit_is_refused:
-            self._abort(unit, CountedAttempts.NONE)
-        committed = unit.outcome is Outcome.COMMITTED
+            if (
+                client.link is not None
+                and client.link.number == transaction.link
+                and not _has_lost_its_messages(transaction)
+            ):
+                self._abort(transaction, CountedAttempts.NONE)
+            transaction.outcome = Outcome.ROLLED_BACK
+        elif transaction.outcome is Outcome.ROLLED_BACK and transaction.commit_is_refused:
+            self._abort(transaction, CountedAttempts.NONE)
+        committed = transaction.outcome is Outcome.COMMITTED
         returning = []
-        for received in unit.given:
-            if committed and received not in unit.failed:
+        for received in transaction.given:
+            if committed and received not in transaction.failed:
                 client.subscriptions.forget(received)
-                received.state = State.DONE
+                received.state = ReceivedState.DONE
             else:
                 returning.append(received)
         client.subscriptions.put_back(returning)
-        self._buffer.ended(unit.given)
-        self.last = unit
-        del client.units[unit]
+        self._buffer.ended(transaction.given)
+        self.last = transaction
+        del client.transactions[transaction]
         client.flush()
 
     def close(self, owner: object) -> None:
         """What is open is rolled back without an attempt."""
-        unit = self.unit
-        if unit is not None and unit.outcome in (Outcome.OPEN, Outcome.DOOMED):
+        transaction = self.transaction
+        if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.DOOMED):
             self.rollback(owner, counted=CountedAttempts.NONE)
 
     def free_producer(self) -> None:
@@ -480,12 +495,12 @@ class Transactions:
             self._client.free_producer(self._producer)
 
 
-def _has_lost_its_messages(unit: Unit) -> bool:
+def _has_lost_its_messages(transaction: TransactionState) -> bool:
     """Another task has given them back, and its code does not know yet."""
-    return unit.outcome is Outcome.DOOMED and isinstance(unit.cause, RolledBack)
+    return transaction.outcome is Outcome.DOOMED and isinstance(transaction.cause, RolledBack)
 
 
-def _in_doubt(unit: Unit, reason: str) -> InDoubt:
-    error = InDoubt(reason, unit.token)
-    error.__cause__ = unit.cause
+def _in_doubt(transaction: TransactionState, reason: str) -> InDoubt:
+    error = InDoubt(reason, transaction.token)
+    error.__cause__ = transaction.cause
     return error

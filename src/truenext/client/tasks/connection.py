@@ -18,29 +18,29 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.browse import Browse
-from truenext.client.core.client import Login, login_of
+from truenext.client.core.browse import QueueBrowser
+from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import DONE, Disposition
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming, Worker
+from truenext.client.core.handling import Consuming, HandlerWorker
 from truenext.client.core.health import Health, health
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
-from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.send_buffer import PendingSend, SendBatch
 from truenext.client.core.sending import (
+    await_confirmed,
     await_room,
     check_confirmed,
     enqueue_if_room,
     prepare,
     prepare_one,
     send,
-    settled,
 )
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Session as CoreSession
-from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, Verdict
+from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.transaction_state import Outcome
 from truenext.client.tasks.driver import Driver
 from truenext.errors import ClosedError
 
@@ -66,7 +66,7 @@ class _Resource(Protocol):
 R = TypeVar("R", bound=_Resource)
 
 
-class Opening(Generic[R]):
+class AwaitableContext(Generic[R]):
     """Something that is to be awaited, or used in an `async with`, which closes it."""
 
     def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
@@ -96,7 +96,7 @@ def connect(
     reconnect: bool = True,
     beats_apart: bool = False,
     timeout: float = CLOSE_S,
-) -> Opening[Connection]:
+) -> AwaitableContext[Connection]:
     """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
     awaited, or used in an `async with`.
 
@@ -112,7 +112,7 @@ def connect(
     Raises: ConfigurationError if a URL is none, or a test has stopped the time of the event loop; ValueError,
     TypeError; ConnectionLost if no broker is there in time; Refused, such as for wrong credentials
     """
-    login = login_of(
+    options = connect_options(
         urls,
         user=user,
         password=password,
@@ -123,11 +123,11 @@ def connect(
     )
 
     async def make() -> Connection:
-        connection = Connection(login)
+        connection = Connection(options)
         await connection._open(timeout)
         return connection
 
-    return Opening(make)
+    return AwaitableContext(make)
 
 
 class Message(Received):
@@ -171,11 +171,11 @@ class Message(Received):
         source = self._session
         await source.driver.run(flows.release(source.core, self, source.driver.owner()))
 
-    async def _settle(self, verdict: Verdict) -> None:
+    async def _settle(self, disposition: Disposition) -> None:
         source = self._session
         source.driver.check_place()
-        owner = None if self.unit is None else asyncio.current_task()
-        if not source.core.settle(self, verdict, owner):
+        owner = None if self.transaction is None else asyncio.current_task()
+        if not source.core.settle(self, disposition, owner):
             await source.driver.run(source.core.client.wait_until_written())
 
     def process(self) -> Processing:
@@ -307,7 +307,7 @@ class Transaction:
     def __init__(self, source: _Source, timeout: float) -> None:
         """Only by `Session.transaction`."""
         self._driver = source.driver
-        self._block = flows.Block(source.core, timeout)
+        self._block = flows.TransactionBlock(source.core, timeout)
 
     @property
     def outcome(self) -> Outcome:
@@ -347,7 +347,7 @@ class Session:
         self._connection = connection
         self._source = _Source(core, connection._driver)
 
-    def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+    def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> AwaitableContext[Consumer]:
         """Take messages of a destination; to be awaited, or used in an `async with`.
 
         Raises: Refused, TimeoutError, ValueError
@@ -358,7 +358,7 @@ class Session:
             subscription = await self._source.driver.run(flows.subscribe(self._source.core, asked))
             return Consumer(self._source, subscription, is_own=False)
 
-        return Opening(make)
+        return AwaitableContext(make)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message of all consumers, as `Consumer.receive`."""
@@ -452,7 +452,7 @@ class Sent:
 
     __slots__ = ("_connection", "_send")
 
-    def __init__(self, connection: Connection, send: Send) -> None:
+    def __init__(self, connection: Connection, send: PendingSend) -> None:
         self._connection = connection
         self._send = send
 
@@ -469,11 +469,11 @@ class Sent:
 class Connection:
     """A program's connection. It outlives those to the broker: what is lost is connected anew."""
 
-    def __init__(self, login: Login) -> None:
+    def __init__(self, options: ConnectOptions) -> None:
         """Only by `connect`."""
-        self._login = login
-        self._driver = Driver(login, secrets.token_urlsafe(9), Message)
-        self._pending = Batch()
+        self._login = options
+        self._driver = Driver(options, secrets.token_urlsafe(9), Message)
+        self._pending = SendBatch()
         """What was sent with `send_nowait`."""
         self._consuming: dict[Consuming, set[asyncio.Task[None]]] = {}
         """With the tasks that run handlers."""
@@ -531,7 +531,7 @@ class Connection:
         driver = self._driver
         client = driver.client
         driver.check_place()
-        batch = Batch()
+        batch = SendBatch()
         count = 0
 
         async def add(message: bytes | str | Outgoing) -> None:
@@ -549,7 +549,7 @@ class Connection:
         else:
             for message in messages:
                 await add(message)
-        await driver.run(settled(client, batch, driver.loop.time() + timeout))
+        await driver.run(await_confirmed(client, batch, driver.loop.time() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -570,7 +570,7 @@ class Connection:
         Raises: the first error of those; TimeoutError
         """
         driver = self._driver
-        await driver.run(settled(driver.client, self._pending, driver.loop.time() + timeout))
+        await driver.run(await_confirmed(driver.client, self._pending, driver.loop.time() + timeout))
 
     async def request(
         self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
@@ -600,7 +600,7 @@ class Connection:
 
     # ---- Receiving ----
 
-    def session(self, *, transacted: bool = False, ack: str = "receive") -> Opening[Session]:
+    def session(self, *, transacted: bool = False, ack: str = "receive") -> AwaitableContext[Session]:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
         says of each message what became of it. To be awaited, or used in an `async with`.
 
@@ -615,9 +615,11 @@ class Connection:
             self._driver.check_place()
             return Session(self, flows.open_session(self._driver.client, mode))
 
-        return Opening(make)
+        return AwaitableContext(make)
 
-    def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+    def consumer(
+        self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]
+    ) -> AwaitableContext[Consumer]:
         """Take messages of a destination; to be awaited, or used in an `async with`.
 
         `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
@@ -633,7 +635,7 @@ class Connection:
             subscription = await self._driver.run(flows.subscribe(core, asked))
             return Consumer(_Source(core, self._driver), subscription, is_own=True)
 
-        return Opening(make)
+        return AwaitableContext(make)
 
     async def consume(
         self,
@@ -696,7 +698,7 @@ class Connection:
 
     async def _work(
         self,
-        worker: Worker,
+        worker: HandlerWorker,
         handler: Callable[[Message, Session], Awaitable[None]],
         is_over: Callable[[], bool],
     ) -> None:
@@ -752,7 +754,7 @@ class Connection:
             self._browsing.add(other)
             driver = other._driver
             try:
-                looking = Browse(driver.client, destination, selector)
+                looking = QueueBrowser(driver.client, destination, selector)
                 while (shown := await driver.run(looking.next())) is not None:
                     driver.read_on()
                     yield shown
@@ -828,12 +830,12 @@ class Connection:
             flows.note(error, ours)
 
 
-def connect_as(login: Login) -> Opening[Connection]:
+def connect_as(options: ConnectOptions) -> AwaitableContext[Connection]:
     """Another connection of the same kind."""
 
     async def make() -> Connection:
-        connection = Connection(login)
+        connection = Connection(options)
         await connection._open(CLOSE_S)
         return connection
 
-    return Opening(make)
+    return AwaitableContext(make)

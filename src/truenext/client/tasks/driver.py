@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
 from truenext.client.core.beside import Beside
-from truenext.client.core.client import Client, Login
+from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import note
 from truenext.client.core.link import HEART_BEAT
-from truenext.client.core.world import World
 from truenext.client.tasks.heart import Heart
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
@@ -64,14 +64,14 @@ _beside: WeakKeyDictionary[asyncio.AbstractEventLoop, Beside] = WeakKeyDictionar
 
 
 class Driver:
-    def __init__(self, login: Login, name: str, make: type[Received]) -> None:
+    def __init__(self, options: ConnectOptions, name: str, make: type[Received]) -> None:
         """To be made in the loop that it is to run in. Raises: ConfigurationError if that loop's time stands still"""
         self.loop = loop = asyncio.get_running_loop()
         check_time_goes_on(loop)
         self.process = os.getpid()
         self.beside = _beside.setdefault(self.loop, Beside())
         """Of all connections in this loop."""
-        world = World(
+        context = ClientContext(
             # Looked up each time: tests that stop the time of a program give its loop another one.
             clock=lambda: loop.time(),
             chance=random.random,
@@ -80,7 +80,7 @@ class Driver:
             report=log.report,
             has_ended=_has_ended,
         )
-        self.client = Client(login, name, world, make)
+        self.client = Client(options, name, context, make)
         self._heart: Heart | None = None
         self._writing = threading.Lock()
         """Whoever has it writes to the socket, and changes what is left over."""
@@ -114,9 +114,9 @@ class Driver:
 
     def start(self) -> None:
         self._connecting = self.loop.create_task(self._connect_for_ever(), name="truenext connection")
-        login = self.client.login
-        if login.beats_apart and login.heart_beat_s:
-            self._heart = Heart(self, login.heart_beat_s)
+        options = self.client.options
+        if options.beats_apart and options.heart_beat_s:
+            self._heart = Heart(self, options.heart_beat_s)
         self._arm()
 
     # ---- Flows ----
@@ -432,7 +432,7 @@ class Driver:
         self._arm()
 
     def _arm(self) -> None:
-        due = self.client.timers.next_at
+        due = self.client.delayed_calls.next_at
         timer = self._timer
         if due is None or self.client.error is not None:
             return

@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.browse import Browse
-from truenext.client.core.client import Login, login_of
+from truenext.client.core.browse import QueueBrowser
+from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.consumers import ConsumerOptions, wanted
 from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import DONE, Disposition
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming, Worker
+from truenext.client.core.handling import Consuming, HandlerWorker
 from truenext.client.core.health import Health, health
 from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
-from truenext.client.core.outbox import Batch, Send
+from truenext.client.core.send_buffer import PendingSend, SendBatch
 from truenext.client.core.sending import (
+    await_confirmed,
     await_room,
     check_confirmed,
     enqueue_if_room,
     prepare,
     prepare_one,
     send,
-    settled,
 )
 from truenext.client.core.sends import Outgoing, SendOptions, body_of
-from truenext.client.core.session import Session as CoreSession
-from truenext.client.core.unit import Outcome
-from truenext.client.core.verdict import DONE, Verdict
+from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.driver import Driver
 from truenext.clock import monotonic
 from truenext.errors import ClosedError
@@ -68,7 +68,7 @@ def connect(
     Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
     Refused, such as for wrong credentials
     """
-    login = login_of(
+    options = connect_options(
         urls,
         user=user,
         password=password,
@@ -76,7 +76,7 @@ def connect(
         heart_beat_s=heart_beat,
         reconnects=reconnect,
     )
-    connection = Connection(login)
+    connection = Connection(options)
     connection._open(timeout)
     return connection
 
@@ -122,9 +122,9 @@ class Message(Received):
         source = self._session
         source.driver.run(flows.release(source.core, self, current_thread()))
 
-    def _settle(self, verdict: Verdict) -> None:
+    def _settle(self, disposition: Disposition) -> None:
         source = self._session
-        source.driver.run(flows.settle(source.core, self, verdict, current_thread()))
+        source.driver.run(flows.settle(source.core, self, disposition, current_thread()))
 
     def process(self) -> Processing:
         """`with message.process():` says what became of it: acknowledged at the end of the block, failed by an
@@ -262,7 +262,7 @@ class Transaction:
     def __init__(self, source: _Source, timeout: float) -> None:
         """Only by `Session.transaction`."""
         self._driver = source.driver
-        self._block = flows.Block(source.core, timeout)
+        self._block = flows.TransactionBlock(source.core, timeout)
 
     @property
     def outcome(self) -> Outcome:
@@ -396,7 +396,7 @@ class Sent:
 
     __slots__ = ("_connection", "_send")
 
-    def __init__(self, connection: Connection, send: Send) -> None:
+    def __init__(self, connection: Connection, send: PendingSend) -> None:
         self._connection = connection
         self._send = send
 
@@ -417,11 +417,11 @@ class Sent:
 class Connection:
     """A program's connection. It outlives those to the broker: what is lost is connected anew."""
 
-    def __init__(self, login: Login) -> None:
+    def __init__(self, options: ConnectOptions) -> None:
         """Only by `connect`."""
-        self._login = login
-        self._driver = Driver(login, secrets.token_urlsafe(9), Message)
-        self._pending = Batch()
+        self._login = options
+        self._driver = Driver(options, secrets.token_urlsafe(9), Message)
+        self._pending = SendBatch()
         """What was sent with `send_nowait`."""
         self._consuming: set[Consuming] = set()
         self._browsing: set[Connection] = set()
@@ -478,7 +478,7 @@ class Connection:
         driver = self._driver
         client = driver.client
         driver.check_place()
-        batch = Batch()
+        batch = SendBatch()
         count = 0
         for message in messages:
             made = prepare_one(client, destination, message, options)
@@ -487,7 +487,7 @@ class Connection:
             count += 1
             if batch.error is not None:
                 raise batch.error
-        driver.run(settled(client, batch, monotonic() + timeout))
+        driver.run(await_confirmed(client, batch, monotonic() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -507,7 +507,7 @@ class Connection:
         Raises: the first error of those; TimeoutError
         """
         driver = self._driver
-        driver.run(settled(driver.client, self._pending, monotonic() + timeout))
+        driver.run(await_confirmed(driver.client, self._pending, monotonic() + timeout))
 
     def request(
         self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
@@ -612,7 +612,7 @@ class Connection:
         if consuming.error is not None:
             raise consuming.error
 
-    def _work(self, worker: Worker, handler: Callable[[Message, Session], None]) -> None:
+    def _work(self, worker: HandlerWorker, handler: Callable[[Message, Session], None]) -> None:
         driver = self._driver
         session = Session(self, worker.session)
         owner = current_thread()
@@ -653,7 +653,7 @@ class Connection:
             self._browsing.add(other)
             driver = other._driver
             try:
-                looking = Browse(driver.client, destination, selector)
+                looking = QueueBrowser(driver.client, destination, selector)
                 while (shown := driver.run(looking.next())) is not None:
                     yield shown
             finally:
@@ -731,8 +731,8 @@ class Connection:
             flows.note(error, ours)
 
 
-def connect_as(login: Login) -> Connection:
+def connect_as(options: ConnectOptions) -> Connection:
     """Another connection of the same kind."""
-    connection = Connection(login)
+    connection = Connection(options)
     connection._open(CLOSE_S)
     return connection

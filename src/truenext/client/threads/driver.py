@@ -26,9 +26,9 @@ from weakref import WeakSet
 
 from truenext.client import log
 from truenext.client.core.beside import Beside
-from truenext.client.core.client import Client, Login
+from truenext.client.core.client import Client, ConnectOptions
+from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import note
-from truenext.client.core.world import World
 from truenext.client.threads.interrupts import Interruptible
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from truenext.client.core.holding import Received, Subscription
     from truenext.client.core.link import Link
-    from truenext.client.core.session import Session
+    from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
     from truenext.errors import TruenextError
     from truenext.url import Address
@@ -74,11 +74,11 @@ def _at_exit() -> None:
 
 
 class Driver:
-    def __init__(self, login: Login, name: str, make: type[Received]) -> None:
+    def __init__(self, options: ConnectOptions, name: str, make: type[Received]) -> None:
         self.process = os.getpid()
         self.beside = Beside()
         """Of this connection: its lock guards no other."""
-        world = World(
+        context = ClientContext(
             clock=monotonic,
             chance=random.random,
             flush=self.flush,
@@ -86,7 +86,7 @@ class Driver:
             report=self._report,
             has_ended=_has_ended,
         )
-        self.client = Client(login, name, world, make)
+        self.client = Client(options, name, context, make)
         self._lock = threading.Lock()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
@@ -174,7 +174,7 @@ class Driver:
             finally:
                 self._wake()
 
-    def take(self, session: Session, subscription: Subscription, owner: object) -> Received | None:
+    def take(self, session: SessionCore, subscription: Subscription, owner: object) -> Received | None:
         """What is next, if it is here: the short way of receiving."""
         self.check_place()
         hold = self.hold()
@@ -269,7 +269,7 @@ class Driver:
         """A caller has done something: write what is due, and see whether the thread has something to do at once."""
         if self._is_flush_due:
             self.flush()
-        due = self.client.timers.next_at
+        due = self.client.delayed_calls.next_at
         if (
             self.client.link is not self._link
             or (due is not None and due < self._wakes_at)
@@ -397,7 +397,7 @@ class Driver:
     def _select(self, sock: socket.socket | None, events: int, longest: float = inf) -> int:
         """Wait for the socket, or until somebody wakes the thread; run the timers. What the socket is ready for."""
         with self._lock:
-            due = self.client.timers.next_at
+            due = self.client.delayed_calls.next_at
             wakes_at = monotonic() + longest
             self._wakes_at = wakes_at = wakes_at if due is None else min(due, wakes_at)
         self._register(sock, events)

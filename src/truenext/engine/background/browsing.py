@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.engine.state.causes import causes_size, completed, of_store
 from truenext.engine.state.pages import Look, PageRead, damage
 from truenext.engine.state.queue import WHOLE, Entry, is_given_up
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class BrowseReadOne(BrowseRead):
         self.entry = entry
 
 
-class Browsing(Work):
+class Browsing(BackgroundTask):
     __slots__ = ("_clients", "_ledger", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
 
     def __init__(

@@ -41,7 +41,7 @@ from truenext.limits import (
     SEQUENCE_MAX,
     SHOWN_PIECE,
 )
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import RANKS
 from truenext.question import read_question
 
@@ -134,7 +134,7 @@ class Done(msgspec.Struct):
     a durable subscription, which has ended."""
 
 
-class Shown(msgspec.Struct):
+class ScheduledSendInfo(msgspec.Struct):
     """A scheduled send as it is shown, in JSON; times are in milliseconds, due times since the epoch."""
 
     number: int
@@ -158,7 +158,7 @@ class Shown(msgspec.Struct):
 class ScheduledShown(Done):
     """The answer to Scheduled and Unschedule; the latter shows nothing."""
 
-    sends: list[Shown] = msgspec.field(default_factory=list)
+    sends: list[ScheduledSendInfo] = msgspec.field(default_factory=list)
 
 
 HELD_COMPARED_MAX = 5000
@@ -170,7 +170,7 @@ class Taken(NamedTuple):
     """A message that leaves its place."""
 
     entry: Entry
-    arrival: tuple[Destination, Message] | None
+    arrival: tuple[Destination, SentMessage] | None
     """What it becomes, and where; None if it is removed."""
 
 
@@ -303,8 +303,8 @@ def _take_one(
     found: Found | None,
     committed: int,
     now_ms: int,
-    wants: Callable[[Message], bool] | None,
-    become: Callable[[Message], tuple[Destination, Message] | None] | None,
+    wants: Callable[[SentMessage], bool] | None,
+    become: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
     has_ended: Callable[[str], bool],
     here: list[Taken],
     answer: Done,
@@ -341,7 +341,7 @@ def _take_one(
     here.append(Taken(entry, arrival))
 
 
-def _deed(asked: Wanted, now_ms: int) -> Callable[[Message], tuple[Destination, Message] | None] | None:
+def _deed(asked: Wanted, now_ms: int) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
     """What a message becomes, and where; None if it is removed."""
     if isinstance(asked, Move):
         return partial(moved, destination=target_of(asked))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.engine.background import bulk
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.errors import Code, NoRoomError, RemoteProtocolError
 from truenext.limits import PIECES_MAX
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.pages import PageRead
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.event_log import EventLog
@@ -176,18 +176,18 @@ class Bulk:
 
 
 class Piece(NamedTuple):
-    session: Session
+    session: ConnectionState
     """Who has asked."""
     question: Control
     asked: bulk.Wanted
 
 
-class Finished(NamedTuple):
+class FinishedPiece(NamedTuple):
     piece: Piece
     answer: bulk.Done
 
 
-class Pieces(Work):
+class Pieces(BackgroundTask):
     """One after the other, in the order in which they were asked for."""
 
     def __init__(self, ledger: Ledger, clients: Clients, bulk_: Bulk) -> None:
@@ -197,9 +197,9 @@ class Pieces(Work):
         self._pieces: deque[Piece] = deque()
         """The first is under way if `_look` is there."""
         self._look: bulk.BulkLook | None = None
-        self._finished: list[Finished] = []
+        self._finished: list[FinishedPiece] = []
 
-    def ask(self, session: Session, question: Control) -> None:
+    def ask(self, session: ConnectionState, question: Control) -> None:
         """Raises: RemoteProtocolError if it cannot be done, or too many answers are waited for; NoRoomError"""
         asked = bulk.wanted(question.verb, question.body)
         self._bulk.check(asked)
@@ -211,7 +211,7 @@ class Pieces(Work):
         self._pieces.append(Piece(session, question, asked))
         self._ledger.busy[self] = None
 
-    def owed(self, session: Session) -> int:
+    def owed(self, session: ConnectionState) -> int:
         """How many answers a connection waits for."""
         return sum(piece.session is session for piece in self._pieces)
 
@@ -220,7 +220,7 @@ class Pieces(Work):
         self._pieces.clear()
         self._look = None
 
-    def take_finished(self) -> list[Finished]:
+    def take_finished(self) -> list[FinishedPiece]:
         """What was done since the last call, and is to be answered."""
         finished, self._finished = self._finished, []
         return finished
@@ -266,4 +266,4 @@ class Pieces(Work):
             self._finish(self._bulk.do(self._pieces[0].asked, look, page))
 
     def _finish(self, answer: bulk.Done) -> None:
-        self._finished.append(Finished(self._pieces.popleft(), answer))
+        self._finished.append(FinishedPiece(self._pieces.popleft(), answer))

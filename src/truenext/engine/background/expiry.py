@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from truenext.engine.lifecycle.arrivals import EXPIRY_ROUND_MS
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import WHOLE, Entry, Lane, is_expired
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer
 
@@ -74,7 +74,7 @@ class BlockLook(Look):
         self._expiry.page_read(self, page)
 
 
-class Expiry(Work):
+class Expiry(BackgroundTask):
     def __init__(
         self,
         ledger: Ledger,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 
 if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 
-class Retries(Work):
+class Retries(BackgroundTask):
     __slots__ = ("_delays", "_ledger", "_outcomes")
 
     def __init__(self, ledger: Ledger, delays: Delays, outcomes: Outcomes) -> None:

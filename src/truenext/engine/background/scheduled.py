@@ -33,11 +33,11 @@ from truenext.engine.background import bulk
 from truenext.engine.memory.timers import Timers
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import Entry, Lane
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import put, remove
-from truenext.engine.writing.work import Work
 from truenext.envelope import read_header
 from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
-from truenext.message import Message, living
+from truenext.message import SentMessage, living
 from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
 from truenext.schedule import Schedule
 
@@ -79,7 +79,7 @@ class DueLook(Look):
         self._scheduler.page_read(self, page)
 
 
-class Scheduler(Work):
+class Scheduler(BackgroundTask):
     def __init__(
         self,
         ledger: Ledger,
@@ -112,7 +112,7 @@ class Scheduler(Work):
         self._emptied[queue] = None
         return queue
 
-    def accept(self, name: str, message: Message, wanted: Schedule) -> None:
+    def accept(self, name: str, message: SentMessage, wanted: Schedule) -> None:
         # A selector may ask for it.
         message.arrived_ms = self._ledger.now_ms
         started = schedule.started(wanted, self._ledger.now_ms)
@@ -260,7 +260,7 @@ class Scheduler(Work):
 
     # ---- Inside ----
 
-    def _come_due(self, lane: Lane, found: Found, record: Message) -> None:
+    def _come_due(self, lane: Lane, found: Found, record: SentMessage) -> None:
         wanted, message = _opened(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove(lane, found.sequence, message)
@@ -271,7 +271,7 @@ class Scheduler(Work):
         for again in rest:
             self._add(name, message, replace(again, number=wanted.number or found.sequence))
 
-    def _remove(self, lane: Lane, number: int, message: Message) -> None:
+    def _remove(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
         self._resident.left_with_page(entry)
@@ -280,7 +280,7 @@ class Scheduler(Work):
         if not lane.unread:
             self._emptied[lane.queue] = None
 
-    def _add(self, name: str, message: Message, wanted: Schedule) -> None:
+    def _add(self, name: str, message: SentMessage, wanted: Schedule) -> None:
         queue = self._queues.hidden.get(name)
         if queue is None:
             queue = self._queues.make_hidden(name)
@@ -302,14 +302,14 @@ class Scheduler(Work):
         return None if queue is None else queue.lane_if_there(rank)
 
 
-def _opened(record: Message) -> tuple[Schedule, Message]:
+def _opened(record: SentMessage) -> tuple[Schedule, SentMessage]:
     text, _, header = record.header.partition(b"\n")
     return _decode(text), _with_header(record, header)
 
 
-def _shown(number: int, wanted: Schedule, message: Message) -> bulk.Shown:
+def _shown(number: int, wanted: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
     is_whole = len(message.body) <= SHOWN_BYTES
-    return bulk.Shown(
+    return bulk.ScheduledSendInfo(
         number=number,
         due_ms=wanted.due_ms,
         to=wanted.to,
@@ -326,8 +326,8 @@ def _shown(number: int, wanted: Schedule, message: Message) -> bulk.Shown:
     )
 
 
-def _with_header(message: Message, header: bytes) -> Message:
+def _with_header(message: SentMessage, header: bytes) -> SentMessage:
     group = message.group
-    return Message(
+    return SentMessage(
         message.priority, message.persistent, message.expires_ms, header, message.body, message.arrived_ms, group
     )

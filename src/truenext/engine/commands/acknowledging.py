@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from truenext.commands import Ack, Nack, Started
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
-    from truenext.engine.state.transaction import Transaction, TransactionLimits
+    from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
@@ -39,7 +39,7 @@ class Acknowledging:
         self._outcomes = outcomes
         self._limits = limits
 
-    def acknowledge(self, session: Session, ack: Ack) -> None:
+    def acknowledge(self, session: ConnectionState, ack: Ack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         started = ack.started
@@ -82,7 +82,7 @@ class Acknowledging:
             if self._outcomes.acknowledge(consumer.held.pop(sequence)):
                 session.batch = self._ledger.batch.number
 
-    def nack(self, session: Session, nack: Nack) -> None:
+    def nack(self, session: ConnectionState, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
@@ -104,7 +104,7 @@ class Acknowledging:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.NACKED, nack)
         session.batch = self._ledger.latest_batch
 
-    def _add_cause(self, session: Session, transaction: Transaction, nack: Nack) -> None:
+    def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
         """Of what is refused that the transaction had acknowledged."""
         if nack.cause:
             size = len(nack.cause)
@@ -112,7 +112,7 @@ class Acknowledging:
             session.transactions.add(transaction, count=0, size=size)
             self._memory.open += size
 
-    def _with_room(self, session: Session, name: str, count: int, size: int = 0) -> Transaction:
+    def _with_room(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
         """The open transaction, which answers for `count` messages more, of which `size` bytes are said; these are not
         too many."""
         transaction = session.transaction(name)
@@ -122,13 +122,13 @@ class Acknowledging:
         is_open.answering[transaction] = None
         return transaction
 
-    def _touch(self, consumer: Consumer) -> None:
+    def _touch(self, consumer: BrokerConsumer) -> None:
         self._ledger.touch(consumer)
         if consumer.is_suspended:
             # Groups may become free for others.
             self._ledger.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
 
-    def mark_started(self, session: Session, started: Started) -> None:
+    def mark_started(self, session: ConnectionState, started: Started) -> None:
         """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
         if not session.names_begun:
             raise RemoteProtocolError(
@@ -139,7 +139,7 @@ class Acknowledging:
         entry.is_started = True
         self._events.started(entry, consumer)
 
-    def _start_and_remove(self, session: Session, consumer: Consumer, covered: list[int]) -> list[Entry]:
+    def _start_and_remove(self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]) -> list[Entry]:
         """These leave the consumer for a transaction, which counts them as begun."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.names_begun:
@@ -149,7 +149,7 @@ class Acknowledging:
 
     # ---- What the socket has taken of a consumer in auto mode ----
 
-    def acknowledge_all(self, consumer: Consumer) -> None:
+    def acknowledge_all(self, consumer: BrokerConsumer) -> None:
         """All that it holds."""
         held = consumer.held
         if consumer.queue is not None:
@@ -161,7 +161,7 @@ class Acknowledging:
                 self._outcomes.acknowledge(entry)
         held.clear()
 
-    def acknowledge_some(self, consumer: Consumer, count: int) -> None:
+    def acknowledge_some(self, consumer: BrokerConsumer, count: int) -> None:
         """The first of those that it holds."""
         for sequence in list(consumer.held)[:count]:
             self._outcomes.acknowledge(consumer.held.pop(sequence))

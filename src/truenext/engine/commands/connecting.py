@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Unsubscribe
-from truenext.engine.state.consumer import Session
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.reason import Reason
 from truenext.limits import UNSENT_BYTES_MAX
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.event_log import EventLog
@@ -52,20 +52,20 @@ class Connecting:
         self._subscribing = subscribing
         self._releasing = releasing
 
-    def connect(self, session_id: str) -> Session:
-        session = self._clients.sessions[session_id] = Session(session_id)
+    def connect(self, session_id: str) -> ConnectionState:
+        session = self._clients.sessions[session_id] = ConnectionState(session_id)
         return session
 
-    def log_in(self, session: Session, login: Login) -> None:
+    def log_in(self, session: ConnectionState, login: Login) -> None:
         """The client has said how it wants to be served."""
         session.has_rounds = login.has_rounds
         session.names_begun = login.names_begun
         session.keeps_open = login.keeps_open
 
-    def is_connected(self, session: Session) -> bool:
+    def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions
 
-    def keep(self, session: Session) -> bool:
+    def keep(self, session: ConnectionState) -> bool:
         """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions.
         All else ends or goes back at once. False if nothing of it is left: then it can as well end."""
         for browser in session.browsers.values():
@@ -80,7 +80,7 @@ class Connecting:
         self._count_taken(session)
         return bool(session.consumers or session.transactions.answering)
 
-    def disconnect(self, session: Session, *, is_clean: bool) -> None:
+    def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
 
         If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
@@ -100,7 +100,7 @@ class Connecting:
 
     # ---- What the socket has taken ----
 
-    def taken(self, session: Session) -> None:
+    def taken(self, session: ConnectionState) -> None:
         """The socket has taken all bytes of all messages dispatched to the connection."""
         had_no_room = session.unsent_bytes >= self._memory.unsent_max
         self._count_taken(session)
@@ -111,7 +111,7 @@ class Connecting:
             if consumer.held and consumer.mode is _AUTO:
                 self._answering.acknowledge_all(consumer)
 
-    def _count_taken(self, session: Session) -> None:
+    def _count_taken(self, session: ConnectionState) -> None:
         """The connection's socket has nothing waiting any more."""
         memory = self._memory
         memory.unsent -= session.unsent_bytes
@@ -122,12 +122,12 @@ class Connecting:
                 for consumer in one.consumers.values():
                     self._ledger.touch(consumer)
 
-    def hold_half_sent(self, consumer: Consumer) -> Entry:
+    def hold_half_sent(self, consumer: BrokerConsumer) -> Entry:
         """Take the first message that a consumer holds from it, of which the socket has taken a part; it is nobody's
         until `settle_half_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
-    def settle_half_sent(self, entry: Entry, *, is_taken: bool) -> None:
+    def resolve_half_sent(self, entry: Entry, *, is_taken: bool) -> None:
         """Acknowledge it, if the socket has taken the rest; else give it back."""
         if is_taken and self._queues.is_there(entry.lane.queue):
             self._outcomes.acknowledge(entry)
@@ -136,7 +136,7 @@ class Connecting:
 
     # ---- Windows ----
 
-    def stretch_windows(self, session: Session) -> None:
+    def stretch_windows(self, session: ConnectionState) -> None:
         """Who waits for more than its window lets it have gets more."""
         for consumer in session.consumers.values():
             if consumer.stretch_window(self._ledger.now_ms):
@@ -145,7 +145,7 @@ class Connecting:
                 self._ledger.touch(consumer)
 
 
-def _started_entries(consumer: Consumer) -> list[Entry]:
+def _started_entries(consumer: BrokerConsumer) -> list[Entry]:
     """What it has begun, as far as that counts: what is temporary ends with its connection."""
     if consumer.mode is _AUTO or (consumer.queue is not None and consumer.queue.is_temporary):
         return []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from truenext.commands import Credit
     from truenext.engine.commands.releasing import Releasing
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.writing.ledger import Ledger
 
 
@@ -23,7 +23,7 @@ class Pulling:
         self._pull_requests = pull_requests
         self._releasing = releasing
 
-    def ask(self, session: Session, credit: Credit) -> EndedPullRequest | None:
+    def ask(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
         """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
 
         Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much

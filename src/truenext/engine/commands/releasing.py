@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
@@ -40,7 +40,7 @@ class Releasing:
         self._transactions = transactions
         self._pull_requests = pull_requests
 
-    def check(self, session: Session, request: Release) -> list[Consumer]:
+    def check(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
         """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
         if not session.has_rounds:
             raise RemoteProtocolError(
@@ -51,7 +51,7 @@ class Releasing:
             session.transaction_to_abort(request.transaction)
         return consumers
 
-    def release(self, session: Session, request: Release) -> None:
+    def release(self, session: ConnectionState, request: Release) -> None:
         """Raises: RemoteProtocolError as `check`"""
         consumers = self.check(session, request)
         if not request.suspends:
@@ -68,19 +68,19 @@ class Releasing:
                 self._suspend(consumer)
         session.round += 1
 
-    def keep(self, consumer: Consumer, kept: Collection[Entry]) -> None:
+    def keep(self, consumer: BrokerConsumer, kept: Collection[Entry]) -> None:
         """Give back all that it holds but for these, and let it rest."""
         self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
         self._ledger.touch(consumer)
         self._suspend(consumer)
 
-    def wake(self, session: Session, wake: Wake) -> None:
+    def wake(self, session: ConnectionState, wake: Wake) -> None:
         """Raises: RemoteProtocolError if there is no such subscription"""
         consumer = session.consumer(wake.subscription)
         self.wake_consumer(consumer)
         self._ledger.touch(consumer)
 
-    def _release_held(self, consumer: Consumer, kept: set[tuple[str, int, int]]) -> None:
+    def _release_held(self, consumer: BrokerConsumer, kept: set[tuple[str, int, int]]) -> None:
         """Give back all that it holds, but for these (commands.Release)."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
@@ -91,7 +91,7 @@ class Releasing:
         consumer.restart_auto_window(self._ledger.now_ms)
         self._pull_requests.forget(consumer)
 
-    def _suspend(self, consumer: Consumer) -> None:
+    def _suspend(self, consumer: BrokerConsumer) -> None:
         if not consumer.is_suspended:
             consumer.suspend()
             self._tell_window(consumer, 0)
@@ -100,7 +100,7 @@ class Releasing:
                 self._selections.groups_of(queue).suspend(consumer, queue)
                 self._ledger.touched[queue] = None
 
-    def wake_consumer(self, consumer: Consumer) -> None:
+    def wake_consumer(self, consumer: BrokerConsumer) -> None:
         """May be said of one that does not rest."""
         if consumer.is_suspended:
             consumer.wake(self._ledger.now_ms)
@@ -109,6 +109,6 @@ class Releasing:
                 if queue.has_groups:
                     self._selections.groups_of(queue).woke(consumer, queue)
 
-    def _tell_window(self, consumer: Consumer, window: int) -> None:
+    def _tell_window(self, consumer: BrokerConsumer, window: int) -> None:
         if consumer.queue is not None and consumer.pull_request is None:
             self._events.window_changed(consumer, consumer.queue, window)

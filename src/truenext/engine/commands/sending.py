@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from truenext.commands import Begin, Command, Send
-from truenext.destination import Kind
+from truenext.destination import DestinationKind
 from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.errors import NoRoomError, RemoteProtocolError
 from truenext.message import living
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.transaction import TransactionLimits
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; this is asked for with every message.
@@ -59,7 +59,7 @@ class Sending:
         self._when_full = when_full
         self._limits = limits
 
-    def send(self, session: Session, send: Send) -> None:
+    def send(self, session: ConnectionState, send: Send) -> None:
         """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoRoomError"""
         if send.transaction is not None:
             self._send_in_transaction(session, send, send.transaction)
@@ -95,7 +95,7 @@ class Sending:
         if is_stored:
             session.batch = self._ledger.batch.number
 
-    def _send_in_transaction(self, session: Session, send: Send, name: str) -> None:
+    def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
         if send.producer is not None:
             raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
         transaction = session.transaction(name)
@@ -119,7 +119,7 @@ class Sending:
         """It is accepted now, and its time to live begins."""
         return replace(send, message=living(send.message, send.ttl_ms, self._ledger.now_ms))
 
-    def schedule(self, destination: Destination, message: Message, schedule: Schedule) -> None:
+    def schedule(self, destination: Destination, message: SentMessage, schedule: Schedule) -> None:
         """It is sent later, and waits until then."""
         name = destination.name
         if destination.is_spread:
@@ -127,7 +127,7 @@ class Sending:
         self._scheduler.accept(name, message, schedule)
         self._ledger.is_awaited |= message.persistent
 
-    def is_repeat(self, session: Session, said: Send | Commit) -> bool:
+    def is_repeat(self, session: ConnectionState, said: Send | Commit) -> bool:
         """This producer has used the number before: it is answered once that is durable, and `said` is told.
 
         Raises: RemoteProtocolError if the number may not be used, or its producer is one too many
@@ -141,18 +141,18 @@ class Sending:
 
     # ---- Where room is short ----
 
-    def _admit(self, session: Session, send: Send) -> None:
+    def _admit(self, session: ConnectionState, send: Send) -> None:
         """To be asked where room is short.
 
         Raises: NoRoomError if the store has none for what this connection sends.
         """
-        if send.destination.kind is Kind.TEMPORARY:
+        if send.destination.kind is DestinationKind.TEMPORARY:
             return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
         if self._ledger.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _no_room()
 
-    def must_wait(self, session: Session, command: Command) -> bool:
+    def must_wait(self, session: ConnectionState, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it.
 
         Raises: NoRoomError if its connection does not wait
@@ -161,7 +161,7 @@ class Sending:
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
         waits = isinstance(command, Begin) or (
-            isinstance(command, Send) and command.destination.kind is not Kind.TEMPORARY
+            isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
         )
         if waits and session.keeps_open:
             raise _no_room()

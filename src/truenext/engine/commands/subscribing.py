@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.commands import AckMode
-from truenext.destination import Destination, Kind, durable_subscription
+from truenext.destination import Destination, DestinationKind, durable_subscription
 from truenext.engine.queues.unused import no_room_for_consumer
 from truenext.engine.state.consumer import Browser, QueueConsumer
 from truenext.engine.state.memory import Memory, consumer_size
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer, Session, Subscriber
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
@@ -79,12 +79,12 @@ class Subscribing:
 
     # ---- Consumers ----
 
-    def subscribe(self, session: Session, subscribe: Subscribe) -> None:
+    def subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
         uses the durable subscription, or there is no room.
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
-        if subscribe.destination.kind is Kind.QUEUES and not subscribe.durable:
+        if subscribe.destination.kind is DestinationKind.QUEUES and not subscribe.durable:
             self._subscribe_to_many(session, subscribe)
             return
         queue = self._queue_to_take_from(session, subscribe)
@@ -100,10 +100,10 @@ class Subscribing:
         self._clients.join(consumer)
         self._ledger.touched[queue] = None
 
-    def _queue_to_take_from(self, session: Session, subscribe: Subscribe) -> Queue:
+    def _queue_to_take_from(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Made if it is not there. Raises: as `subscribe`"""
         destination, selector = subscribe.destination, subscribe.selector
-        is_to_topic = destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN
+        is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
         there = None if is_to_topic else self._queues.by_name.get(destination.name)
         size = 0 if selector is None or there is None else self._selections.bytes_to_join(there, selector)
         self._check_room(subscribe, size)
@@ -112,12 +112,14 @@ class Subscribing:
             return self._durable_subscription(subscribe.durable, destination, text)
         if is_to_topic:
             name = f"/{session.id}//{subscribe.subscription}"
-            destination = Destination(Kind.TEMPORARY, name, session.id, topic=destination.name, selector=text)
+            destination = Destination(
+                DestinationKind.TEMPORARY, name, session.id, topic=destination.name, selector=text
+            )
         queue = self._queues.named(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         return queue
 
-    def _subscribe_to_many(self, session: Session, subscribe: Subscribe) -> None:
+    def _subscribe_to_many(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
         wildcard = Wildcard(session, subscribe, self._memory, **self._now())
         size = self._wildcards.size_to_join(wildcard)
@@ -141,7 +143,7 @@ class Subscribing:
 
         Raises: as `subscribe`
         """
-        if destination.session or destination.kind not in (Kind.TOPIC, Kind.PATTERN):
+        if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.PATTERN):
             raise RemoteProtocolError(
                 f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
             )
@@ -166,14 +168,14 @@ class Subscribing:
         discarded, self._discarded = self._discarded, None
         return discarded
 
-    def users_of_durable(self, key: str) -> list[Session]:
+    def users_of_durable(self, key: str) -> list[ConnectionState]:
         """Whose subscription is to it: one at most, if it is there."""
         queue = self._queues.durable.get(key)
         return [] if queue is None else [each.session for each in self._clients.receivers_of(queue).consumers]
 
     # ---- Browsers ----
 
-    def browse(self, session: Session, browse: Browse) -> None:
+    def browse(self, session: ConnectionState, browse: Browse) -> None:
         """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
         durable subscription, or too many browse.
         """
@@ -185,7 +187,7 @@ class Subscribing:
         self._check_room(browse, 0)
         name = browse.destination.name
         queue: Queue | None
-        if browse.destination.kind is Kind.DURABLE:
+        if browse.destination.kind is DestinationKind.DURABLE:
             queue = self._queues.known_durable(name)
         else:
             # One that is not there is empty, and is not made for being looked at.
@@ -202,7 +204,7 @@ class Subscribing:
 
     # ---- The end of a subscription ----
 
-    def unsubscribe(self, session: Session, unsubscribe: Unsubscribe) -> None:
+    def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
         if unsubscribe.durable:
             self._unsubscribe_durable(session, unsubscribe)
@@ -225,7 +227,7 @@ class Subscribing:
                     self._resident.left_memory(entry)
             self._queues.drop(queue)
 
-    def _unsubscribe_durable(self, session: Session, unsubscribe: Unsubscribe) -> None:
+    def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         queue = self._queues.known_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
@@ -236,7 +238,7 @@ class Subscribing:
         self._queues.end(queue)
         session.batch = self._ledger.batch.number
 
-    def end_consumer(self, consumer: Consumer, *, is_lost: bool) -> None:
+    def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
-    from truenext.engine.state.transaction import Transaction, TransactionLimits
+    from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
     from truenext.schedule import Schedule
@@ -43,11 +43,11 @@ class Transactions:
         self._sending = sending
         self._limits = limits
 
-    def begin(self, session: Session, command: Begin) -> None:
+    def begin(self, session: ConnectionState, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""
         session.transactions.begin(command.transaction, self._limits)
 
-    def commit(self, session: Session, commit: Commit) -> None:
+    def commit(self, session: ConnectionState, commit: Commit) -> None:
         """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number is new, or if its
         number may not be used."""
         transaction = session.transactions.get(commit.transaction)
@@ -100,12 +100,12 @@ class Transactions:
             for send in sends:
                 queues.await_introduction(session, send.destination)
 
-    def abort(self, session: Session, abort: Abort) -> None:
+    def abort(self, session: ConnectionState, abort: Abort) -> None:
         """Raises: RemoteProtocolError if the transaction is not open."""
         session.transaction_to_abort(abort.transaction)
         self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
-    def abort_open(self, session: Session, name: str, *, counts_all: bool) -> None:
+    def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         """Of charges see commands.Abort."""
         transaction = self._end(session, name)
         for entry in transaction.acknowledged():
@@ -118,19 +118,19 @@ class Transactions:
         if transaction.held:
             session.batch = self._ledger.latest_batch
 
-    def _end(self, session: Session, name: str) -> Transaction:
+    def _end(self, session: ConnectionState, name: str) -> BrokerTransaction:
         transaction = session.transactions.end(name)
         self._memory.open -= transaction.size
         if transaction.promised:
             self._queues.free_promised(transaction.promised)
         return transaction
 
-    def doom(self, session: Session, name: str) -> None:
+    def doom(self, session: ConnectionState, name: str) -> None:
         """A frame of it was refused, if it is open."""
         if name in session.transactions:
             session.transactions[name].is_doomed = True
 
-    def end_all(self, session: Session, reason: Reason) -> None:
+    def end_all(self, session: ConnectionState, reason: Reason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
         for name in list(session.transactions):
             transaction = self._end(session, name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from truenext.engine.dispatch.wildcard import WildcardDispatch
     from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Queue
 
 
@@ -43,7 +43,7 @@ class NothingReady:
                 if wildcard in pull_requests.no_wait and together.has_nothing_for(wildcard):
                     pull_requests.end(wildcard)
 
-    def _has_nothing_for(self, consumer: Consumer, queue: Queue) -> bool:
+    def _has_nothing_for(self, consumer: BrokerConsumer, queue: Queue) -> bool:
         if queue.is_paused or self._clients.receivers_of(queue).exclusive not in (None, consumer):
             return True
         choosing = self._dispatcher.choosing(queue)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
 
-RankedConsumer = tuple[int, int, int, int, "Consumer"]
+RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
 
-Deliveries = dict["Consumer", list["Entry"]]
+Deliveries = dict["BrokerConsumer", list["Entry"]]
 
 
 class Dispatcher:
@@ -72,7 +72,7 @@ class Dispatcher:
         if receivers_of_queue is None:
             return None
         owner = receivers_of_queue.exclusive
-        consumers: Sequence[Consumer] = receivers_of_queue.consumers if owner is None else [owner]
+        consumers: Sequence[BrokerConsumer] = receivers_of_queue.consumers if owner is None else [owner]
         if queue.watcher is not None:
             return self._choose(queue, consumers, deliveries)
         receivers: list[RankedConsumer] = []
@@ -100,12 +100,12 @@ class Dispatcher:
             self._events.dispatched(queue, given, getters)
         return last
 
-    def _choose(self, queue: Queue, consumers: Sequence[Consumer], deliveries: Deliveries) -> Lane | None:
+    def _choose(self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries) -> Lane | None:
         """The same where some consumers have selectors."""
         given: list[Entry] = []
         getters: list[int] = []
 
-        def give(entry: Entry, consumer: Consumer) -> None:
+        def give(entry: Entry, consumer: BrokerConsumer) -> None:
             given.append(entry)
             getters.append(consumer.number)
             self.give(entry, consumer, deliveries)
@@ -132,7 +132,7 @@ class Dispatcher:
             queue, self._selections.scans, selecting, self._ledger, self._resident, self._reading, self._outcomes
         )
 
-    def give(self, entry: Entry, consumer: Consumer, deliveries: Deliveries) -> None:
+    def give(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
         """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
@@ -156,7 +156,7 @@ class Dispatcher:
     def _express(
         self,
         queue: Queue,
-        consumers: Sequence[Consumer],
+        consumers: Sequence[BrokerConsumer],
         deliveries: Deliveries,
         given: list[Entry],
         getters: list[int],

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.groups import Groups
     from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
     from truenext.engine.selecting.selecting import Selecting
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.ledger import Ledger
 
-    RankedConsumer = tuple[int, int, int, int, Consumer]
+    RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
     """Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
 
     Offer = tuple[int, int, int, Entry, "Bidders"]
@@ -51,7 +51,7 @@ class Bidders:
 
     __slots__ = ("alone", "is_held_back", "number", "offered", "receivers", "scan")
 
-    def __init__(self, number: int, scan: Scan | None, alone: Consumer | None) -> None:
+    def __init__(self, number: int, scan: Scan | None, alone: BrokerConsumer | None) -> None:
         self.number = number
         self.scan = scan
         self.alone = alone
@@ -111,7 +111,7 @@ class Choosing:
         self.last: Lane | None = None
         """The lane that consumers without a selector wait for until it is read, or that they came to last."""
 
-    def dispatch(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def dispatch(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
         """Give out true nexts until no consumer has credit or no message is ready."""
         bidders: dict[Hashable, Bidders] = {}
         for place, consumer in enumerate(consumers):
@@ -148,7 +148,7 @@ class Choosing:
                     if bidder.offered is None and bidder not in to_ask:
                         to_ask.append(bidder)
 
-    def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: Consumer, place: int) -> Bidders:
+    def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: BrokerConsumer, place: int) -> Bidders:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
         scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
         alone = self._is_alone(consumer, scan)
@@ -159,7 +159,7 @@ class Choosing:
         heappush(bidder.receivers, (*preference(consumer, place), consumer))
         return bidder
 
-    def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
+    def _is_alone(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
         """Something is for this consumer alone."""
         return False
 
@@ -173,7 +173,7 @@ class Choosing:
         """Who is to be asked when a message was given that was offered to `asked`; all others keep their offers."""
         return asked
 
-    def express(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def express(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
         """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
         same, if it has express."""
         while not any(consumer.has_credit() for consumer in consumers):
@@ -190,7 +190,7 @@ class Choosing:
             take(entry)
             give(entry, receiver)
 
-    def first_for(self, consumer: Consumer) -> Entry | None:
+    def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
         return self._first_of(None if self._selecting is None else self._scans.of(consumer, self._queue))
 
@@ -257,7 +257,7 @@ class Choosing:
             return entry.sequence
         return HOLDS if entry.due_us else entry
 
-    def head_for(self, consumer: Consumer, rank: int) -> Head:
+    def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         """The same of one lane."""
         scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
         if scan is None:
@@ -297,13 +297,13 @@ class GroupChoosing(Choosing):
         assert self._selecting is not None, "there are groups"
         return self._selecting.known_groups
 
-    def dispatch(self, consumers: Sequence[Consumer], give: Callable[[Entry, Consumer], object]) -> None:
+    def dispatch(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
         groups = self._groups
         # As of when somebody was asked last.
         self._times = groups.times_owned, groups.times_freed
         super().dispatch(consumers, give)
 
-    def _is_alone(self, consumer: Consumer, scan: Scan | None) -> bool:
+    def _is_alone(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
         return any(isinstance(place, GroupScanCursor) and place.heads.get(consumer) for place in scan.places.values())
 
@@ -331,12 +331,12 @@ class GroupChoosing(Choosing):
         assert bidder.scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(bidder.scan, bidder.alone)
 
-    def first_for(self, consumer: Consumer) -> Entry | None:
+    def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         scan = self._scans.of(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(scan, consumer)
 
-    def _first_in_groups(self, scan: Scan, consumer: Consumer | None) -> Entry | None:
+    def _first_in_groups(self, scan: Scan, consumer: BrokerConsumer | None) -> Entry | None:
         """None is somebody who owns no group."""
         for place in scan.places.values():
             head = self._head_of_groups(place, consumer)
@@ -344,13 +344,13 @@ class GroupChoosing(Choosing):
                 return None if isinstance(head, int) else head
         return None
 
-    def head_for(self, consumer: Consumer, rank: int) -> Head:
+    def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         scan = self._scans.of(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         place = scan.places.get(rank)
         return None if place is None else self._head_of_groups(place, consumer)
 
-    def _head_of_groups(self, place: ScanCursor, consumer: Consumer | None) -> Head:
+    def _head_of_groups(self, place: ScanCursor, consumer: BrokerConsumer | None) -> Head:
         assert isinstance(place, GroupScanCursor), "there are groups"
         while True:
             entry, must_wait = place.first_for(consumer)
@@ -364,5 +364,5 @@ class GroupChoosing(Choosing):
                 return self._found(entry)
 
 
-def preference(consumer: Consumer, place: int) -> tuple[int, int, int, int]:
+def preference(consumer: BrokerConsumer, place: int) -> tuple[int, int, int, int]:
     return consumer.service_rank, len(consumer.held), consumer.served_at, place

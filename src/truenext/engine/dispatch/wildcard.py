@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
@@ -73,10 +73,10 @@ class WildcardDispatch:
         self._wildcards = wildcards
         self._dispatcher = dispatcher
         self._deliveries = deliveries
-        self._awaiting_page: set[Consumer] = set()
+        self._awaiting_page: set[BrokerConsumer] = set()
         """Wildcards of which something has to be read or tested before it is known what is next."""
         self._choosings: dict[Queue, Choosing] = {}
-        self._firsts: dict[Queue, dict[Consumer, Entry]] = {}
+        self._firsts: dict[Queue, dict[BrokerConsumer, Entry]] = {}
         """What is next for those who take from that queue alone, and have credit."""
         self._best: dict[Queue | Wildcard, Entry | None] = {}
         """The first of these of each queue, and what is next for a wildcard."""
@@ -141,7 +141,7 @@ class WildcardDispatch:
                 # Subscriptions of one connection share its room.
                 self._ask_again(queue, bidder)
 
-    def _give(self, entry: Entry, receiver: Consumer) -> None:
+    def _give(self, entry: Entry, receiver: BrokerConsumer) -> None:
         queue = entry.lane.queue
         if queue.watcher is None or self._scans.of(receiver, queue) is None:
             self._lanes[entry.lane] = None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import Destination, Kind, accepted_address
+from truenext.destination import Destination, DestinationKind, accepted_address
 from truenext.engine.state.queue import WHOLE, Entry
 from truenext.engine.writing.copies import NONE, Contents, share_new
 from truenext.engine.writing.entries import put
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
@@ -68,7 +68,7 @@ class Arrivals:
         self._queues = queues
         self._timers = timers
 
-    def accept(self, queue: Queue, message: Message, batch: int = ALONE, contents: Contents = NONE) -> bool:
+    def accept(self, queue: Queue, message: SentMessage, batch: int = ALONE, contents: Contents = NONE) -> bool:
         """Give a new message its place. It is visible with `batch`, 0 is at once; ALONE if it is sent alone, or is one
         of several copies. True if it is stored. Of `contents` see `share`.
         """
@@ -114,7 +114,7 @@ class Arrivals:
             ledger.touched[queue] = None
         return is_stored
 
-    def spread(self, queues: Sequence[Queue], message: Message) -> bool:
+    def spread(self, queues: Sequence[Queue], message: SentMessage) -> bool:
         """Give a message its places in several queues, in one batch; each copy is visible as if it were the only one.
         True if any is stored.
         """
@@ -124,7 +124,7 @@ class Arrivals:
             is_stored |= self.accept(queue, message, ALONE, contents)
         return is_stored
 
-    def share(self, message: Message, queues: Sequence[Queue]) -> Contents:
+    def share(self, message: SentMessage, queues: Sequence[Queue]) -> Contents:
         """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
         `accept`.
         """
@@ -133,13 +133,13 @@ class Arrivals:
         message.arrived_ms = self._ledger.now_ms
         return share_new(self._ledger.batch, message, queues, self._ledger.next_sequence)
 
-    def come_due(self, name: str, to: str, message: Message) -> None:
+    def come_due(self, name: str, to: str, message: SentMessage) -> None:
         """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
         needed = self._queues.needed
         if to:
             queues = self._queues.queues_of_parts(accepted_address(to), message, needed)
         else:
-            queues = [needed(Destination(Kind.QUEUE, name))]
+            queues = [needed(Destination(DestinationKind.QUEUE, name))]
         contents = self.share(message, queues)
         for queue in queues:
             self.accept(queue, message, self._ledger.batch.number, contents)

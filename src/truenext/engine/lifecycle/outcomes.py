@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 
 class Outcomes:
@@ -149,7 +149,7 @@ class Outcomes:
 
     def dead_letter(self, entry: Entry, why: str = "") -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
-        message: Message | None = entry.message
+        message: SentMessage | None = entry.message
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
             mark(self._ledger.batch, entry, self._delays.due_ms(entry))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.event_log import EventLog
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EndedPullRequest(NamedTuple):
     """What a client is told of a wish that has ended though not all has come, or was withdrawn."""
 
-    consumer: Consumer
+    consumer: BrokerConsumer
     unused: int
     """Messages that have not come."""
     correlation: str | None
@@ -30,14 +30,14 @@ class PullRequests:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self.open: dict[Consumer, None] = {}
+        self.open: dict[BrokerConsumer, None] = {}
         """Those that have asked for something that has not come."""
-        self.no_wait: dict[Queue | Consumer, dict[Consumer, None]] = {}
+        self.no_wait: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
         self.ended: list[EndedPullRequest] = []
         """Those of which the clients are to be told."""
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: BrokerConsumer) -> None:
         """It has asked for more."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
@@ -48,11 +48,11 @@ class PullRequests:
         else:
             self.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
 
-    def end(self, consumer: Consumer) -> None:
+    def end(self, consumer: BrokerConsumer) -> None:
         """Nothing is ready for it, and its client is told so, behind what was dispatched."""
         self.ended.append(self.withdraw(consumer))
 
-    def withdraw(self, consumer: Consumer) -> EndedPullRequest:
+    def withdraw(self, consumer: BrokerConsumer) -> EndedPullRequest:
         """Nothing more comes of what it has asked for."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
@@ -60,7 +60,7 @@ class PullRequests:
         self.forget(consumer)
         return ended
 
-    def forget(self, consumer: Consumer) -> None:
+    def forget(self, consumer: BrokerConsumer) -> None:
         """The same, and its client knows."""
         pull_request = consumer.pull_request
         if pull_request is not None:
@@ -71,12 +71,12 @@ class PullRequests:
             self._remove_no_wait(consumer)
             self._tell(consumer, 0)
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: BrokerConsumer) -> None:
         """Its subscription has ended."""
         self.open.pop(consumer, None)
         self._remove_no_wait(consumer)
 
-    def spend(self, deliveries: Mapping[Consumer, list[Entry]]) -> None:
+    def spend(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:
         """This was dispatched."""
         for consumer, entries in deliveries.items():
             pull_request = consumer.pull_request
@@ -91,7 +91,7 @@ class PullRequests:
         ended, self.ended = self.ended, []
         return [one for one in ended if one.consumer.is_subscribed]
 
-    def _remove_no_wait(self, consumer: Consumer) -> None:
+    def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
         """It is none of those whose wish does not wait, or not any more."""
         where = consumer.queue or consumer
         others = self.no_wait.get(where)
@@ -100,6 +100,6 @@ class PullRequests:
             if not others:
                 del self.no_wait[where]
 
-    def _tell(self, consumer: Consumer, count: int) -> None:
+    def _tell(self, consumer: BrokerConsumer, count: int) -> None:
         if consumer.queue is not None:
             self._events.asked(consumer, consumer.queue, count)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import SUBSCRIPTION_PREFIX, Destination, Kind, dead_letter_name
+from truenext.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header, write_header
 from truenext.limits import DESTINATION_LENGTH_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.policy import INDIVIDUAL, Policy
 
 if TYPE_CHECKING:
@@ -58,19 +58,19 @@ def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
 
 
 def dead_letter(
-    message: Message, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
-) -> tuple[Destination, Message]:
+    message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
+) -> tuple[Destination, SentMessage]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.
 
     A new arrival: persistent whatever it was, and without expiry, for nobody could look into it otherwise.
     """
     name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL else policy.dead_letters
-    destination = Destination(Kind.QUEUE, name)
+    destination = Destination(DestinationKind.QUEUE, name)
     headers = read_header(message.header)
     # What was a dead letter before, and was moved, says of causes what was said before that.
     for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
         headers.pop(name, None)
-    address = Destination(Kind.QUEUE, origin).address
+    address = Destination(DestinationKind.QUEUE, origin).address
     way_back = ""
     if origin.startswith(SUBSCRIPTION_PREFIX):
         address, way_back = headers.get("destination", address), origin
@@ -89,7 +89,7 @@ def dead_letter(
     }
     if causes.last:
         headers |= {_FIRST_CAUSE: causes.first, _LAST_CAUSE: causes.last}
-    return destination, Message(
+    return destination, SentMessage(
         priority=message.priority,
         persistent=True,
         expires_ms=0,
@@ -100,11 +100,11 @@ def dead_letter(
     )
 
 
-def moved(message: Message, destination: Destination) -> tuple[Destination, Message]:
+def moved(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
     """What a message is in the queue that somebody moves it to: what it was."""
     headers = read_header(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
-    return destination, Message(
+    return destination, SentMessage(
         priority=message.priority,
         persistent=message.persistent,
         expires_ms=message.expires_ms,
@@ -115,7 +115,7 @@ def moved(message: Message, destination: Destination) -> tuple[Destination, Mess
     )
 
 
-def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
+def revived(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
     """What a dead letter was, and where; None if it is none.
 
     An expiry that is past is left out: the message would be gone before anybody saw it, and whoever moves it back wants
@@ -142,7 +142,7 @@ def revived(letter: Message, now_ms: int) -> tuple[Destination, Message] | None:
     }
     if expires_ms:
         kept["expires"] = str(expires_ms)
-    return Destination(Kind.QUEUE, name), Message(
+    return Destination(DestinationKind.QUEUE, name), SentMessage(
         priority=letter.priority,
         persistent=is_persistent,
         expires_ms=expires_ms,

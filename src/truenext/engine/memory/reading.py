@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.pages import Found
     from truenext.engine.state.queue import Lane
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 
 class LanePage(Read):
@@ -220,7 +220,7 @@ class Reading:
         lane.delay(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
-    def entry(self, lane: Lane, found: Found, message: Message) -> Entry:
+    def entry(self, lane: Lane, found: Found, message: SentMessage) -> Entry:
         """Of a message that only the store had until now."""
         attempts, deliveries, due_ms, was_lost = found.mark
         if found.sequence < self._redelivered_below:
@@ -245,7 +245,7 @@ class Reading:
         self._take_in(entry, message, found.causes)
         return entry
 
-    def _take_in(self, entry: Entry, message: Message, causes: Causes) -> None:
+    def _take_in(self, entry: Entry, message: SentMessage, causes: Causes) -> None:
         self._resident.back_from_disk(entry, message)
         self._resident.causes_back_from_disk(entry, causes)
 

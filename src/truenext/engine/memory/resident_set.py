@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.ledger import Ledger
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 NEVER = (-1, 0)
 
@@ -50,7 +50,7 @@ class ResidentSet:
 
     # ---- What comes and goes, message by message ----
 
-    def entered_memory(self, entry: Entry, message: Message) -> None:
+    def entered_memory(self, entry: Entry, message: SentMessage) -> None:
         """A message is in memory, in its lane or held."""
         size = size_of(message)
         queue = entry.lane.queue
@@ -90,7 +90,7 @@ class ResidentSet:
                 self.limited[queue] = None
         self.left_memory(entry)
 
-    def back_from_disk(self, entry: Entry, message: Message) -> None:
+    def back_from_disk(self, entry: Entry, message: SentMessage) -> None:
         """A message that only the store had is in memory again."""
         queue = entry.lane.queue
         if queue.is_subscription:
@@ -148,7 +148,7 @@ class ResidentSet:
             if queue.resident > queue.policy.memory_limit:
                 self.too_large[queue] = None
 
-    def add(self, entry: Entry, message: Message) -> None:
+    def add(self, entry: Entry, message: SentMessage) -> None:
         """Give a new message its place in its lane."""
         lane = entry.lane
         queue = lane.queue

@@ -20,13 +20,13 @@ from truenext.record import lane_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.numbers import Numbers
 
 
-class Progress(NamedTuple):
+class ConnectionProgress(NamedTuple):
     """What a connection has taken, acknowledged and refused so far, in numbers that change with it."""
 
     bytes_taken: int
@@ -41,7 +41,7 @@ class Spilling:
         self._numbers = numbers
         self._queues: dict[Queue, None] = {}
         """Subscriptions of which something is, or was, on disk."""
-        self._progress: dict[Session, tuple[Progress, int]] = {}
+        self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
         """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
 
     def start(self, queue: Queue) -> None:
@@ -65,21 +65,21 @@ class Spilling:
 
     def stalled(
         self,
-        sessions: dict[str, Session],
-        bytes_taken: Callable[[Session], int],
+        sessions: dict[str, ConnectionState],
+        bytes_taken: Callable[[ConnectionState], int],
         *,
         needs_room: bool,
-    ) -> tuple[Session, str] | None:
+    ) -> tuple[ConnectionState, str] | None:
         """To be called once a second or so: who has stood still for as long as the policy allows, and why it has to go:
         of all the one of which most is kept. None as long as nobody needs the room.
         """
         now_us = self._ledger.now_us
         before, self._progress = self._progress, {}
-        found: list[tuple[int, Session, Queue]] = []
+        found: list[tuple[int, ConnectionState, Queue]] = []
         for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
-                now = Progress(bytes_taken(session), tuple(map(_held, session.consumers.values())))
+                now = ConnectionProgress(bytes_taken(session), tuple(map(_held, session.consumers.values())))
                 known = before.get(session)
                 self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
             limit_ms = queue.policy.stalled_subscriber_ms
@@ -97,5 +97,5 @@ class Spilling:
         )
 
 
-def _held(consumer: Consumer) -> tuple[int, int]:
+def _held(consumer: BrokerConsumer) -> tuple[int, int]:
     return len(consumer.held), consumer.served_at

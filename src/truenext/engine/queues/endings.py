@@ -18,8 +18,8 @@ from truenext.batch import NO_MARK
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import Entry
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import dereference
-from truenext.engine.writing.work import Work
 from truenext.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.order import RANKS
 from truenext.record import message_key
@@ -59,7 +59,7 @@ class _Ending:
         self.has_damage = False
 
 
-class Endings(Work):
+class Endings(BackgroundTask):
     def __init__(self, ledger: Ledger, events: EventLog, numbers: Numbers) -> None:
         self._ledger = ledger
         self._events = events

@@ -17,7 +17,7 @@ from truenext.destination import (
     SCHEDULED_PREFIX,
     SUBSCRIPTION_PREFIX,
     Destination,
-    Kind,
+    DestinationKind,
     durable_key_of,
     stored_queue,
 )
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.numbers import Numbers
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.policy import Policies
 
 
@@ -153,7 +153,7 @@ class Queues:
 
     def needed_if_connected(self, destination: Destination) -> Queue | None:
         """The same of one that a client names; None if it went with its connection."""
-        is_gone = destination.kind is Kind.TEMPORARY and destination.session not in self._clients.sessions
+        is_gone = destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
         return None if is_gone else self.needed(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
@@ -168,14 +168,14 @@ class Queues:
         return self.queues_of_parts(destination, send.message, queue_of)
 
     def queues_of_parts(
-        self, destination: Destination, message: Message, queue_of: Callable[[Destination], Queue | None]
+        self, destination: Destination, message: SentMessage, queue_of: Callable[[Destination], Queue | None]
     ) -> list[Queue]:
         """Where the copies of a message stand that is sent to a topic, or to several destinations."""
         queues: dict[Queue, None] = {}
         # A selector may ask for it.
         message.arrived_ms = self._ledger.now_ms
         for part in destination.parts or (destination,):
-            if part.kind is Kind.TOPIC:
+            if part.kind is DestinationKind.TOPIC:
                 queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
             elif (queue := queue_of(part)) is not None:
                 queues[queue] = None
@@ -200,11 +200,11 @@ class Queues:
         kept: list[str] = []
         try:
             for part in destination.parts or (destination,):
-                if part.kind is not Kind.TOPIC:
+                if part.kind is not DestinationKind.TOPIC:
                     self._promise_one(part, promised, kept, is_there=part.name in self.by_name)
             if send.schedule is not None:
                 name = "" if destination.is_spread else destination.name
-                waiting = Destination(Kind.QUEUE, SCHEDULED_PREFIX + name)
+                waiting = Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name)
                 self._promise_one(waiting, promised, kept, is_there=name in self.hidden)
         except RemoteProtocolError:
             self.free_promised(kept)
@@ -233,7 +233,7 @@ class Queues:
         """
         if self._promised.has_room_for(destination.name):
             return True
-        if destination.kind is Kind.TEMPORARY:
+        if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
                 return False
@@ -265,11 +265,11 @@ class Queues:
 
     def make(self, destination: Destination) -> Queue:
         number = 0
-        if destination.kind is Kind.QUEUE:
+        if destination.kind is DestinationKind.QUEUE:
             # The store never hears of the others.
             number = self._numbers.new()
         queue = self._new_queue(destination, number)
-        if destination.kind is Kind.TEMPORARY:
+        if destination.kind is DestinationKind.TEMPORARY:
             self._clients.sessions[destination.session].temporary_queues.append(queue)
         self.by_name[destination.name] = queue
         self._promised.made(destination.name)
@@ -286,7 +286,7 @@ class Queues:
     def make_hidden(self, name: str, number: int = 0) -> Queue:
         """For scheduled sends to a queue of this name; `number` is the store's, if it has one already."""
         number = number or self._numbers.new()
-        queue = Queue(Destination(Kind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
+        queue = Queue(Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
         self.hidden[name] = queue
         self._promised.made(queue.name)
         return queue
@@ -314,7 +314,7 @@ class Queues:
 
     def _new_queue(self, destination: Destination, number: int) -> Queue:
         name = destination.name
-        is_lasting = destination.kind is Kind.QUEUE
+        is_lasting = destination.kind is DestinationKind.QUEUE
         return Queue(
             destination,
             number,
@@ -324,7 +324,7 @@ class Queues:
             used_us=self._ledger.now_us,
         )
 
-    def await_introduction(self, session: Session, destination: Destination) -> None:
+    def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
         """A queue that remembers must not be forgotten once it is confirmed to whoever made it."""
         if self._introduced:
             for part in destination.parts or (destination,):

@@ -16,7 +16,7 @@ from truenext.selector import stored_selector
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.selector import Selector
 
 _T = TypeVar("_T")
@@ -65,7 +65,7 @@ class Topics:
             _remove(self._by_topic, topic, queue)
         self._forget()
 
-    def queues_of(self, topic: str, message: Message) -> list[Queue]:
+    def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
         """Where a message sent to a topic stands."""
         queues = self._known.get(topic)
         if queues is None:

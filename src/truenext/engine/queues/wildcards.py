@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import WHOLE
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import JOIN_PIECE
 from truenext.order import RANKS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.ledger import Ledger
 
 
-class Wildcards(Work):
+class Wildcards(BackgroundTask):
     """All of them, and what of their queues is being committed."""
 
     __slots__ = (

@@ -33,11 +33,11 @@ from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.holder import Holder
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.selector import Selector
 
 
@@ -64,9 +64,9 @@ class Groups:
         self._memory = memory
         self.size = 0
         """Bytes that are counted for the owned ones."""
-        self.owners: dict[str, Consumer] = {}
+        self.owners: dict[str, BrokerConsumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
-        self.suspended: dict[Consumer, tuple[int, int]] = {}
+        self.suspended: dict[BrokerConsumer, tuple[int, int]] = {}
         """Those of the owners that rest, with how much they and their transactions had when that was last looked at."""
         self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
@@ -78,7 +78,7 @@ class Groups:
         """Rank and sequence of what waits for its next try."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
 
-    def is_open_to(self, consumer: Consumer, group: str) -> bool:
+    def is_open_to(self, consumer: BrokerConsumer, group: str) -> bool:
         return self.owners.get(group, consumer) is consumer
 
     def does_wait(self, group: str, rank: int, sequence: int) -> bool:
@@ -86,7 +86,7 @@ class Groups:
         first = self._first_delayed.get(group)
         return first is not None and first < (rank, sequence)
 
-    def took(self, entry: Entry, consumer: Consumer) -> None:
+    def took(self, entry: Entry, consumer: BrokerConsumer) -> None:
         """A message of a group is dispatched to a consumer."""
         group = entry.group
         assert entry.message is not None, "what has left memory is read first"
@@ -106,13 +106,13 @@ class Groups:
             self._count(-group_size(group))
             self._freed(group)
 
-    def suspend(self, consumer: Consumer, queue: Queue) -> None:
+    def suspend(self, consumer: BrokerConsumer, queue: Queue) -> None:
         """It gets nothing until `woke`: what it and its transactions have nothing of is free. The groups are of this
         queue."""
         self.suspended[consumer] = _NEVER_LOOKED
         self.free_groups_of_suspended(queue)
 
-    def woke(self, consumer: Consumer, queue: Queue) -> None:
+    def woke(self, consumer: BrokerConsumer, queue: Queue) -> None:
         # What became free while it rested is free, though nobody has looked since.
         self.free_groups_of_suspended(queue)
         self.suspended.pop(consumer, None)
@@ -135,7 +135,7 @@ class Groups:
                     if group not in busy:
                         self._free(group)
 
-    def left(self, consumer: Consumer) -> None:
+    def left(self, consumer: BrokerConsumer) -> None:
         """A consumer has ended: its groups are free."""
         self.suspended.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
@@ -215,10 +215,10 @@ class GroupScanCursor(ScanCursor):
         """The same of those for which the lane is gone through once more."""
         self._until = 0
         """If that is so, up to where the lane was tested already."""
-        self.heads: dict[Consumer | None, list[tuple[int, str]]] = {}
+        self.heads: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
         """Where the groups of each consumer begin, as heaps; None has the free ones. Some are no longer true, see
         `_noted_heads`."""
-        self._noted_heads: dict[str, tuple[Consumer | None, int]] = {}
+        self._noted_heads: dict[str, tuple[BrokerConsumer | None, int]] = {}
         """Of each group where among the heads it stands, if it does."""
         self.is_hungry = False
         """Somebody waits for what was passed over."""
@@ -275,7 +275,7 @@ class GroupScanCursor(ScanCursor):
 
     # ---- What is found ----
 
-    def wants(self, message: Message, sequence: int) -> bool:
+    def wants(self, message: SentMessage, sequence: int) -> bool:
         if not super().wants(message, sequence):
             return False
         return not (message.group and self._passes_over(message.group, sequence))
@@ -353,7 +353,7 @@ class GroupScanCursor(ScanCursor):
             self._noted_heads[group] = (owner, sequence)
             heappush(self.heads.setdefault(owner, []), (sequence, group))
 
-    def first_for(self, consumer: Consumer | None) -> tuple[Entry | None, bool]:
+    def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         """The first of what was found that a consumer could take, or anybody who owns no group (None); True if it has
         to wait for what is tested, or for what was passed over."""
         plain = self._first_plain()
@@ -376,7 +376,7 @@ class GroupScanCursor(ScanCursor):
         """Those of which something is noted that could be next for somebody."""
         return list(self._noted_heads)
 
-    def waits_for_another(self, group: str, consumer: Consumer) -> bool:
+    def waits_for_another(self, group: str, consumer: BrokerConsumer) -> bool:
         """Something of this group waits, and it is another consumer's."""
         return not self._groups.is_open_to(consumer, group) and self._head_of_group(group)[0] is not None
 
@@ -388,7 +388,7 @@ class GroupScanCursor(ScanCursor):
             heappop(self._order)
         return None
 
-    def _first_head(self, owner: Consumer | None) -> tuple[int, bool] | None:
+    def _first_head(self, owner: BrokerConsumer | None) -> tuple[int, bool] | None:
         heads = self.heads.get(owner)
         while heads:
             sequence, group = heads[0]

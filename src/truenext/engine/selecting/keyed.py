@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from truenext.engine.selecting.scan import Scan
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.selector import Property, Selector
 
 
@@ -56,7 +56,7 @@ class KeyedScans:
         self._by_property.clear()
         self._others.clear()
 
-    def that_may_want(self, message: Message) -> list[Scan]:
+    def that_may_want(self, message: SentMessage) -> list[Scan]:
         found = list(self._others)
         for its, by_text in self._by_property.items():
             text = its.of(message.header)

@@ -12,9 +12,9 @@ from truenext.engine.state.queue import WHOLE
 from truenext.limits import SCAN_FOUND_MAX
 
 if TYPE_CHECKING:
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.selector import Selector
 
 CHUNK = 10_000
@@ -95,7 +95,7 @@ class ScanCursor:
         self._unsure.discard(entry.sequence)
         return self._selector is None or self._selector.matches(entry.message)
 
-    def wants(self, message: Message, _sequence: int) -> bool:
+    def wants(self, message: SentMessage, _sequence: int) -> bool:
         return self._selector is None or self._selector.matches(message)
 
     def test(self, entry: Entry) -> bool:
@@ -182,24 +182,24 @@ class Scans:
     __slots__ = ("_of_many", "_of_one")
 
     def __init__(self) -> None:
-        self._of_one: dict[Consumer, Scan] = {}
+        self._of_one: dict[BrokerConsumer, Scan] = {}
         """Of those who take from one queue."""
-        self._of_many: dict[Consumer, dict[Queue, Scan]] = {}
+        self._of_many: dict[BrokerConsumer, dict[Queue, Scan]] = {}
 
-    def of(self, consumer: Consumer, queue: Queue) -> Scan | None:
+    def of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """None if it wants all, in a queue without groups."""
         if consumer.queue is not None:
             return self._of_one.get(consumer)
         scans = self._of_many.get(consumer)
         return None if scans is None else scans.get(queue)
 
-    def add(self, consumer: Consumer, queue: Queue, scan: Scan) -> None:
+    def add(self, consumer: BrokerConsumer, queue: Queue, scan: Scan) -> None:
         if consumer.queue is not None:
             self._of_one[consumer] = scan
         else:
             self._of_many.setdefault(consumer, {})[queue] = scan
 
-    def end(self, consumer: Consumer, queue: Queue) -> Scan | None:
+    def end(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """It takes from a queue no more. Returns the scan that it had there."""
         if consumer.queue is not None:
             return self._of_one.pop(consumer, None)

@@ -37,7 +37,7 @@ from truenext.limits import SCAN_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.pages import Found
     from truenext.engine.state.queue import Entry, Lane, Queue
@@ -78,7 +78,7 @@ class Selecting:
                 scan.places = dict(sorted(places.items()))
                 self._memory.queues += self._bytes_of(scan)
 
-    def join(self, consumer: Consumer, selector: Selector | None) -> None:
+    def join(self, consumer: BrokerConsumer, selector: Selector | None) -> None:
         text = "" if selector is None else selector.text
         scan = self.scans.get(text)
         if scan is None:
@@ -89,7 +89,7 @@ class Selecting:
         scan.consumers += 1
         self.scans_of.add(consumer, self.queue, scan)
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: BrokerConsumer) -> None:
         scan = self.scans_of.end(consumer, self.queue)
         if scan is not None:
             scan.consumers -= 1
@@ -128,7 +128,7 @@ class Selecting:
         for lane in queue.lanes:
             lane.end_out_of_turn()
 
-    def start_groups(self, consumers: Iterable[Consumer]) -> None:
+    def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:
         """All is tested anew, for all consumers: these."""
         queue = self.queue
         self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))

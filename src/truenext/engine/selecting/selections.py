@@ -12,7 +12,7 @@ from truenext.engine.selecting.scan import Scan, Scans
 from truenext.engine.selecting.selecting import Selecting, bytes_to_join
 from truenext.engine.state.pages import Found, Look, PageRead, damage
 from truenext.engine.state.queue import WHOLE, is_given_up
-from truenext.engine.writing.work import Work
+from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.ledger import Ledger
@@ -48,7 +48,7 @@ class ScanRead(Look):
         self._selections.page_read(self, page)
 
 
-class Selections(Work):
+class Selections(BackgroundTask):
     __slots__ = (
         "_active",
         "_clients",
@@ -95,7 +95,7 @@ class Selections(Work):
     def is_due(self) -> bool:
         return bool(self._active)
 
-    def subscribe(self, consumer: Consumer, queue: Queue, selector: Selector | None) -> None:
+    def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
         """To be told of those with a selector, and of all where there are groups."""
         selecting = self._of(queue)
         selecting.join(consumer, selector)
@@ -113,7 +113,7 @@ class Selections(Work):
             selecting = self.of_queue[queue] = queue.watcher = Selecting(queue, self._memory, self.scans)
         return selecting
 
-    def scan_of(self, consumer: Consumer, queue: Queue) -> Scan | None:
+    def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
         return self.scans.of(consumer, queue)
 
@@ -125,7 +125,7 @@ class Selections(Work):
         """To be asked of a queue in which a message has a group."""
         return self.of_queue[queue].known_groups
 
-    def leave(self, consumer: Consumer, queue: Queue) -> None:
+    def leave(self, consumer: BrokerConsumer, queue: Queue) -> None:
         selecting = self.of_queue.get(queue)
         if selecting is not None:
             selecting.leave(consumer)

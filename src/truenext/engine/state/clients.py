@@ -15,7 +15,7 @@ from truenext.engine.state.queue import WHOLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.engine.state.consumer import Browser, Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
     from truenext.engine.state.holder import Holder
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
@@ -34,9 +34,9 @@ class Receivers:
         self.consumers = _NO_CONSUMERS
         """In the order in which they came."""
         self.wildcards: tuple[Wildcard, ...] = ()
-        self.exclusive: Consumer | None = None
+        self.exclusive: BrokerConsumer | None = None
 
-    def all(self) -> list[Consumer]:
+    def all(self) -> list[BrokerConsumer]:
         return [*self.consumers, *self.wildcards]
 
     def choose_exclusive(self) -> None:
@@ -54,7 +54,7 @@ class Clients:
     __slots__ = ("_alone", "acknowledgements", "browsing", "dispatches", "last_number", "of_queue", "sessions")
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ConnectionState] = {}
         """By their ids."""
         self.of_queue: dict[Queue, Receivers] = {}
         """Those from which somebody takes."""
@@ -89,7 +89,7 @@ class Clients:
         if wildcard.is_exclusive:
             receivers.choose_exclusive()
 
-    def leave(self, consumer: Consumer, queue: Queue) -> None:
+    def leave(self, consumer: BrokerConsumer, queue: Queue) -> None:
         """It takes from this queue no more."""
         receivers = self.of_queue[queue]
         if isinstance(consumer, QueueConsumer):

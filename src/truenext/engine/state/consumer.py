@@ -9,7 +9,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Browse, Subscribe
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.transaction import OpenTransactions, doomed
@@ -21,7 +21,7 @@ from truenext.order import RANKS
 if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Queue
-    from truenext.engine.state.transaction import Transaction
+    from truenext.engine.state.transaction import BrokerTransaction
 
 
 # A member of an enumeration costs more to look up than a name; this one is asked for with every acknowledgement.
@@ -42,7 +42,7 @@ class Subscriber:
 
     __slots__ = ("destination", "frame_bytes", "memory", "selector", "session", "subscription")
 
-    def __init__(self, session: Session, subscribe: Subscribe | Browse, memory: Memory) -> None:
+    def __init__(self, session: ConnectionState, subscribe: Subscribe | Browse, memory: Memory) -> None:
         self.session = session
         self.memory = memory
         self.subscription = subscribe.subscription
@@ -58,7 +58,7 @@ class Subscriber:
         return self.session.unsent_bytes < self.memory.unsent_max
 
 
-class Consumer(Subscriber, Holder):
+class BrokerConsumer(Subscriber, Holder):
     """Messages are dispatched to it."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Consumer(Subscriber, Holder):
 
     def __init__(
         self,
-        session: Session,
+        session: ConnectionState,
         subscribe: Subscribe,
         memory: Memory,
         *,
@@ -201,7 +201,7 @@ class Consumer(Subscriber, Holder):
         return covered
 
 
-class QueueConsumer(Consumer):
+class QueueConsumer(BrokerConsumer):
     """It takes from one queue."""
 
     __slots__ = ()
@@ -211,7 +211,7 @@ class QueueConsumer(Consumer):
     def __init__(
         self,
         queue: Queue,
-        session: Session,
+        session: ConnectionState,
         subscribe: Subscribe,
         memory: Memory,
         *,
@@ -228,7 +228,9 @@ class Browser(Subscriber):
 
     __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
 
-    def __init__(self, session: Session, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int) -> None:
+    def __init__(
+        self, session: ConnectionState, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int
+    ) -> None:
         super().__init__(session, browse, memory)
         self.queue = queue
         self.last_sequence = last_sequence
@@ -249,7 +251,7 @@ class Browser(Subscriber):
         self.after_sequence = 0
 
 
-class Session:
+class ConnectionState:
     __slots__ = (
         "batch",
         "browsers",
@@ -269,9 +271,9 @@ class Session:
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         """Not to be guessed: it is the address of the connection's temporary queues."""
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, BrokerConsumer] = {}
         """By subscription."""
-        self.served: dict[Consumer, None] = {}
+        self.served: dict[BrokerConsumer, None] = {}
         """Those of them that got something since the socket last took all there was."""
         self.browsers: dict[str, Browser] = {}
         """By subscription; those that were shown all are here until they unsubscribe."""
@@ -313,12 +315,12 @@ class Session:
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection", Code.LIMIT)
         if destination.session and destination.session != self.id:
-            what = "topic" if destination.kind is Kind.TOPIC else "queue"
+            what = "topic" if destination.kind is DestinationKind.TOPIC else "queue"
             raise RemoteProtocolError(
                 f"only the connection that owns a temporary {what} may subscribe to it", Code.DESTINATION
             )
 
-    def consumer(self, subscription: str) -> Consumer:
+    def consumer(self, subscription: str) -> BrokerConsumer:
         """The one that answers for what it gets.
 
         Raises: RemoteProtocolError if there is none.
@@ -334,7 +336,7 @@ class Session:
             raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD)
         return consumer
 
-    def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> Consumer:
+    def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> BrokerConsumer:
         """The consumer that an ACK or NACK speaks of; `dispatch` is the one that it names, 0 if it names none.
 
         Raises: RemoteProtocolError if none of this connection's holds the message.
@@ -356,14 +358,14 @@ class Session:
             Code.NOT_HELD,
         )
 
-    def transaction(self, name: str) -> Transaction:
+    def transaction(self, name: str) -> BrokerTransaction:
         """Raises: RemoteProtocolError if it is not open, or can only be aborted."""
         transaction = self.transaction_to_abort(name)
         if transaction.is_doomed:
             raise doomed(name)
         return transaction
 
-    def transaction_to_abort(self, name: str) -> Transaction:
+    def transaction_to_abort(self, name: str) -> BrokerTransaction:
         """Raises: RemoteProtocolError if it is not open."""
         transaction = self.transactions.get(name)
         if transaction is None:
@@ -371,9 +373,9 @@ class Session:
         return transaction
 
 
-def _is_for_itself(consumer: Consumer) -> bool:
+def _is_for_itself(consumer: BrokerConsumer) -> bool:
     """It takes from a temporary queue of its own connection: nobody else waits for what is there."""
-    return consumer.destination.kind is Kind.TEMPORARY
+    return consumer.destination.kind is DestinationKind.TEMPORARY
 
 
 def _service_rank(priority: int, *, is_stretched: bool) -> int:

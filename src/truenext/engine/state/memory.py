@@ -12,12 +12,12 @@ from __future__ import annotations
 from sys import getsizeof, maxsize
 from typing import TYPE_CHECKING
 
-from truenext.destination import Kind
+from truenext.destination import DestinationKind
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
     from truenext.destination import Destination
-    from truenext.message import Message
+    from truenext.message import SentMessage
     from truenext.selector import Selector
 
 ENTRY_BYTES = 400
@@ -165,7 +165,7 @@ class Memory:
         return not self.open or self.open + size <= self.open_max
 
 
-def size_of(message: Message) -> int:
+def size_of(message: SentMessage) -> int:
     """Bytes of memory that a waiting message takes, roughly."""
     return len(message.body) + len(message.header) + ENTRY_BYTES
 
@@ -179,6 +179,6 @@ def queue_size(destination: Destination) -> int:
 def consumer_size(subscription: str, destination: Destination) -> int:
     """The same of a subscription of this name."""
     size = CONSUMER_BYTES + getsizeof(subscription)
-    if destination.kind is not Kind.QUEUES:
+    if destination.kind is not DestinationKind.QUEUES:
         return size
     return size + WILDCARD_BYTES + PATTERN_BYTES * len(destination.name)

@@ -13,7 +13,7 @@ import msgspec
 
 from truenext.batch import NO_CAUSES, NO_MARK, Causes, Mark
 from truenext.errors import StoreError
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 from truenext.record import split_lane_key
 
@@ -27,7 +27,7 @@ class Found(msgspec.Struct, gc=False):
     """One message of a page."""
 
     sequence: int
-    message: Message | None
+    message: SentMessage | None
     """None if its record is damaged."""
     mark: Mark = NO_MARK
     content: int = 0

@@ -13,7 +13,7 @@ import msgspec
 
 from truenext.batch import NO_NUMBER, ProducerState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import SETTLED_MAX
+from truenext.limits import RESOLVED_MAX
 
 
 class CommitOutcome(Enum):
@@ -37,8 +37,8 @@ class Producer(msgspec.Struct, gc=False):
     """or of a COMMIT, and whether those were settled."""
     is_gapless: bool | None = None
     """None until its first SEND or COMMIT: so far its COMMITs were settled, one after the other."""
-    settled: tuple[int, ...] = ()
-    """COMMITs that were settled as rolled back and are remembered, rising."""
+    resolved: tuple[int, ...] = ()
+    """COMMITs that were resolved as rolled back and are remembered, rising."""
 
     @classmethod
     def of(cls, state: ProducerState) -> Self:
@@ -50,19 +50,19 @@ class Producer(msgspec.Struct, gc=False):
             state.sends_unknown,
             state.commits_unknown,
             state.is_gapless,
-            state.settled,
+            state.resolved,
         )
 
-    def state(self, *, is_once: bool) -> ProducerState:
+    def state(self, *, is_used_once: bool) -> ProducerState:
         return ProducerState(
             self.sends,
             self.used_ms,
-            is_once,
+            is_used_once,
             self.commits,
             self.sends_unknown,
             self.commits_unknown,
             self.is_gapless,
-            self.settled,
+            self.resolved,
         )
 
     # ---- SENDs and COMMITs ----
@@ -73,9 +73,9 @@ class Producer(msgspec.Struct, gc=False):
         Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was settled
         """
         if is_commit:
-            if self.settled and number in self.settled:
+            if self.resolved and number in self.resolved:
                 raise RemoteProtocolError(
-                    f"COMMIT {number} of producer {name!r} was settled as rolled back: commit it under another number",
+                    f"COMMIT {number} of producer {name!r} was resolved as rolled back: commit it under another number",
                     Code.ROLLED_BACK,
                 )
             highest = self.commits
@@ -112,7 +112,7 @@ class Producer(msgspec.Struct, gc=False):
 
     def outcome(self, number: int) -> CommitOutcome:
         """What became of COMMIT `number`."""
-        if number in self.settled:
+        if number in self.resolved:
             return CommitOutcome.ROLLED_BACK
         if not number and self.is_gapless is not False:
             # Those without gaps begin with 1.
@@ -121,7 +121,7 @@ class Producer(msgspec.Struct, gc=False):
             return CommitOutcome.NOT_SO_FAR
         return CommitOutcome.UNKNOWN if self.may_have_left_out(number, is_commit=True) else CommitOutcome.COMMITTED
 
-    def settle(self, number: int) -> bool:
+    def resolve(self, number: int) -> bool:
         """COMMIT `number` is rolled back, if it has not happened so far. False if it has, or nobody knows, or if it is
         not the next one of a producer that may not leave one out."""
         if self.outcome(number) is not CommitOutcome.NOT_SO_FAR:
@@ -129,10 +129,10 @@ class Producer(msgspec.Struct, gc=False):
         if self.is_gapless is not False and number != max(self.commits, 0) + 1:
             return False
         self.commits = number
-        self.settled = (*self.settled, number)
-        if len(self.settled) > SETTLED_MAX:
-            self.commits_unknown = max(self.commits_unknown, self.settled[0])
-            self.settled = self.settled[1:]
+        self.resolved = (*self.resolved, number)
+        if len(self.resolved) > RESOLVED_MAX:
+            self.commits_unknown = max(self.commits_unknown, self.resolved[0])
+            self.resolved = self.resolved[1:]
         return True
 
 

@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from truenext.batch import DUE_NEVER
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
 from truenext.engine.state.memory import LANE_BYTES, OUT_OF_TURN_BYTES, PLACES_BYTES, Memory, queue_size
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX, rank
 from truenext.policy import Policy
 from truenext.record import lane_key
@@ -81,7 +81,7 @@ class Entry(msgspec.Struct, gc=False):
     """A message's place in a queue, and what became of it there so far."""
 
     sequence: int
-    message: Message | None
+    message: SentMessage | None
     """None if only the store has it: it has left memory, or it is done with."""
     lane: Lane
     batch: int
@@ -532,11 +532,11 @@ class Queue:
         """What it takes of this it gives back with `let_go`."""
         memory.queues += queue_size(destination)
         self.policy = policy
-        self.number = 0 if destination.kind is Kind.TEMPORARY else number
+        self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
         """What the history calls it; 0 if it is not there."""
         self.stored_number = number
         """What the store calls it, or will; 0 if it does not."""
-        self.is_temporary = destination.kind is Kind.TEMPORARY
+        self.is_temporary = destination.kind is DestinationKind.TEMPORARY
         """It goes with its connection; nothing of it outlives a crash."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
@@ -576,19 +576,19 @@ class Queue:
     @property
     def is_subscription(self) -> bool:
         """To a topic, and it ends with its connection."""
-        return self.destination.kind is Kind.TEMPORARY and bool(self.destination.topic)
+        return self.destination.kind is DestinationKind.TEMPORARY and bool(self.destination.topic)
 
     @property
     def is_reply_queue(self) -> bool:
         """It goes with its connection, and never leaves memory."""
-        return self.destination.kind is Kind.TEMPORARY and not self.destination.topic
+        return self.destination.kind is DestinationKind.TEMPORARY and not self.destination.topic
 
     @property
     def keeps_failures(self) -> bool:
         """What fails here stays here, however often."""
         return self.is_temporary or self.holds_dead_letters
 
-    def lane_of(self, message: Message) -> Lane:
+    def lane_of(self, message: SentMessage) -> Lane:
         """Where a message of this queue stands."""
         place = self._lane_index[message.priority]
         return self.lanes[place] if place >= 0 else self.lane(rank(message.priority))
@@ -640,6 +640,6 @@ def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
-def is_expired(message: Message | None, now_ms: int) -> bool:
+def is_expired(message: SentMessage | None, now_ms: int) -> bool:
     """Its time is known to have come."""
     return message is not None and 0 < message.expires_ms <= now_ms

@@ -29,7 +29,7 @@ class TransactionLimits:
     """What they send, acknowledge and refuse."""
 
 
-class Transaction(Holder):
+class BrokerTransaction(Holder):
     __slots__ = ("count", "held", "is_doomed", "nacks", "promised", "sends", "size")
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Transaction(Holder):
         return any(entry.persistent and entry.stored is not None for entry in self.acknowledged())
 
 
-class OpenTransactions(dict[str, Transaction]):
+class OpenTransactions(dict[str, BrokerTransaction]):
     """Those of one connection, by the client's name for them.
 
     There may be thousands, so nothing that comes with each message goes through all of them: what is said in them is
@@ -83,7 +83,7 @@ class OpenTransactions(dict[str, Transaction]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answering: dict[Transaction, None] = {}
+        self.answering: dict[BrokerTransaction, None] = {}
         """Those that have acknowledged or refused anything."""
         self.count = 0
         """How much was sent, acknowledged and refused in all of them."""
@@ -103,9 +103,9 @@ class OpenTransactions(dict[str, Transaction]):
             raise RemoteProtocolError(
                 f"more than {limits.transactions} open transactions on one connection (transactions_max)", Code.LIMIT
             )
-        self[name] = Transaction()
+        self[name] = BrokerTransaction()
 
-    def end(self, name: str) -> Transaction:
+    def end(self, name: str) -> BrokerTransaction:
         """It is open no more."""
         transaction = self.pop(name)
         self.ended += 1
@@ -131,7 +131,7 @@ class OpenTransactions(dict[str, Transaction]):
                 Code.LIMIT,
             )
 
-    def add(self, transaction: Transaction, *, count: int = 1, size: int = 0) -> None:
+    def add(self, transaction: BrokerTransaction, *, count: int = 1, size: int = 0) -> None:
         """So much is said in one of them."""
         transaction.count += count
         transaction.size += size

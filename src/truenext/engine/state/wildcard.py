@@ -11,14 +11,14 @@ from __future__ import annotations
 from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
-from truenext.destination import DEAD_LETTER_PREFIX, Kind, virtual_topic
-from truenext.engine.state.consumer import Consumer
+from truenext.destination import DEAD_LETTER_PREFIX, DestinationKind, virtual_topic
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.order import RANKS
 from truenext.pattern import is_pattern, matches
 
 if TYPE_CHECKING:
     from truenext.commands import Subscribe
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Queue
 
@@ -29,12 +29,12 @@ STALE_MIN = 64
 """So many heads of lanes may be no longer true before the heap is made anew."""
 
 
-class Wildcard(Consumer):
+class Wildcard(BrokerConsumer):
     __slots__ = ("_heads_at", "_pushed", "heads", "is_joining", "queues", "words")
 
     def __init__(
         self,
-        session: Session,
+        session: ConnectionState,
         subscribe: Subscribe,
         memory: Memory,
         *,
@@ -74,7 +74,11 @@ class Wildcard(Consumer):
         """Its pattern means this queue."""
         destination = queue.destination
         name = destination.name
-        if destination.kind is not Kind.QUEUE or destination.topic or not matches(self.words, name.split(".")):
+        if (
+            destination.kind is not DestinationKind.QUEUE
+            or destination.topic
+            or not matches(self.words, name.split("."))
+        ):
             return False
         is_called_so = name.startswith(DEAD_LETTER_PREFIX)
         if queue.holds_dead_letters and not is_called_so:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from truenext.batch import Batch
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 
 class Contents(NamedTuple):
@@ -31,7 +31,7 @@ class Contents(NamedTuple):
 NONE = Contents(0, 0)
 
 
-def share_new(batch: Batch, message: Message, queues: Sequence[Queue], first: int) -> Contents:
+def share_new(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> Contents:
     """The content of a message that is about to be accepted in all these queues, with sequences from `first` on, is
     written with this batch, as is every copy that has to be stored at once.
     """
@@ -66,5 +66,5 @@ def put_all(batch: Batch, copies: Sequence[Entry]) -> None:
         put(batch, entry)
 
 
-def _is_large(message: Message) -> bool:
+def _is_large(message: SentMessage) -> bool:
     return len(message.body) + len(message.header) >= CONTENT_BYTES_MIN

@@ -14,7 +14,7 @@ from truenext.record import content_key, encode, encode_reference, message_key
 if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 
 def introduce(batch: Batch, queue: Queue) -> None:
@@ -55,7 +55,7 @@ def _beside(entry: Entry) -> int:
     return ENTRY_BYTES if entry.content or not entry.persistent else 0
 
 
-def share(batch: Batch, number: int, message: Message, copies: int, *, persistent: bool) -> None:
+def share(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
     """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
     with that number, and is as persistent."""
     key = content_key(number)
@@ -81,7 +81,7 @@ def _unshare(batch: Batch, content: int, *, persistent: bool) -> None:
         batch.size -= len((batch.puts if persistent else batch.transient_puts).pop(key))
 
 
-def _as_stored(message: Message, *, persistent: bool) -> Message:
+def _as_stored(message: SentMessage, *, persistent: bool) -> SentMessage:
     """Its record says of which kind it is: for a subscription that ends with its connection all are transient."""
     return message if message.persistent == persistent else replace(message, persistent=persistent)
 

@@ -34,7 +34,7 @@ from truenext.events import (
     WITH_BEGUN,
     WITH_EXPRESS,
     WITH_SELECTOR,
-    Kind,
+    EventKind,
     group_number,
 )
 from truenext.limits import HISTORY_FILE_BYTES
@@ -42,21 +42,21 @@ from truenext.limits import HISTORY_FILE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.engine.state.consumer import Consumer
+    from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import Message
+    from truenext.message import SentMessage
 
 _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _STARTED = (
     int(kind)
     for kind in (
-        Kind.ACCEPTED,
-        Kind.DISPATCHED,
-        Kind.ACKNOWLEDGED,
-        Kind.RETURNED,
-        Kind.EXPIRED,
-        Kind.REMOVED,
-        Kind.ACCEPTED_OF_GROUP,
-        Kind.BEGUN,
+        EventKind.ACCEPTED,
+        EventKind.DISPATCHED,
+        EventKind.ACKNOWLEDGED,
+        EventKind.RETURNED,
+        EventKind.EXPIRED,
+        EventKind.REMOVED,
+        EventKind.ACCEPTED_OF_GROUP,
+        EventKind.BEGUN,
     )
 )
 BLOCK_US_MAX = 500
@@ -164,7 +164,7 @@ class EventLog:
                 self.acknowledging = queue
             self.entries.extend(entries)
 
-    def started(self, entry: Entry, consumer: Consumer) -> None:
+    def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         """The client has named the dispatch of a message to this consumer as begun, or has acknowledged or refused it
         inside a transaction; to be told of connections that name what they begin."""
         queue = entry.lane.queue
@@ -203,7 +203,7 @@ class EventLog:
         if not number:
             self.end_block()
             number = self._causes[cause] = len(self._causes) + 1
-            self._add(_text(Kind.CAUSE, number, cause, self._now_us), 0)
+            self._add(_text(EventKind.CAUSE, number, cause, self._now_us), 0)
         return number
 
     def expired(self, entry: Entry) -> None:
@@ -222,16 +222,16 @@ class EventLog:
     # ---- What happens rarely ----
 
     def run_started(self, *, after_clean_stop: bool) -> None:
-        self._single(Kind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+        self._single(EventKind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
         if queue.number:
-            self._single(Kind.RECOVERED, queue.number, other=count)
+            self._single(EventKind.RECOVERED, queue.number, other=count)
 
     def committed(self, batch: int) -> None:
-        self._single(Kind.COMMITTED, other=batch)
+        self._single(EventKind.COMMITTED, other=batch)
 
-    def subscribed(self, consumer: Consumer, queue: Queue, *, has_selector: bool) -> None:
+    def subscribed(self, consumer: BrokerConsumer, queue: Queue, *, has_selector: bool) -> None:
         if queue.number:
             is_pulling = consumer.pull_request is not None
             is_counted = consumer.mode is not AckMode.AUTO and not is_pulling
@@ -243,52 +243,52 @@ class EventLog:
                 + PULLING * is_pulling
                 + EXCLUSIVE * consumer.is_exclusive
             )
-            kind = Kind.SUBSCRIBED
+            kind = EventKind.SUBSCRIBED
             columns = _column("I", [max(consumer.window, 0) if is_counted else NO_WINDOW])
             if consumer.is_exclusive:
-                kind = Kind.SUBSCRIBED_EXCLUSIVE
+                kind = EventKind.SUBSCRIBED_EXCLUSIVE
                 columns += _column("b", [consumer.priority])
             self._single(kind, queue.number, code=MODES.index(mode), other=consumer.number, columns=columns)
 
-    def window_changed(self, consumer: Consumer, queue: Queue, window: int) -> None:
+    def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
         """From here on the consumer may hold so many, 0 while it rests. Not of a consumer of a pattern, nor of one that
         pulls; to be told behind what was dispatched by the window before."""
         if queue.number:
-            self._single(Kind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
+            self._single(EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
 
-    def asked(self, consumer: Consumer, queue: Queue, count: int) -> None:
+    def asked(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
         """From here on the consumer, which pulls, gets so many more, in all; 0 if its wish is withdrawn or has ended
         before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the wish
         before."""
         if queue.number:
-            self._single(Kind.ASKED, queue.number, other=consumer.number, columns=_column("I", [count]))
+            self._single(EventKind.ASKED, queue.number, other=consumer.number, columns=_column("I", [count]))
 
-    def unsubscribed(self, consumer: Consumer, queue: Queue) -> None:
+    def unsubscribed(self, consumer: BrokerConsumer, queue: Queue) -> None:
         if queue.number:
-            self._single(Kind.UNSUBSCRIBED, queue.number, other=consumer.number)
+            self._single(EventKind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
         """The message is in memory, and so are its causes."""
-        self._moved(Kind.DEAD_LETTERED, entry, target, target_sequence)
+        self._moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
 
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
-        self._moved(Kind.MOVED, entry, target, target_sequence)
+        self._moved(EventKind.MOVED, entry, target, target_sequence)
 
     def paused(self, queue: Queue) -> None:
-        self._single(Kind.PAUSED, queue.number)
+        self._single(EventKind.PAUSED, queue.number)
 
     def resumed(self, queue: Queue) -> None:
-        self._single(Kind.RESUMED, queue.number)
+        self._single(EventKind.RESUMED, queue.number)
 
     def ended(self, queue: Queue) -> None:
         """With all that is in it, of which each is told to have expired when it is removed."""
         if queue.number:
-            self._single(Kind.ENDED, queue.number)
+            self._single(EventKind.ENDED, queue.number)
 
-    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def _moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
         cause = 0
-        if kind is Kind.DEAD_LETTERED and entry.causes is not None:
+        if kind is EventKind.DEAD_LETTERED and entry.causes is not None:
             cause = self._number_of(entry.causes.last)
         self._single(kind, entry.lane.queue.number, other=cause, columns=columns)
 
@@ -376,7 +376,7 @@ class EventLog:
         columns = _column("Q", [entry.sequence for entry in entries])
         if kind in (_ACCEPTED, _OF_GROUP):
             # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
-            messages = cast("list[Message]", [entry.message for entry in entries])
+            messages = cast("list[SentMessage]", [entry.message for entry in entries])
             columns += _column("I", [len(message.body) for message in messages])
             columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
             if kind == _OF_GROUP:
@@ -413,7 +413,7 @@ class EventLog:
             return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
         return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
-    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+    def _single(self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
         self.end_block()
         self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns, 1)
 
@@ -435,7 +435,7 @@ class NoEventLog(EventLog):
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         pass
 
-    def started(self, entry: Entry, consumer: Consumer) -> None:
+    def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         pass
 
     def _returned(self, entry: Entry, code: int, cause: str = "") -> None:
@@ -453,18 +453,18 @@ class NoEventLog(EventLog):
     def removed(self, entry: Entry) -> None:
         pass
 
-    def _moved(self, kind: Kind, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def _moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
         pass
 
-    def _single(self, kind: Kind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+    def _single(self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
         pass
 
 
 def _name(number: int, name: str, now_us: int) -> bytes:
-    return _text(Kind.NAME, number, name, now_us)
+    return _text(EventKind.NAME, number, name, now_us)
 
 
-def _text(kind: Kind, number: int, said: str, now_us: int) -> bytes:
+def _text(kind: EventKind, number: int, said: str, now_us: int) -> bytes:
     """For which the number stands from here on."""
     text = said.encode()
     return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text

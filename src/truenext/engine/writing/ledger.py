@@ -24,7 +24,7 @@ from truenext.limits import (
 
 if TYPE_CHECKING:
     from truenext.answers import Answer
-    from truenext.engine.state.consumer import Consumer, Session
+    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.event_log import EventLog
 
@@ -83,8 +83,8 @@ class Ledger:
         """The sources of work that has something to do, now or later: see work.py."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
-        self._answers: list[tuple[Session, Answer]] = []
-        self._waiting_answers: dict[int, list[tuple[Session, Answer]]] = {}
+        self._answers: list[tuple[ConnectionState, Answer]] = []
+        self._waiting_answers: dict[int, list[tuple[ConnectionState, Answer]]] = {}
         """By the batch they wait for."""
 
         self.next_sequence = sequence_limit
@@ -152,7 +152,7 @@ class Ledger:
         """That are to be said now."""
         return bool(self._answers)
 
-    def answer(self, session: Session, answer: Answer) -> None:
+    def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
         if session.batch <= self.committed:
             self._answers.append((session, answer))
@@ -162,7 +162,7 @@ class Ledger:
             if session.batch == self.batch.number:
                 self.is_awaited = True
 
-    def take_answers(self) -> list[tuple[Session, Answer]]:
+    def take_answers(self) -> list[tuple[ConnectionState, Answer]]:
         """What is to be said now."""
         answers, self._answers = self._answers, []
         return answers
@@ -191,7 +191,7 @@ class Ledger:
         """The last batch with anything in it."""
         return self.batch.number if not self.batch.is_empty() else self.batch.number - 1
 
-    def touch(self, consumer: Consumer) -> None:
+    def touch(self, consumer: BrokerConsumer) -> None:
         """It may have credit again."""
         if isinstance(consumer, Wildcard):
             self.touched_wildcards[consumer] = None

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.commands import Commit
 from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, SETTLED_TOTAL_MAX
+from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from truenext.batch import ProducerState
     from truenext.commands import Send
-    from truenext.engine.state.consumer import Session
+    from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.writing.ledger import Ledger
 
 
-_SETTLED_BYTES = 9
+_RESOLVED_BYTES = 9
 """Of a number that was settled, in the store."""
 
 
@@ -47,17 +47,17 @@ class Producers:
         "_forgotten_in",
         "_last_forgotten",
         "_ledger",
-        "_once",
         "_producers",
-        "_settled",
+        "_resolved",
         "_unstored",
+        "_used_once",
     )
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         # Not plain dictionaries: to look for the first of one takes long where many before it were deleted.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
-        self._once: OrderedDict[str, None] = OrderedDict()
+        self._used_once: OrderedDict[str, None] = OrderedDict()
         """Those of them that had one SEND, and nothing since; in the same order."""
         self._unstored: set[str] = set()
         """Used since the store was last told of them."""
@@ -65,16 +65,16 @@ class Producers:
         self._last_forgotten = ""
         self._forgotten_in = 0
         """The last batch that forgets one."""
-        self._settled = 0
+        self._resolved = 0
         """Numbers that are remembered as settled, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
         for name, state in states:
             self._producers[name] = Producer.of(state)
-            self._settled += len(state.settled)
-            if state.is_once:
-                self._once[name] = None
+            self._resolved += len(state.resolved)
+            if state.is_used_once:
+                self._used_once[name] = None
 
     # ---- SENDs and COMMITs ----
 
@@ -104,8 +104,8 @@ class Producers:
         said.is_repeat = True
         said.is_unknown = producer.may_have_left_out(number, is_commit=is_commit)
         self._use(name, producer)
-        if name in self._once:
-            del self._once[name]
+        if name in self._used_once:
+            del self._used_once[name]
             if name not in self._unstored:
                 # After a crash it must not be taken for one that never came back.
                 self._store(name, producer)
@@ -122,9 +122,9 @@ class Producers:
         if producer is None:
             producer = self._add(name)
             if not is_commit:
-                self._once[name] = None
+                self._used_once[name] = None
         else:
-            self._once.pop(name, None)
+            self._used_once.pop(name, None)
         producer.use(said.number, is_commit=is_commit, says_gapless=said.is_gapless)
         self._use(name, producer)
         if is_stored:
@@ -136,24 +136,24 @@ class Producers:
 
     # ---- Questions ----
 
-    def ask(self, name: str, commit: int | None, *, settles: bool) -> Known:
+    def ask(self, name: str, commit: int | None, *, resolves: bool) -> Known:
         """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `settles`, what has
         not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer, or
         for one more number.
         """
         producer = self._producers.get(name)
-        settles = settles and self._settled < SETTLED_TOTAL_MAX
+        resolves = resolves and self._resolved < RESOLVED_TOTAL_MAX
         if producer is None:
             is_first = commit == 1
-            if not (is_first and settles and self._has_room):
+            if not (is_first and resolves and self._has_room):
                 outcome = CommitOutcome.NOT_SO_FAR if is_first else CommitOutcome.UNKNOWN
                 return Known(None, None if commit is None else outcome, self._forgotten_in)
             producer = self._add(name)
         batch = self._ledger.batch.number
-        remembered = len(producer.settled)
-        if commit is not None and settles and producer.settle(commit):
-            self._settled += len(producer.settled) - remembered
-            self._once.pop(name, None)
+        remembered = len(producer.resolved)
+        if commit is not None and resolves and producer.resolve(commit):
+            self._resolved += len(producer.resolved) - remembered
+            self._used_once.pop(name, None)
             self._use(name, producer)
             producer.batch = batch
             self._store(name, producer)
@@ -165,7 +165,7 @@ class Producers:
 
     # ---- Forgetting ----
 
-    def forget(self, session: Session, names: Iterable[str]) -> None:
+    def forget(self, session: ConnectionState, names: Iterable[str]) -> None:
         """Somebody says that these are not needed any more; those that are not known are passed over."""
         for name in names:
             if name in self._producers:
@@ -204,7 +204,7 @@ class Producers:
 
     def _dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
-        name = next(iter(self._once), None)
+        name = next(iter(self._used_once), None)
         if name is None or self._producers[name].used_ms + PRODUCER_MEMORY_MS_MIN > self._ledger.now_ms:
             return None
         return name
@@ -218,8 +218,8 @@ class Producers:
 
     def _forget(self, name: str) -> None:
         batch = self._ledger.batch
-        self._settled -= len(self._producers.pop(name).settled)
-        self._once.pop(name, None)
+        self._resolved -= len(self._producers.pop(name).resolved)
+        self._used_once.pop(name, None)
         self._unstored.discard(name)
         # It may be in the same batch, if the clock was set forward.
         batch.producers.pop(name, None)
@@ -238,7 +238,7 @@ class Producers:
         batch = self._ledger.batch
         self._unstored.discard(name)
         batch.producers[name] = self._state(name, producer)
-        batch.size += len(name) + _SETTLED_BYTES * len(producer.settled)
+        batch.size += len(name) + _RESOLVED_BYTES * len(producer.resolved)
 
     def _state(self, name: str, producer: Producer) -> ProducerState:
-        return producer.state(is_once=name in self._once)
+        return producer.state(is_used_once=name in self._used_once)

@@ -26,22 +26,22 @@ from truenext.spark.audit.facts import (
     STILL_WAITING,
     UNKNOWN_PRIORITY,
     UNLIMITED,
-    Code,
-    Consumer,
+    AuditedConsumer,
+    AuditedMessage,
     ConsumerFlags,
+    EventCode,
     Finding,
-    Message,
+    MessageState,
     RemovedMessages,
     ReturnReason,
     Start,
-    State,
 )
 
 POINTS_MAX = 1000
 """Depths kept per queue; when there are more, every other goes."""
 
 # By themselves they are found faster; a sweep asks for them a few times per event.
-WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = State
+WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = MessageState
 
 RECOVERED_STATES = (WAITING, ENDED)
 """What a start makes of what is surely there."""
@@ -52,8 +52,8 @@ class Account:
         """`stuck_limit` in microseconds."""
         self.removed = removed
         self.stuck_limit = stuck_limit
-        self.messages: dict[int, Message] = {}
-        self.expiring: dict[int, Message] = {}
+        self.messages: dict[int, AuditedMessage] = {}
+        self.expiring: dict[int, AuditedMessage] = {}
         """What was in a durable subscription of this name when that ended, and is not known to be removed: nobody gets
         it any more, but a start still finds it."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
@@ -71,10 +71,10 @@ class Account:
         """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
         self.group_blocking: dict[int, dict[int, tuple[int, int]]] = {}
         """The same of each group, which they hold back alone."""
-        self.consumers: dict[int, Consumer] = {}
+        self.consumers: dict[int, AuditedConsumer] = {}
         self.knows_consumers = False
         """`consumers` are all there are: the run is known from its start on."""
-        self.owner: Consumer | None = None
+        self.owner: AuditedConsumer | None = None
         """The exclusive consumer that has the queue: of those that are known the first."""
         self.knows_exclusive = False
         """No consumer is exclusive but those that are known. One that is not known is older than what is known, so once
@@ -90,7 +90,7 @@ class Account:
         self.arrivals = 0
         self.first_dispatches = 0
         """Messages dispatched at least once."""
-        self.idle_message: Message | None = None
+        self.idle_message: AuditedMessage | None = None
         """The true next message since somebody could have taken it, and none has been dispatched."""
         self.idle_since = 0
         self.idle_event = 0
@@ -99,7 +99,7 @@ class Account:
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
-        self.finished: list[Message] = []
+        self.finished: list[AuditedMessage] = []
         """Messages that are gone, or that the history ends with."""
         self.depth_points: list[tuple[int, int, int, int]] = []
         """(event, at, waiting, held)"""
@@ -118,7 +118,7 @@ class Account:
         group: int = 0,
     ) -> None:
         self.arrivals += 1
-        message = Message(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
+        message = AuditedMessage(sequence, priority, is_persistent, visible_event, visible_at, self.arrivals)
         self.messages[sequence] = message
         if group:
             message.group = group
@@ -135,7 +135,7 @@ class Account:
         if visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
 
-    def add_waiting(self, message: Message) -> None:
+    def add_waiting(self, message: AuditedMessage) -> None:
         """It waits."""
         lanes = self.lanes
         if message.group:
@@ -160,7 +160,7 @@ class Account:
                 if self.free_consumers and self.idle_message is None:
                     self.check_idle(visible_event, message.visible_at)
 
-    def head(self, lane: list[int]) -> Message | None:
+    def head(self, lane: list[int]) -> AuditedMessage | None:
         while lane:
             message = self.messages.get(lane[0])
             if message is not None and message.state is WAITING:
@@ -168,7 +168,7 @@ class Account:
             heappop(lane)
         return None
 
-    def true_next(self, event: int) -> Message | None:
+    def true_next(self, event: int) -> AuditedMessage | None:
         if self.is_paused:
             return None
         for lane in reversed(self.lanes):
@@ -179,7 +179,7 @@ class Account:
                     return None if self.is_blocked(head) else head
         return None
 
-    def waits_for_commit(self, message: Message, event: int) -> bool:
+    def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
         """One of some group, of its priority and earlier, is being committed: whoever could take that has to wait."""
         committing = self.group_committing[message.priority]
         while committing:
@@ -189,7 +189,7 @@ class Account:
             heappop(committing)
         return False
 
-    def is_blocked(self, message: Message) -> bool:
+    def is_blocked(self, message: AuditedMessage) -> bool:
         """A failed message that is not due yet keeps it from being ready."""
         return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
@@ -219,10 +219,10 @@ class Account:
         if message is None:
             code = self.removed.get(sequence)
             if code:
-                self.add_finding("doubled", event, at, sequence, consumer, detail=END_REASONS[Code(code)])
+                self.add_finding("doubled", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
                 self.recheck_idle(event, at)
                 return
-            message = Message(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
+            message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
         elif message.priority >= 0 and (receiver is None or receiver.window != SELECTIVE):
             self.judge(event, at, message, consumer)
@@ -256,7 +256,7 @@ class Account:
         if self.free_consumers and self.waiting:
             self.check_idle(event, at)
 
-    def update_is_free(self, consumer: Consumer) -> None:
+    def update_is_free(self, consumer: AuditedConsumer) -> None:
         """Can it take a message?"""
         is_free = (
             consumer.held < consumer.window
@@ -274,7 +274,7 @@ class Account:
         for consumer in self.consumers.values():
             self.update_is_free(consumer)
 
-    def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: Consumer) -> None:
+    def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: AuditedConsumer) -> None:
         """It has none, or another has the queue, and it gets a message."""
         owner = self.owner
         if owner is not None and owner is not receiver and owner.rank is not None:
@@ -287,7 +287,7 @@ class Account:
             detail = f"beyond its window of {receiver.limit}"
         self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
 
-    def judge(self, event: int, at: int, message: Message, consumer: int) -> None:
+    def judge(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
         """Was it the true next message?"""
         priority = message.priority
         if self.is_blocked(message):
@@ -312,7 +312,7 @@ class Account:
         elif message.group:
             self.judge_in_group(event, at, message, consumer)
 
-    def judge_in_group(self, event: int, at: int, message: Message, consumer: int) -> None:
+    def judge_in_group(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
         """Was it the next of its group?"""
         priority = message.priority
         first = min(self.group_blocking.get(message.group, {}).values(), default=(10, 0))
@@ -338,10 +338,10 @@ class Account:
         kind: str,
         event: int,
         at: int,
-        subject: Message | int,
+        subject: AuditedMessage | int,
         consumer: int = NO_CONSUMER,
         *,
-        overtaken: Message | None = None,
+        overtaken: AuditedMessage | None = None,
         count: int = 1,
         duration: int = 0,
         detail: str = "",
@@ -358,7 +358,7 @@ class Account:
         self.findings.append(finding)
         return finding
 
-    def end_hold(self, message: Message) -> None:
+    def end_hold(self, message: AuditedMessage) -> None:
         """Its consumer holds it no longer."""
         self.held -= 1
         holder = message.receiver
@@ -388,12 +388,12 @@ class Account:
             code = self.removed.get(sequence)
             if code:
                 self.add_finding(
-                    "stale", event, at, sequence, consumer, detail=f"begun although {END_REASONS[Code(code)]}"
+                    "stale", event, at, sequence, consumer, detail=f"begun although {END_REASONS[EventCode(code)]}"
                 )
         elif message.state is HELD or message.state is WAITING or message.state is DELAYED:
             self.add_finding("stale", event, at, message, consumer, detail="begun although it did not hold it")
 
-    def judge_return(self, event: int, at: int, message: Message, attempts: int, reason: int) -> None:
+    def judge_return(self, event: int, at: int, message: AuditedMessage, attempts: int, reason: int) -> None:
         """Is it charged rightly?"""
         if reason & HAS_CAUSE:
             message.has_cause = True
@@ -411,7 +411,7 @@ class Account:
         message.attempts = attempts
         message.has_known_attempts = True
 
-    def end(self, event: int, at: int, sequence: int, code: Code, *, has_cause: bool = False) -> None:
+    def end(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
         """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` of a dead letter."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
@@ -419,11 +419,11 @@ class Account:
             self.end_after_queue_ended(event, at, sequence, code)
             return
         self.removed.add(sequence, code)
-        if code == Code.DEAD_LETTERED and message.has_cause and not has_cause:
+        if code == EventCode.DEAD_LETTERED and message.has_cause and not has_cause:
             self.add_finding("forgotten", event, at, message, detail="a consumer had said why it failed")
         if message.state is HELD:
             self.end_hold(message)
-            if code == Code.ACKNOWLEDGED:
+            if code == EventCode.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
                 receiver = message.receiver
                 # What a transaction has of it, and may acknowledge after that, counts as begun.
@@ -433,18 +433,18 @@ class Account:
         elif message.state is WAITING or message.state is DELAYED:
             if message.state is WAITING and message.visible_event <= event:
                 self.waiting -= 1
-            if code == Code.ACKNOWLEDGED:
+            if code == EventCode.ACKNOWLEDGED:
                 self.add_finding("stale", event, at, message, detail="acknowledged although nobody held it")
         if message.priority >= 0:
             message.end_reason = END_REASONS[code]
             self.finished.append(message)
         self.recheck_idle(event, at)
 
-    def end_after_queue_ended(self, event: int, at: int, sequence: int, code: Code) -> None:
+    def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
         """What became of a message that is in the queue no more, if ever it was."""
-        if code != Code.EXPIRED and self.removed.get(sequence) == Code.ENDED:
+        if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
             self.add_finding(
-                "doubled", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[Code.ENDED]}"
+                "doubled", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
             )
         self.removed.add(sequence, code)
         message = self.expiring.pop(sequence, None)
@@ -456,7 +456,7 @@ class Account:
         in the old one expires."""
         self.end_idle(at)
         for message in self.messages.values():
-            self.removed.add(message.sequence, Code.ENDED)
+            self.removed.add(message.sequence, EventCode.ENDED)
             if message.state is HELD:
                 self.end_hold(message)
             if message.state in (WAITING, HELD, DELAYED):
@@ -517,7 +517,7 @@ class Account:
         self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
         """`priority` is the consumer's, if it is exclusive."""
-        subscriber = self.consumers[consumer] = Consumer(window, flags)
+        subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
         if flags & ConsumerFlags.PULLS and window != SELECTIVE:
             # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
             subscriber.requested = 0
@@ -621,7 +621,7 @@ class Account:
         self.waiting = self.held = 0
 
     def run_started(self, event: int, at: int, flags: int, previous_at: int) -> None:
-        self.settle_recovered(at)
+        self.resolve_recovered(at)
         self.end_idle(previous_at)
         self.clear_dispatch_state()
         self.knows_consumers = self.knows_exclusive = True
@@ -642,7 +642,9 @@ class Account:
         certain_expiring, uncertain_expiring = self.recover_messages(self.expiring, ENDED, event, at)
         self.expected = (certain + certain_expiring, uncertain + uncertain_expiring)
 
-    def recover_messages(self, messages: dict[int, Message], state: State, event: int, at: int) -> tuple[int, int]:
+    def recover_messages(
+        self, messages: dict[int, AuditedMessage], state: MessageState, event: int, at: int
+    ) -> tuple[int, int]:
         """After a start, what is surely there gets this state. Returns how many these are, and how many more may be."""
         certain = uncertain = 0
         for message in list(messages.values()):
@@ -651,8 +653,8 @@ class Account:
                 uncertain += 1
             elif not message.is_persistent and not self.start_flags & Start.CLEAN:
                 del messages[message.sequence]
-                self.removed.add(message.sequence, Code.RUN_STARTED)
-                self.finish_message(message, at, END_REASONS[Code.RUN_STARTED])
+                self.removed.add(message.sequence, EventCode.RUN_STARTED)
+                self.finish_message(message, at, END_REASONS[EventCode.RUN_STARTED])
             elif message.state is UNCERTAIN or message.visible_event > event:
                 message.state = UNCERTAIN
                 uncertain += 1
@@ -685,7 +687,7 @@ class Account:
         elif count > certain + uncertain and self.start_flags & Start.COMPLETE:
             self.add_finding("resurrected", event, at, NO_MESSAGE, count=count - certain - uncertain)
 
-    def settle_recovered(self, at: int) -> None:
+    def resolve_recovered(self, at: int) -> None:
         """A queue of which the start said nothing had no messages."""
         if self.expected is not None and self.start_flags & Start.RECOVERED:
             self.recovered(self.start_event, at, 0)
@@ -693,15 +695,15 @@ class Account:
 
     def finish(self, event: int, at: int) -> None:
         """The history ends here."""
-        self.settle_recovered(at)
+        self.resolve_recovered(at)
         self.end_idle(at)
         for message in self.messages.values():
             self.finish_message(message, at, "held" if message.state is HELD else STILL_WAITING)
         for message in self.expiring.values():
-            self.finish_message(message, at, END_REASONS[Code.ENDED])
+            self.finish_message(message, at, END_REASONS[EventCode.ENDED])
         self.depth_points.append((event, at, self.waiting, self.held))
 
-    def finish_message(self, message: Message, at: int, end_reason: str) -> None:
+    def finish_message(self, message: AuditedMessage, at: int, end_reason: str) -> None:
         if message.priority >= 0:
             message.end_reason = end_reason
             if message.wait is None and message.state is WAITING and message.visible_event != NEVER:

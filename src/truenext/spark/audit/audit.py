@@ -33,12 +33,12 @@ from truenext.spark.audit.stuck import stuck
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
 from truenext.spark.stages.judge import StageResults, judge_stages
-from truenext.spark.verdict import Finding, Verdict
+from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
 """No dispatch for longer than this, with a message ready and a consumer free, is a finding."""
 
-Progress = Callable[[str, float], None]
+ProgressCallback = Callable[[str, float], None]
 """Is told of each step that is done, and of the seconds it took."""
 
 
@@ -63,7 +63,7 @@ def audit(
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
     stages: DataFrame | None = None,
-    progress: Progress = lambda _step, _seconds: None,
+    progress: ProgressCallback = lambda _step, _seconds: None,
 ) -> Results:
     """Prove from `events` (docs/history.md) whether docs/contract.md held.
 
@@ -137,7 +137,7 @@ def audit(
     return Results(tables, verdict, cached)
 
 
-def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ...]:
+def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:
     def number(kind: str, column: str = "messages") -> int:
         return int(counts[kind][column]) if kind in counts else 0
 
@@ -163,7 +163,7 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[Finding, ..
     for kind, sentence in sentences.items():
         count = number(kind, "findings" if kind == "stuck" else "messages")
         if count:
-            found.append(Finding(kind, count, sentence.format(count) + "."))
+            found.append(FindingSummary(kind, count, sentence.format(count) + "."))
     return tuple(found)
 
 
@@ -182,7 +182,7 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 
 @contextmanager
-def _timed(progress: Progress, step: str) -> Iterator[None]:
+def _timed(progress: ProgressCallback, step: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     progress(step, time.monotonic() - started)

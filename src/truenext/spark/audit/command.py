@@ -16,7 +16,7 @@ from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
 from truenext.spark.audit.names import names_of
 from truenext.spark.paths import path_to_read, path_to_write
-from truenext.spark.report import Run, write_comparison
+from truenext.spark.report import AuditedRun, write_comparison
 from truenext.spark.schema import read_events
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
@@ -62,7 +62,7 @@ def audit_all(
     stuck_seconds: float = STUCK_SECONDS,
     stages: Sequence[Path | str] = (),
     out: Path | None = None,
-) -> list[Run]:
+) -> list[AuditedRun]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
 
     The tables of several folders go to folders below `out` that are called as `names_of` says. `stages` are folders
@@ -101,9 +101,11 @@ def audit_all(
             )
             if out is not None:
                 with _timed("tables"):
-                    audited.append(Run(name, write(results, out / name if len(folders) > 1 else out), results.verdict))
+                    audited.append(
+                        AuditedRun(name, write(results, out / name if len(folders) > 1 else out), results.verdict)
+                    )
             else:
-                audited.append(Run(name, {}, results.verdict))
+                audited.append(AuditedRun(name, {}, results.verdict))
             results.unpersist()
     for each in audited:
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
@@ -111,7 +113,7 @@ def audit_all(
 
 
 def write_page(
-    audited: Sequence[Run], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+    audited: Sequence[AuditedRun], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
     """Write the page of `audited` to `out`, and print where it is; `sections` as for `write_comparison`.
 

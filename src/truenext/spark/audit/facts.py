@@ -20,7 +20,7 @@ UNKNOWN_PRIORITY = -1
 NO_CONSUMER = -1
 
 
-class Code(IntEnum):
+class EventCode(IntEnum):
     """Kinds of event, and the marks that concern every queue."""
 
     ACCEPTED = 0
@@ -90,7 +90,7 @@ class Start(IntEnum):
     """Nothing is in any queue that the history has not seen arrive."""
 
 
-class State(IntEnum):
+class MessageState(IntEnum):
     WAITING = 0
     HELD = 1
     MAYBE_GONE = 2
@@ -106,7 +106,7 @@ class State(IntEnum):
 STILL_WAITING = "waiting"
 
 
-class Message(msgspec.Struct, gc=False):
+class AuditedMessage(msgspec.Struct, gc=False):
     """What is known of a message that is not gone."""
 
     sequence: int
@@ -116,9 +116,9 @@ class Message(msgspec.Struct, gc=False):
     visible_at: int
     arrival: int
     """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
-    state: State = State.WAITING
+    state: MessageState = MessageState.WAITING
     consumer: int = NO_CONSUMER
-    receiver: Consumer | None = None
+    receiver: AuditedConsumer | None = None
     """That consumer, if it is known."""
     is_started: bool = False
     """Its client has said so of the last dispatch."""
@@ -139,7 +139,7 @@ class Message(msgspec.Struct, gc=False):
     group: int = 0
 
 
-class Consumer(msgspec.Struct, gc=False):
+class AuditedConsumer(msgspec.Struct, gc=False):
     """What is known of one that has not ended."""
 
     window: int
@@ -217,11 +217,11 @@ class RemovedMessages:
 
 
 END_REASONS = {
-    Code.ACKNOWLEDGED: "acknowledged",
-    Code.EXPIRED: "expired",
-    Code.DEAD_LETTERED: "dead-lettered",
-    Code.MOVED: "moved",
-    Code.REMOVED: "removed",
-    Code.ENDED: "ended",
-    Code.RUN_STARTED: "gone with a crash",
+    EventCode.ACKNOWLEDGED: "acknowledged",
+    EventCode.EXPIRED: "expired",
+    EventCode.DEAD_LETTERED: "dead-lettered",
+    EventCode.MOVED: "moved",
+    EventCode.REMOVED: "removed",
+    EventCode.ENDED: "ended",
+    EventCode.RUN_STARTED: "gone with a crash",
 }

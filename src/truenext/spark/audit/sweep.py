@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from truenext.spark.audit.account import Account
-from truenext.spark.audit.facts import Code, ConsumerFlags, Finding, Message, RemovedMessages
+from truenext.spark.audit.facts import AuditedMessage, ConsumerFlags, EventCode, Finding, RemovedMessages
 
 SWEEP_SCHEMA = StructType(
     [
@@ -109,10 +109,10 @@ def _process(
     accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
         int,
         (
-            *(Code.ACCEPTED, Code.DISPATCHED, Code.STARTED, Code.ACKNOWLEDGED),
-            Code.RETURNED,
-            Code.RECOVERED,
-            Code.STARTED,
+            *(EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.STARTED, EventCode.ACKNOWLEDGED),
+            EventCode.RETURNED,
+            EventCode.RECOVERED,
+            EventCode.STARTED,
         ),
     )
     for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, more in zip(
@@ -132,13 +132,13 @@ def _process(
         if account.committing:
             account.become_visible(event)
         if account.expected is not None and code != recovered and code <= last_of_events:
-            account.settle_recovered(at)
+            account.resolve_recovered(at)
         if code == accepted:
             account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, more)
         elif code == dispatched:
             account.dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
-            account.end(event, at, sequence, Code.ACKNOWLEDGED)
+            account.end(event, at, sequence, EventCode.ACKNOWLEDGED)
         elif code == started:
             account.started(event, at, sequence, consumer)
         elif code == returned:
@@ -164,31 +164,31 @@ def _process_rare(
     more: int,
 ) -> None:
     match code:
-        case Code.EXPIRED | Code.DEAD_LETTERED | Code.MOVED | Code.REMOVED:
-            account.end(event, at, sequence, Code(code), has_cause=bool(more))
-        case Code.PAUSED | Code.RESUMED:
-            account.paused(event, at, is_paused=code == Code.PAUSED)
-        case Code.SUBSCRIBED:
+        case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
+            account.end(event, at, sequence, EventCode(code), has_cause=bool(more))
+        case EventCode.PAUSED | EventCode.RESUMED:
+            account.paused(event, at, is_paused=code == EventCode.PAUSED)
+        case EventCode.SUBSCRIBED:
             account.subscribed(event, at, consumer, number, ConsumerFlags(more), sequence)
-        case Code.WINDOW:
+        case EventCode.WINDOW:
             account.window_changed(event, at, consumer, number)
-        case Code.ASKED:
+        case EventCode.ASKED:
             account.requested(event, at, consumer, number)
-        case Code.UNSUBSCRIBED:
+        case EventCode.UNSUBSCRIBED:
             account.unsubscribed(event, at, consumer)
-        case Code.RECOVERED:
+        case EventCode.RECOVERED:
             account.recovered(event, at, number)
-        case Code.DRAINED:
+        case EventCode.DRAINED:
             account.drained(event, at)
-        case Code.DELAYED | Code.HOLDING:
-            account.delayed(event, at, sequence, number, more, is_blocking=code == Code.HOLDING)
-        case Code.ENDED:
+        case EventCode.DELAYED | EventCode.HOLDING:
+            account.delayed(event, at, sequence, number, more, is_blocking=code == EventCode.HOLDING)
+        case EventCode.ENDED:
             account.queue_ended(event, at)
-        case Code.RUN_STARTED:
+        case EventCode.RUN_STARTED:
             account.run_started(event, at, number, visible_at)
-        case Code.GAP:
+        case EventCode.GAP:
             account.gap()
-        case Code.FINISHED:
+        case EventCode.FINISHED:
             account.finish(event, at)
 
 
@@ -241,7 +241,7 @@ _FINDING = {
 }
 
 
-def _attributes(names: dict[str, str], things: list[Message] | list[Finding]) -> dict[str, list[Any]]:
+def _attributes(names: dict[str, str], things: list[AuditedMessage] | list[Finding]) -> dict[str, list[Any]]:
     return {column: list(map(attrgetter(name), things)) for column, name in names.items()}
 
 

@@ -17,8 +17,8 @@ from truenext.spark.audit.facts import (
     NEVER,
     SELECTIVE,
     UNLIMITED,
-    Code,
     ConsumerFlags,
+    EventCode,
     ReturnReason,
     Start,
 )
@@ -37,24 +37,24 @@ COLUMNS = (
     "more",
 )
 CODES = {
-    "accepted": Code.ACCEPTED,
-    "dispatched": Code.DISPATCHED,
-    "acknowledged": Code.ACKNOWLEDGED,
-    "returned": Code.RETURNED,
-    "expired": Code.EXPIRED,
-    "dead-lettered": Code.DEAD_LETTERED,
-    "moved": Code.MOVED,
-    "removed": Code.REMOVED,
-    "paused": Code.PAUSED,
-    "resumed": Code.RESUMED,
-    "subscribed": Code.SUBSCRIBED,
-    "unsubscribed": Code.UNSUBSCRIBED,
-    "recovered": Code.RECOVERED,
-    "drained": Code.DRAINED,
-    "ended": Code.ENDED,
-    "window": Code.WINDOW,
-    "asked": Code.ASKED,
-    "begun": Code.STARTED,
+    "accepted": EventCode.ACCEPTED,
+    "dispatched": EventCode.DISPATCHED,
+    "acknowledged": EventCode.ACKNOWLEDGED,
+    "returned": EventCode.RETURNED,
+    "expired": EventCode.EXPIRED,
+    "dead-lettered": EventCode.DEAD_LETTERED,
+    "moved": EventCode.MOVED,
+    "removed": EventCode.REMOVED,
+    "paused": EventCode.PAUSED,
+    "resumed": EventCode.RESUMED,
+    "subscribed": EventCode.SUBSCRIBED,
+    "unsubscribed": EventCode.UNSUBSCRIBED,
+    "recovered": EventCode.RECOVERED,
+    "drained": EventCode.DRAINED,
+    "ended": EventCode.ENDED,
+    "window": EventCode.WINDOW,
+    "asked": EventCode.ASKED,
+    "begun": EventCode.STARTED,
 }
 FLAGS = {
     "auto": ConsumerFlags.AUTO,
@@ -173,8 +173,8 @@ def _code() -> Column:
         lambda chain, each: chain.when(F.col("kind") == each[0], F.lit(int(each[1])).cast("tinyint")),
         CODES.items(),
         # Behind what the consumer did, or alone.
-        F.when(F.col("reason").endswith(DELAYED), F.lit(int(Code.DELAYED)).cast("tinyint")).when(
-            F.col("reason").endswith(HOLDING), F.lit(int(Code.HOLDING)).cast("tinyint")
+        F.when(F.col("reason").endswith(DELAYED), F.lit(int(EventCode.DELAYED)).cast("tinyint")).when(
+            F.col("reason").endswith(HOLDING), F.lit(int(EventCode.HOLDING)).cast("tinyint")
         ),
     )
 
@@ -226,7 +226,7 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         .select(
             F.col("started_event").alias("event"),
             F.col("started_at").alias("at"),
-            F.lit(int(Code.RUN_STARTED)).alias("code"),
+            F.lit(int(EventCode.RUN_STARTED)).alias("code"),
             flags.alias("number"),
             # When the run before was last heard of.
             F.coalesce("previous_at", F.lit(0)).alias("visible_at"),
@@ -235,14 +235,14 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     missing = gaps.select(
         F.col("first_missing").alias("event"),
         F.lit(0).alias("at"),
-        F.lit(int(Code.GAP)).alias("code"),
+        F.lit(int(EventCode.GAP)).alias("code"),
         F.lit(0).alias("number"),
         F.lit(0).alias("visible_at"),
     )
     end = runs.agg(
         (F.max("last_event") + 1).alias("event"),
         F.max_by("last_at", "last_event").alias("at"),
-        F.lit(int(Code.FINISHED)).alias("code"),
+        F.lit(int(EventCode.FINISHED)).alias("code"),
         F.lit(0).alias("number"),
         F.lit(0).alias("visible_at"),
     )

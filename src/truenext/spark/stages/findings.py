@@ -145,10 +145,10 @@ def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
             F.count("acknowledged_event").alias("acknowledged"),
             F.count_if(F.col("gone").isin("dead-lettered", "moved")).alias("elsewhere"),
             F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
-            F.some(F.coalesce("once", F.lit(False))).alias("is_once"),
+            F.some(F.coalesce("once", F.lit(False))).alias("is_exactly_once"),
             F.min("last_event").alias("parent_event"),
         )
-        .where(f"is_known and not is_once and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")
+        .where(f"is_known and not is_exactly_once and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")
         .select("parent")
     )
     return (

@@ -18,7 +18,7 @@ from truenext.spark.stages.findings import SENTENCES, commit_gaps, stage_finding
 from truenext.spark.stages.flows import flows, stage_runs, stages, waterfalls
 from truenext.spark.stages.processes import processes
 from truenext.spark.stages.runs import joined, message_histories, runs
-from truenext.spark.verdict import Finding
+from truenext.spark.verdict import FindingSummary
 
 COMMIT_GAP, CLOSED_COMMIT_GAP = "window", "window of what happens once"
 
@@ -27,7 +27,7 @@ COMMIT_GAP, CLOSED_COMMIT_GAP = "window", "window of what happens once"
 class StageResults:
     tables: dict[str, DataFrame]
     """`stage_findings`, `windows`, `flows`, `waterfalls`, `stages`, `stage_runs`"""
-    findings: tuple[Finding, ...]
+    findings: tuple[FindingSummary, ...]
     notes: tuple[str, ...]
     cached: tuple[DataFrame, ...]
 
@@ -69,7 +69,7 @@ def judge_stages(
     )
     counts = {row["kind"]: int(row["count"]) for row in kinds.groupBy("kind").count().collect()}
     findings = tuple(
-        Finding(kind, counts[kind], sentence.format(counts[kind]) + ".")
+        FindingSummary(kind, counts[kind], sentence.format(counts[kind]) + ".")
         for kind, sentence in SENTENCES.items()
         if kind in counts
     )

@@ -46,7 +46,7 @@ class Interface(msgspec.Struct, frozen=True):
     """By name."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Incompatibility(msgspec.Struct, frozen=True):
     breaks: bool
     """Messages under way, or all who ask; else only those who read what has gone."""
     where: str
@@ -70,12 +70,12 @@ def _endpoint(endpoint: Local[Any, Any]) -> EndpointInterface:
     )
 
 
-def compare(before: Interface, now: Interface) -> list[Finding]:
+def compare(before: Interface, now: Interface) -> list[Incompatibility]:
     """What of a change breaks something, in the order of names; first of all, whether it is another service."""
     other = []
     if before.service != now.service:
         other.append(
-            Finding(
+            Incompatibility(
                 False,
                 now.service,
                 f"it is compared with the service {before.service}",
@@ -90,14 +90,14 @@ def compare(before: Interface, now: Interface) -> list[Finding]:
     ]
 
 
-def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Finding]:
+def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Incompatibility]:
     if old.topic:
         # Nothing waits in a topic, so a subscriber may go.
         if new is not None and new.topic == old.topic:
             yield from _under_way(name, f"what is published to {old.topic}", old.takes, new.takes)
         return
     if new is None or new.topic:
-        yield Finding(
+        yield Incompatibility(
             True,
             name,
             "the endpoint is gone",
@@ -117,8 +117,8 @@ def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | Non
         yield from _of_reply(name, old.replies, new.replies)
 
 
-def _stage_gone(queue: str) -> Finding:
-    return Finding(
+def _stage_gone(queue: str) -> Incompatibility:
+    return Incompatibility(
         True,
         queue,
         "the stage is gone",
@@ -128,14 +128,14 @@ def _stage_gone(queue: str) -> Finding:
     )
 
 
-def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Finding]:
+def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
     """The old code has written it, and the new code reads it."""
     for each in mismatches(old, new):
         subject = f"{what}: {_field(each)}"
         why = f"what was sent before may not be so: {_DEAD}"
         match each.kind:
             case "field":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} must be there now",
@@ -143,7 +143,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"Give it a default. {_WAIT}, the default may go.",
                 )
             case "type":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} was {each.written}, and is {each.wanted} now",
@@ -152,7 +152,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"read either. {_WAIT}, the old one may go.",
                 )
             case "value":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} was {each.written}, and must be {each.wanted} now",
@@ -160,7 +160,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"Stop writing it first, and take it still. {_WAIT}, it may go.",
                 )
             case "bound":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} has {each.wanted} now, and had {each.written}",
@@ -168,7 +168,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"Stop writing what is beyond it first, and take it still. {_WAIT}, it may be refused.",
                 )
             case "meaning":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} was {each.written}, and is read as {each.wanted} now",
@@ -176,7 +176,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"Add a field of another name with a default, and read either. {_WAIT}, the old one may go.",
                 )
             case "default":
-                yield Finding(
+                yield Incompatibility(
                     True,
                     where,
                     f"{subject} is left out if it is {each.written}, and is read as {each.wanted} then",
@@ -185,7 +185,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"{_WAIT}, another default may be given.",
                 )
             case "renamed":
-                yield Finding(
+                yield Incompatibility(
                     False,
                     where,
                     f"{subject} has {each.written} no more, and has {each.wanted} with a default: was one renamed?",
@@ -193,7 +193,7 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                     f"If so: read both for a while, the old one with a default, too. {_WAIT}, the old one may go.",
                 )
             case "replaced":
-                yield Finding(
+                yield Incompatibility(
                     False,
                     where,
                     f"{subject} was {each.written}, and is {each.wanted} now: was it renamed?",
@@ -202,10 +202,10 @@ def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Find
                 )
 
 
-def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
+def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
     """The new code writes it, and whoever asks reads it as it was."""
     if new is None:
-        yield Finding(
+        yield Incompatibility(
             True,
             where,
             "it replies nothing any more",
@@ -221,7 +221,7 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
                 if each.kind == "meaning"
                 else f"is left out if it is {each.written}, and callers take it for {each.wanted} then"
             )
-            yield Finding(
+            yield Incompatibility(
                 True,
                 where,
                 f"{subject} {what}",
@@ -229,7 +229,7 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
                 "Add a field of another name, let callers read that one, and then let the old one go.",
             )
         elif each.kind in PERHAPS:
-            yield Finding(
+            yield Incompatibility(
                 False,
                 where,
                 f"{subject} has {each.written} now, instead of {each.wanted}: was it renamed?",
@@ -237,7 +237,7 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
                 "If so: reply both for a while, and let callers read the new one.",
             )
         elif each.kind == "field":
-            yield Finding(
+            yield Incompatibility(
                 False,
                 where,
                 f"{subject} may be missing now",
@@ -245,7 +245,7 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Finding]:
                 "Let those who ask do without it first.",
             )
         else:
-            yield Finding(
+            yield Incompatibility(
                 True,
                 where,
                 f"{subject} was {each.wanted}, and may be {each.written} now",
@@ -258,5 +258,5 @@ def _field(mismatch: Mismatch) -> str:
     return f"`{mismatch.path}`" if mismatch.path else "it"
 
 
-def breaks(findings: Iterable[Finding]) -> bool:
+def breaks(findings: Iterable[Incompatibility]) -> bool:
     return any(each.breaks for each in findings)

@@ -19,7 +19,7 @@ from truenext.pattern import is_pattern
 from truenext.stage.core.codec import Codec, named
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import stage_queue
-from truenext.stage.core.retry import Retries
+from truenext.stage.core.retry import RetryRules
 from truenext.stage.core.signature import Signature, signature_of, takes, without_none
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Settings:
         self.concurrency = concurrency
         self.attempts = attempts
         self.exactly_once = exactly_once
-        self.retries = Retries({} if retry is None else retry, what)
+        self.retries = RetryRules({} if retry is None else retry, what)
 
     def over(self, outer: Settings) -> Settings:
         """These, and of the outer ones what these leave open."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from truenext.destination import Kind, parse
+from truenext.destination import DestinationKind, parse
 from truenext.errors import RemoteProtocolError
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import NotDecoded
@@ -19,7 +19,7 @@ VERSION = 1
 """Higher ones say something that this code does not know, and must not pass over."""
 
 
-class Facts(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """What is the same for each message of a flow."""
 
     id: str
@@ -37,7 +37,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """What its stages have set for all that come after them."""
 
 
-class Waiting(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class ReplyTo(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """An endpoint, or whoever has begun the flow, that waits for a reply."""
 
     to: str
@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     version: int
     id: str
     """Of this message; the same however often it is delivered, dead-lettered or moved."""
-    flow: Facts
+    flow: FlowContext
     kind: str
     """request, reply, next, goto, send or publish."""
     sender: str
@@ -60,7 +60,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """The id of the message whose stage sent it; empty if none did."""
     state: msgspec.Raw = EMPTY
     """Of the stage that gets it."""
-    waiting: list[Waiting] = []
+    waiting: list[ReplyTo] = []
     """Who waits for a reply, the outermost first."""
     calls: int = 1
     """Number of this message among those of its flow that followed one another, without replies; a reply has that of
@@ -101,6 +101,6 @@ def _is_one(address: str) -> bool:
     if not address.startswith(("/queue/", "/topic/")):
         return False
     try:
-        return parse(address, "").kind in (Kind.QUEUE, Kind.TOPIC)
+        return parse(address, "").kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
     except RemoteProtocolError:
         return False

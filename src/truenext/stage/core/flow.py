@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 import msgspec
 
 from truenext.stage.core.codec import EMPTY, check_properties, named
-from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, inherited, start_flow, state_for
-from truenext.stage.core.said import Outgoing, checked_attachments
+from truenext.stage.core.said import OutputMessage, checked_attachments
 from truenext.stage.core.signature import takes
 from truenext.stage.core.stash import Stash, encode_stash
 
@@ -121,7 +121,7 @@ class Flow:
                 f"{to.name} replies {named(to.replies.type)}, but the next stage, {following.name}, takes "
                 f"{named(following.signature.message)}"
             )
-        waiting = [*self._envelope.waiting, Waiting(following.destination, self._state())]
+        waiting = [*self._envelope.waiting, ReplyTo(following.destination, self._state())]
         if len(waiting) > WAITING_MAX:
             raise Reject(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
         self._go_on("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
@@ -225,7 +225,7 @@ class Flow:
         return EMPTY if codec is None else codec.encode(self.state)
 
     @property
-    def _facts(self) -> Facts:
+    def _facts(self) -> FlowContext:
         """Raises: FlowError if a property would come back as something else"""
         check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
@@ -236,7 +236,7 @@ class Flow:
         destination: str,
         message: msgspec.Raw,
         state: msgspec.Raw,
-        waiting: list[Waiting],
+        waiting: list[ReplyTo],
         attachments: Mapping[str, bytes] | None,
     ) -> None:
         calls = self._envelope.calls + (kind != "reply")
@@ -258,7 +258,7 @@ class Flow:
             calls=calls,
             attachments=checked,
         )
-        self._said.outgoing.append(Outgoing(destination, envelope, self._expires_ms))
+        self._said.outgoing.append(OutputMessage(destination, envelope, self._expires_ms))
 
     # ---- Beside it ----
 

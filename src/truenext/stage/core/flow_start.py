@@ -10,9 +10,9 @@ import msgspec
 from truenext.limits import TTL_MS_MAX
 from truenext.stage.core.codec import EMPTY, check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, Local, Topic
-from truenext.stage.core.envelope import VERSION, Envelope, Facts, Waiting
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.said import Outgoing, checked_attachments
+from truenext.stage.core.said import OutputMessage, checked_attachments
 from truenext.stage.core.signature import takes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FlowOptions(TypedDict, total=False):
     """Seen with its first message alone."""
 
 
-def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: FlowOptions) -> Facts:
+def inherited(said: Said, now_ms: int, trace: str, of: FlowContext, options: FlowOptions) -> FlowContext:
     """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
 
     Raises: FlowError
@@ -48,7 +48,7 @@ def inherited(said: Said, now_ms: int, trace: str, of: Facts, options: FlowOptio
     return facts_of(said, now_ms, own, of, options)
 
 
-def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: FlowOptions) -> Facts:
+def facts_of(said: Said, now_ms: int, trace: str, of: FlowContext | None, options: FlowOptions) -> FlowContext:
     unknown = options.keys() - FlowOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
@@ -66,7 +66,7 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Flo
         raise FlowError(f"properties are values by their names, not {properties!r}")
     properties = dict(properties)
     check_properties(properties)
-    return Facts(
+    return FlowContext(
         id="",
         trace=trace,
         begun_ms=now_ms,
@@ -79,7 +79,7 @@ def facts_of(said: Said, now_ms: int, trace: str, of: Facts | None, options: Flo
 
 def start_flow(
     said: Said,
-    facts: Facts,
+    facts: FlowContext,
     to: Endpoint[Any, Any] | Topic[Any],
     message: object,
     reply_to: Endpoint[Any, Any] | Topic[Any] | None,
@@ -98,7 +98,7 @@ def start_flow(
             raise FlowError(f"{to.name} replies nothing, so nothing can come to {reply_to.name}")
         if not takes(reply_to.takes.type, replies.type):
             raise FlowError(f"{to} replies what {reply_to} does not take")
-        waiting.append(Waiting(reply_to.destination, state_for(reply_to, reply_state)))
+        waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
     elif reply_state is not None:
         raise FlowError("reply_state is for what takes the reply: reply_to is missing")
     encoded, encoded_state = to.takes.encode(message), state_for(to, state)
@@ -115,7 +115,7 @@ def start_flow(
         waiting=waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
-    said.outgoing.append(Outgoing(to.destination, envelope, ttl_s=options.get("ttl")))
+    said.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))
     return id
 
 

@@ -34,7 +34,7 @@ _Named = (
 """A type with a name: it may contain itself."""
 
 
-class Plan:
+class ValueChecks:
     """The checks of the values of one type."""
 
     __slots__ = ("anything", "floats")

@@ -15,7 +15,7 @@ from truenext.stage.core.schema import ANNOTATIONS, Schema
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-Kind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
+MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
 """Why something cannot be read, or is read as something else.
 
     field      a field that must be there may be missing
@@ -29,7 +29,7 @@ Kind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed
 
 The last two may be as they are meant.
 """
-PERHAPS: frozenset[Kind] = frozenset({"renamed", "replaced"})
+PERHAPS: frozenset[MismatchKind] = frozenset({"renamed", "replaced"})
 
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
@@ -48,7 +48,7 @@ _ENCODINGS = ("base64", "base64url")
 class Mismatch(msgspec.Struct, frozen=True):
     path: str
     """The field, such as `lines[].price`; empty is the whole."""
-    kind: Kind
+    kind: MismatchKind
     written: str
     wanted: str
 
@@ -58,10 +58,10 @@ def mismatches(written: Schema, wanted: Schema) -> list[Mismatch]:
 
     Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
     """
-    return list(dict.fromkeys(_Comparison().compare(_Place(written, ()), _Place(wanted, ()), "")))
+    return list(dict.fromkeys(_Comparison().compare(_ScopedSchema(written, ()), _ScopedSchema(wanted, ()), "")))
 
 
-class _Place:
+class _ScopedSchema:
     """A schema, and where its references are looked up."""
 
     __slots__ = ("schema", "scopes")
@@ -82,8 +82,8 @@ class _Place:
         self.schema: Schema | Literal[False] = schema
         self.scopes = scopes
 
-    def at(self, schema: Any) -> _Place:
-        return _Place(schema, self.scopes)
+    def at(self, schema: Any) -> _ScopedSchema:
+        return _ScopedSchema(schema, self.scopes)
 
     def get(self, word: str, otherwise: Any = None) -> Any:
         return self.schema.get(word, otherwise) if self.schema else otherwise
@@ -93,7 +93,7 @@ class _Place:
         return self.schema is not False and not self.schema.keys() - ANNOTATIONS
 
     @property
-    def options(self) -> list[_Place] | None:
+    def options(self) -> list[_ScopedSchema] | None:
         for word in ("anyOf", "oneOf"):
             if word in (self.schema or {}):
                 return [self.at(each) for each in self.get(word)]
@@ -146,11 +146,11 @@ class _Comparison:
         self._open: set[tuple[int, int]] = set()
         """Pairs that are being compared: types that contain themselves end there."""
 
-    def compare(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+    def compare(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.schema is False:
             return []
         if wanted.is_anything:
-            wanted = _Place(_ANYTHING, ())
+            wanted = _ScopedSchema(_ANYTHING, ())
         pair = id(written.schema), id(wanted.schema)
         if pair in self._open:
             return []
@@ -160,7 +160,7 @@ class _Comparison:
         finally:
             self._open.discard(pair)
 
-    def _compare(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+    def _compare(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.options is not None:
             return _together([found for each in written.options for found in self.compare(each, wanted, path)], path)
         if wanted.options is not None:
@@ -176,12 +176,12 @@ class _Comparison:
             return [Mismatch(path, "value", str(written), str(wanted))]
         return self._of_type(written, wanted, path)
 
-    def _any_of(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+    def _any_of(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
         """What is wrong with the option that comes nearest."""
         nearest = [Mismatch(path, "type", str(written), str(wanted))]
         is_near = False
         options = wanted.options or ()
-        read: list[tuple[list[Mismatch], _Place]] = []
+        read: list[tuple[list[Mismatch], _ScopedSchema]] = []
         for option in options:
             found = self.compare(written, option, path)
             if all(each.kind in PERHAPS for each in found):
@@ -200,7 +200,7 @@ class _Comparison:
             return [Mismatch(path, "meaning", str(written), str(option))]
         return found
 
-    def _moved(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+    def _moved(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
         """Values of an enum that another member has now, while theirs has another value."""
         members: dict[str, Any] = written.get("members", {})
         members_wanted: dict[str, Any] = wanted.get("members", {})
@@ -210,7 +210,7 @@ class _Comparison:
             if other != name and name in members_wanted:
                 yield Mismatch(path, "meaning", f"{_json(value)} for {name}", f"{_json(value)} for {other}")
 
-    def _of_type(self, written: _Place, wanted: _Place, path: str) -> list[Mismatch]:
+    def _of_type(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
         if wanted.is_anything:
             # What JSON has of that type: bytes are text then.
             wanted = wanted.at({"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING})
@@ -230,7 +230,7 @@ class _Comparison:
             found += self._objects(written, wanted, path)
         return found
 
-    def _bounds(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+    def _bounds(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
         for words, sign in ((_LEAST, 1), (_MOST, -1)):
             for word in words:
                 bound, before = wanted.get(word), written.get(word)
@@ -242,13 +242,13 @@ class _Comparison:
             if written.get(word) != wanted.get(word):
                 yield Mismatch(path, "bound", f"{word} {_json(written.get(word))}", f"{word} {_json(wanted.get(word))}")
 
-    def _count_max(self, written: _Place) -> float:
+    def _count_max(self, written: _ScopedSchema) -> float:
         placed, further = written.items
         return len(placed) if further is None else _INFINITE
 
     # ---- Arrays ----
 
-    def _arrays(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+    def _arrays(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
         placed, further = written.items
         placed_wanted, further_wanted = wanted.items
         if wanted.get("uniqueItems") and not written.get("uniqueItems"):
@@ -257,7 +257,7 @@ class _Comparison:
         for place, each in enumerate(placed):
             if place < min(len(names), len(names_wanted)) and names[place] != names_wanted[place]:
                 name, other = names[place], names_wanted[place]
-                kind: Kind = "meaning" if name in names_wanted or other in names else "replaced"
+                kind: MismatchKind = "meaning" if name in names_wanted or other in names else "replaced"
                 yield Mismatch(f"{path}[{place}]", kind, f"`{name}`", f"`{other}`")
                 if kind == "meaning":
                     continue
@@ -273,7 +273,7 @@ class _Comparison:
 
     # ---- Objects ----
 
-    def _objects(self, written: _Place, wanted: _Place, path: str) -> Iterator[Mismatch]:
+    def _objects(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
         fields, fields_wanted = written.get("properties", {}), wanted.get("properties", {})
         always = written.get("required", [])
         others = written.get("additionalProperties", None if "properties" in (written.schema or {}) else {})
@@ -340,7 +340,7 @@ def _together(found: list[Mismatch], path: str) -> list[Mismatch]:
     return [Mismatch(path, "type", said, here[0].wanted), *(each for each in found if each not in here)]
 
 
-def _is_value(value: Any, wanted: _Place) -> bool:
+def _is_value(value: Any, wanted: _ScopedSchema) -> bool:
     """One value would be read; only what is plain is known."""
     if wanted.is_anything:
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Producer:
+class OutboxProducer:
     __slots__ = ("name", "number", "owner")
 
     def __init__(self, name: str, owner: str, number: int) -> None:
@@ -27,5 +27,5 @@ class Producer:
 class Number(NamedTuple):
     """Of one unit."""
 
-    producer: Producer
+    producer: OutboxProducer
     number: int

@@ -22,7 +22,7 @@ _IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
 _EXAMPLE = 'say "2s, 10s, 1m", or "never"'
 
 
-class Retries:
+class RetryRules:
     """When what raised an exception of which class is tried again."""
 
     __slots__ = ("_delays_s",)
@@ -37,9 +37,9 @@ class Retries:
                 raise DefinitionError(f"retry of {what}: {kind!r} is no class of exceptions")
             self._delays_s[kind] = _delays_s(said, what)
 
-    def over(self, others: Retries) -> Retries:
+    def over(self, others: RetryRules) -> RetryRules:
         """These, and of the others what these do not name."""
-        both = Retries({}, "")
+        both = RetryRules({}, "")
         both._delays_s = others._delays_s | self._delays_s
         return both
 

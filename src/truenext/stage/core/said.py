@@ -11,7 +11,7 @@ from truenext.limits import BODY_BYTES_MAX
 from truenext.stage.core.envelope import Envelope, encode
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import child_id
-from truenext.stage.core.unit import Finished
+from truenext.stage.core.outbox_unit import EncodedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ PRIORITY: Final = 4
 PRIORITY_INTERACTIVE: Final = 9
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class OutputMessage(msgspec.Struct, frozen=True):
     """A message that is to be sent."""
 
     destination: str
@@ -30,12 +30,12 @@ class Outgoing(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     """The same, of a flow that begins with it: so long after the broker has accepted it."""
 
-    def finished(self, carrier: Mapping[str, str]) -> Finished:
+    def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
         """As it is sent. Raises: FlowError if it is too large"""
         body, flow = self._body(carrier), self.envelope.flow
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
         id, expires_ms = self.envelope.id, self.expires_ms
-        return Finished(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
+        return EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, self.ttl_s)
 
     def _body(self, carrier: Mapping[str, str]) -> bytes:
         envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
@@ -64,7 +64,7 @@ class Said:
         self._ids = 0
         self.sender = sender
         """The service and, behind a blank, the queue of the stage."""
-        self.outgoing: list[Outgoing] = []
+        self.outgoing: list[OutputMessage] = []
         self.is_over = False
         """The stage has returned, or the block of the initiation has ended."""
         self.after_commit: list[Callable[[], object]] = []

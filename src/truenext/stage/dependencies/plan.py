@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from truenext.stage.dependencies.factory import Factory, Way
-from truenext.stage.opened import Opened
+from truenext.stage.resources import OpenResources
 
 Given = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Plan:
     names that `parameters_of` was told. Where `has_factories` is False, `plan.arguments(given)` is the same.
 
     When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
-    (`truenext.stage.opened`).
+    (`truenext.stage.resources`).
     """
 
     __slots__ = ("_direct", "_made", "asked", "has_factories", "overridden", "steps")
@@ -84,7 +84,7 @@ class _Values:
     def __init__(self, plan: Plan, given: Given) -> None:
         self._plan = plan
         self._given = given
-        self._opened = Opened()
+        self._opened = OpenResources()
 
     async def __aenter__(self) -> dict[str, Any]:
         values: list[Any] = []
@@ -117,7 +117,7 @@ class _ValuesInThread:
     def __init__(self, plan: Plan, given: Given) -> None:
         self._plan = plan
         self._given = given
-        self._opened = Opened()
+        self._opened = OpenResources()
 
     def __enter__(self) -> dict[str, Any]:
         values: list[Any] = []

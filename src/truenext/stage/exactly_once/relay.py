@@ -21,8 +21,8 @@ from truenext.client.core.questions import OfProducer
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage.committing import BrokerAway
 from truenext.stage.core.failure import said_of
-from truenext.stage.core.numbers import Producer
-from truenext.stage.core.unit import TOGETHER_MAX, UnreadableUnit, parts_in
+from truenext.stage.core.numbers import OutboxProducer
+from truenext.stage.core.outbox_unit import TOGETHER_MAX, UnreadableUnit, parts_in
 from truenext.stage.exactly_once.sending import Answer, send_unit
 from truenext.stage.exactly_once.steps import Steps
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
@@ -30,9 +30,9 @@ from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from truenext.stage.exactly_once.counts import Counts
-    from truenext.stage.lane import Lane
-    from truenext.stage.sql.outbox import Outbox, Waiting
+    from truenext.stage.exactly_once.counters import ExactlyOnceCounters
+    from truenext.stage.pool import Pool
+    from truenext.stage.sql.outbox import Outbox, StoredUnit
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -41,7 +41,7 @@ PAUSE_MAX_S = 5.0
 ALIVE_S = 5.0
 """At least so often it is said that this process is alive, also while the relay waits for the broker."""
 ASK_S = 30.0
-TAKEN_MAX = 100
+CLAIMED_MAX = 100
 """Producers of others that are taken over at a time."""
 UNDER_WAY_MAX = 3
 """Units of what had no number that are sent at once."""
@@ -49,7 +49,7 @@ STUCK_MAX = 100
 """Units that cannot be sent, and that others pass. With so many nothing gets a number any more."""
 STUCK_PAUSE_S, STUCK_PAUSE_MAX_S = 1.0, 30.0
 """Until one of them is tried again; each pause is twice as long as the one before."""
-SETTLED_MAX = 100
+RESOLVED_MAX = 100
 """Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
 CLOSE_LOOK_S = 60.0
 """Between two closer looks at what is rarely wrong."""
@@ -67,10 +67,10 @@ class Stuck(NamedTuple):
 
 
 class Relay:
-    def __init__(self, outbox: Outbox, lane: Lane, service: str, counts: Counts) -> None:
+    def __init__(self, outbox: Outbox, pool: Pool, service: str, counters: ExactlyOnceCounters) -> None:
         self._outbox = outbox
-        self._counts = counts
-        self._lane = lane
+        self._counters = counters
+        self._pool = pool
         self._service = service
         self._in_doubt: dict[str, bool] = {}
         """By name, whether it was that of a process that is gone."""
@@ -78,7 +78,7 @@ class Relay:
         """Those of them whose unit the broker does not take."""
         self._most = TOGETHER_MAX
         """Of what has no number so much becomes one unit: less after the broker did not take so much."""
-        self._free: list[Producer] = []
+        self._free: list[OutboxProducer] = []
         self._borrowed: set[str] = set()
         self._steps = Steps("truenext relay", self._step)
         self._alive = Steps("truenext alive", self._say_alive)
@@ -91,12 +91,12 @@ class Relay:
         self._steps.start()
         self._alive.start()
 
-    def in_doubt(self, producer: Producer) -> None:
+    def in_doubt(self, producer: OutboxProducer) -> None:
         """Something was not answered: it is not to be used before it was taken anew."""
         self._doubt(producer)
         self._steps.wake()
 
-    def _doubt(self, producer: Producer) -> None:
+    def _doubt(self, producer: OutboxProducer) -> None:
         self._borrowed.discard(producer.name)
         self._in_doubt[producer.name] = False
 
@@ -106,7 +106,7 @@ class Relay:
             self._doubt(self._free.pop())
         self._steps.wake()
 
-    async def borrow(self) -> Producer:
+    async def borrow(self) -> OutboxProducer:
         """One that this process may use, and nobody else in it does until it is given back, or in doubt.
 
         Raises: DatabaseAway
@@ -126,7 +126,7 @@ class Relay:
             raise
         return producer
 
-    def return_borrowed(self, producer: Producer) -> None:
+    def return_borrowed(self, producer: OutboxProducer) -> None:
         """Nothing of it is under way."""
         self._borrowed.discard(producer.name)
         self._free.append(producer)
@@ -181,16 +181,16 @@ class Relay:
             if name not in self._stuck or self._stuck[name].until <= self._looked_at:
                 await self._take_or_pass(name, of_the_dead=False)
         if look.ownerless:
-            for name in await outbox.ownerless(TAKEN_MAX):
+            for name in await outbox.ownerless(CLAIMED_MAX):
                 await self._take_or_pass(name, of_the_dead=True)
         is_more = look.unnumbered and len(self._stuck) < STUCK_MAX and await self._number()
         await self._look_closer()
         return is_more
 
     async def _take_or_pass(self, name: str, *, of_the_dead: bool) -> None:
-        """Raises: as `_take`, unless it is the fault of the unit alone: others are not to wait for it"""
+        """Raises: as `_claim`, unless it is the fault of the unit alone: others are not to wait for it"""
         try:
-            await self._take(name, of_the_dead=of_the_dead)
+            await self._claim(name, of_the_dead=of_the_dead)
             self._stuck.pop(name, None)
         except (BrokerAway, RolledBack) as error:
             self._pass(name, error)
@@ -300,7 +300,7 @@ class Relay:
             await self._send_numbered(producer, unit)
         return True
 
-    async def _numbered(self) -> tuple[Producer, Waiting] | None:
+    async def _numbered(self) -> tuple[OutboxProducer, StoredUnit] | None:
         """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseAway"""
         while True:
             producer = await self.borrow()
@@ -316,7 +316,7 @@ class Relay:
             self._is_known(producer)
             return None
 
-    async def _send_numbered(self, producer: Producer, unit: Waiting) -> None:
+    async def _send_numbered(self, producer: OutboxProducer, unit: StoredUnit) -> None:
         """Raises: as `_number`"""
         try:
             is_sent = await self._is_sent(unit)
@@ -328,42 +328,42 @@ class Relay:
             producer.number += 1
             self._is_known(producer)
 
-    def _is_known(self, producer: Producer) -> None:
+    def _is_known(self, producer: OutboxProducer) -> None:
         """All of it is answered: it may be used again."""
         self._in_doubt.pop(producer.name, None)
         self.return_borrowed(producer)
 
     # ---- Taking ----
 
-    async def _take(self, name: str, *, of_the_dead: bool) -> None:
+    async def _claim(self, name: str, *, of_the_dead: bool) -> None:
         """Raises: DatabaseAway; one of AWAY"""
         if name in self._borrowed:
             # Another process has taken it over, and has died. Whoever uses it here finds that out first.
             return
         self._free = [each for each in self._free if each.name != name]
-        taken = await self._outbox.take_over(name, of_the_dead=of_the_dead)
-        if taken == "busy":
+        claimed = await self._outbox.claim(name, of_the_dead=of_the_dead)
+        if claimed == "busy":
             # It ends when the database has noticed that its process is gone, or has given up.
             return
         was_of_the_dead = self._in_doubt.pop(name, of_the_dead)
-        if taken == "another's":
+        if claimed == "another's":
             return
         if of_the_dead:
-            self._counts.taken_over += 1
+            self._counters.claimed += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
         # Until all of it is known it is as before: not to be used.
         self._in_doubt[name] = was_of_the_dead
-        if await self._send_all(taken):
+        if await self._send_all(claimed):
             if was_of_the_dead:
                 # Each process makes its own: with those of all that were killed they would become ever more.
                 await self._outbox.drop([name])
             else:
-                self.return_borrowed(taken)
+                self.return_borrowed(claimed)
         self._in_doubt.pop(name, None)
         if not was_of_the_dead:
-            self._counts.in_doubt += 1
+            self._counters.in_doubt += 1
 
-    async def _send_all(self, producer: Producer) -> bool:
+    async def _send_all(self, producer: OutboxProducer) -> bool:
         """Whether it may be used again. Raises: DatabaseAway; one of AWAY"""
         outbox = self._outbox
         units = await outbox.units_of(producer)
@@ -387,13 +387,13 @@ class Relay:
         await outbox.drop([producer.name])
         return False
 
-    async def _is_sent(self, unit: Waiting) -> bool:
+    async def _is_sent(self, unit: StoredUnit) -> bool:
         """False: the broker does not know the number before. True: under this number nothing is left to be sent.
 
         Raises: DatabaseAway; one of AWAY
         """
         try:
-            is_sent = await send_unit(self._lane, unit, self._service, self._counts) is Answer.SENT
+            is_sent = await send_unit(self._pool, unit, self._service, self._counters) is Answer.SENT
         except UnreadableUnit as error:
             raise _cannot_be_read(unit, error) from error
         except RolledBack as error:
@@ -409,12 +409,12 @@ class Relay:
         self._most = min(max(self._most + 1, self._most * 5 // 4), TOGETHER_MAX)
         return is_sent
 
-    async def _is_taken_apart(self, unit: Waiting) -> bool:
+    async def _is_taken_apart(self, unit: StoredUnit) -> bool:
         """Its number is used up, so that nobody can send it any more; then what it was put together of gets others.
 
         Raises: DatabaseAway; one of AWAY
         """
-        outcome = await self._settled(unit)
+        outcome = await self._resolve(unit)
         if outcome == "rolled back":
             try:
                 await self._outbox.take_apart(unit)
@@ -423,13 +423,13 @@ class Relay:
         # Or somebody else has sent it by now.
         return outcome in ("rolled back", "committed")
 
-    async def _settled(self, unit: Waiting) -> str | None:
+    async def _resolve(self, unit: StoredUnit) -> str | None:
         """What became of its COMMIT, for good, if it can be settled now. Raises: one of AWAY"""
-        question = {"producer": unit.producer, "commit": unit.number, "settle": True}
-        answer = await self._lane.connection.ask("producer", question, timeout=ASK_S)
+        question = {"producer": unit.producer, "commit": unit.number, "resolve": True}
+        answer = await self._pool.connection.ask("producer", question, timeout=ASK_S)
         return msgspec.json.decode(answer, type=OfProducer).outcome
 
-    async def _is_sent_behind_a_gap(self, unit: Waiting) -> bool:
+    async def _is_sent_behind_a_gap(self, unit: StoredUnit) -> bool:
         """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
         takes this unit under its own number.
 
@@ -440,18 +440,18 @@ class Relay:
         """
         name, number = unit.producer, unit.number
         highest = await self._highest(name)
-        if number - highest > SETTLED_MAX:
+        if number - highest > RESOLVED_MAX:
             return False
         _logger.error(
             "the broker does not know some numbers of a producer: it has lost something. They are used no more",
             extra={"producer": name, "number": number, "broker": highest},
         )
         for missing in range(highest + 1, number):
-            await self._settled(unit._replace(number=missing))
+            await self._resolve(unit._replace(number=missing))
         # If it remembers too many settled numbers to settle these, it refuses the unit once more.
         return await self._is_sent(unit)
 
-    async def _move(self, producer: Producer, units: Sequence[Waiting]) -> bool:
+    async def _move(self, producer: OutboxProducer, units: Sequence[StoredUnit]) -> bool:
         """To a producer that the broker does not know. Raises: as `_send_all`"""
         _logger.error(
             "the broker does not know the numbers of a producer: it is another one, or has lost something, or has not "
@@ -460,16 +460,16 @@ class Relay:
         )
         new = await self._outbox.move(units, producer)
         if new is not None:
-            self._counts.moved += len(units)
+            self._counters.moved += len(units)
             self._doubt(new)
             self._steps.wake()
         return False
 
     async def _highest(self, name: str) -> int:
         """Number of a COMMIT that the broker knows of it. Raises: one of AWAY"""
-        answer = await self._lane.connection.ask("producer", {"producer": name}, timeout=ASK_S)
+        answer = await self._pool.connection.ask("producer", {"producer": name}, timeout=ASK_S)
         return msgspec.json.decode(answer, type=OfProducer).commits
 
 
-def _cannot_be_read(unit: Waiting, error: UnreadableUnit) -> BrokerAway:
+def _cannot_be_read(unit: StoredUnit, error: UnreadableUnit) -> BrokerAway:
     return BrokerAway(f"unit {unit.id} of the outbox cannot be sent by this process: {error}")

@@ -11,16 +11,16 @@ import msgspec
 from truenext.errors import Code, RolledBack
 from truenext.stage.committing import InTime, is_for_want_of_room, left_s, refused_with, send_all, size_of
 from truenext.stage.core.failure import said_of
-from truenext.stage.core.unit import Finished, decode_unit
+from truenext.stage.core.outbox_unit import EncodedMessage, decode_unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.client.tasks.connection import Session
     from truenext.errors import Refused
-    from truenext.stage.exactly_once.counts import Counts
-    from truenext.stage.lane import Lane
-    from truenext.stage.sql.outbox import Waiting
+    from truenext.stage.exactly_once.counters import ExactlyOnceCounters
+    from truenext.stage.pool import Pool
+    from truenext.stage.sql.outbox import StoredUnit
 
 TIMEOUT_S = 30.0
 """For one unit."""
@@ -33,7 +33,7 @@ class Answer(Enum):
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> Answer:
+async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> Answer:
     """Send all of one unit of the outbox.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
@@ -44,9 +44,9 @@ async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> 
     messages = decode_unit(unit.unit, unit.age_ms)
     # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
     async with (
-        lane.transactions.taken(1),
-        lane.transaction_bytes.taken(size_of(messages)),
-        lane.connection.session(transacted=True) as session,
+        pool.transactions.taken(1),
+        pool.transaction_bytes.taken(size_of(messages)),
+        pool.connection.session(transacted=True) as session,
     ):
         try:
             return await _send(session, messages, unit)
@@ -59,11 +59,11 @@ async def send_unit(lane: Lane, unit: Waiting, service: str, counts: Counts) -> 
         # Which of them it is, only a look at each can tell.
         instead = [await _accepted(session, each, service) for each in messages]
         answer = await _send(session, instead, unit)
-        counts.refused += sum(each.refused != before.refused for each, before in zip(instead, messages, strict=True))
+        counters.refused += sum(each.refused != before.refused for each, before in zip(instead, messages, strict=True))
         return answer
 
 
-async def _send(session: Session, messages: Sequence[Finished], unit: Waiting) -> Answer:
+async def _send(session: Session, messages: Sequence[EncodedMessage], unit: StoredUnit) -> Answer:
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         await _flushed(session, messages, deadline)
@@ -76,14 +76,14 @@ async def _send(session: Session, messages: Sequence[Finished], unit: Waiting) -
     return Answer.SENT
 
 
-async def _flushed(session: Session, messages: Sequence[Finished], deadline: float) -> None:
+async def _flushed(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
     """Raises: RolledBack with what the broker refuses; BrokerAway"""
     with InTime():
         await send_all(session, messages, deadline)
         await session.flush(timeout=left_s(deadline))
 
 
-async def _accepted(session: Session, message: Finished, service: str) -> Finished:
+async def _accepted(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
     """This message, or what is sent in its place because the broker does not take it."""
     try:
         await _flushed(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
@@ -99,5 +99,5 @@ async def _accepted(session: Session, message: Finished, service: str) -> Finish
     return message
 
 
-def _why(message: Finished, refused: Refused) -> str:
+def _why(message: EncodedMessage, refused: Refused) -> str:
     return f"{message.destination}: {said_of(refused)}"

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
-from truenext.stage.opened import Opened
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
+from truenext.stage.resources import OpenResources
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -30,7 +30,7 @@ class Chain:
         """Both in the thread in which the stage runs: `with chain.around(execution)`."""
         return _Around(self._around, execution)
 
-    def sending(self, execution: Execution | None, send: Send) -> None:
+    def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         for each in self._sending:
             try:
                 each.sending(execution, send)
@@ -51,7 +51,7 @@ class _Around:
     def __init__(self, interceptors: Sequence[Interceptor], execution: Execution) -> None:
         self._interceptors = interceptors
         self._execution = execution
-        self._opened = Opened()
+        self._opened = OpenResources()
 
     def __enter__(self) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Sample(NamedTuple):
@@ -28,7 +28,7 @@ class Histogram(NamedTuple):
     """Of all that was observed."""
 
 
-def exposition(name: str, kind: Kind, about: str, metrics: Iterable[Sample | Histogram]) -> str:
+def exposition(name: str, kind: MetricKind, about: str, metrics: Iterable[Sample | Histogram]) -> str:
     """One metric with all its labels, each line with its end. `about` is one line without a backslash."""
     lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     for metric in metrics:

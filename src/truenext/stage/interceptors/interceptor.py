@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-Outcome: TypeAlias = Literal["ended", "handled before", "failed", "refused", "given back", "in doubt"]
+ExecutionOutcome: TypeAlias = Literal["ended", "handled before", "failed", "refused", "given back", "in doubt"]
 """What became of a message.
 
     ended           the stage has run, and all that it did is committed
@@ -41,7 +41,7 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """For what an interceptor wants to know again in its next hook."""
 
 
-class Send(msgspec.Struct, eq=False, kw_only=True):
+class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
     """One message that is about to be sent."""
 
     destination: str
@@ -59,7 +59,7 @@ class Send(msgspec.Struct, eq=False, kw_only=True):
 class Ending(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """How a run has ended. All durations are in seconds."""
 
-    outcome: Outcome
+    outcome: ExecutionOutcome
     error: BaseException | None = None
     """Why it has not just ended."""
     run: float | None = None
@@ -88,7 +88,7 @@ class Interceptor:
         """
         return nullcontext()
 
-    def sending(self, execution: Execution | None, send: Send) -> None:
+    def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         """Before a message leaves; it is sent for good when its transaction is committed. `execution` is None if no
         stage sends it. It may put something into `send.carrier`. What it raises is logged, and the message is sent.
         """

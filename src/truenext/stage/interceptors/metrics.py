@@ -10,7 +10,7 @@ from threading import Lock
 import msgspec
 
 from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Outcome, Send
+from truenext.stage.interceptors.interceptor import Ending, Execution, ExecutionOutcome, Interceptor, MessageToSend
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of durations, in seconds: those that OpenTelemetry's conventions advise for messages."""
@@ -34,7 +34,7 @@ class StageFigures(msgspec.Struct, frozen=True):
 
     running: int
     """How many runs there are at this moment."""
-    outcomes: dict[Outcome, int]
+    outcomes: dict[ExecutionOutcome, int]
     sent: int
     """Messages of its that were sent, or were to be: also those of transactions that were rolled back."""
     run: Duration
@@ -61,7 +61,7 @@ class Metrics(Interceptor):
             with self._lock:
                 self._counts(execution).running -= 1
 
-    def sending(self, execution: Execution | None, send: Send) -> None:
+    def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         with self._lock:
             if execution is None:
                 self._sent_outside += 1
@@ -165,7 +165,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.running = 0
-        self.outcomes: dict[Outcome, int] = {}
+        self.outcomes: dict[ExecutionOutcome, int] = {}
         self.sent = 0
         self.run = _Observed()
         self.total = _Observed()

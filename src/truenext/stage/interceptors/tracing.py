@@ -24,7 +24,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, Send
+from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
 from truenext.version import VERSION
 
 
@@ -64,7 +64,7 @@ class Tracing(Interceptor):
         )
         return trace.set_span_in_context(span, sender)
 
-    def sending(self, execution: Execution | None, send: Send) -> None:
+    def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         # A message may be sent when its stage has returned, elsewhere than where the stage ran.
         sender: Context | None = execution.kept.get(self) if execution is not None else None
         span = self._tracer.start_span(

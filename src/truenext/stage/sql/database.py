@@ -16,12 +16,12 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.exactly_once import ExactlyOnceStatements
 from truenext.stage.sql.line import line_of
-from truenext.stage.sql.once import Once
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.sql.transaction import watch
 from truenext.stage.sql.trouble import trouble_of
-from truenext.stage.sql.url import Address, address_of
+from truenext.stage.sql.url import DatabaseAddress, address_of
 from truenext.stage.sql.work import TaskWork, ThreadWork
 
 T = TypeVar("T")
@@ -95,16 +95,20 @@ class Database:
                 await pools.close()
         await self._probing.dispose()
 
-    def task_work(self, *, is_interactive: bool = False, once: str | None = None, stage: str = "") -> TaskWork:
+    def task_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> TaskWork:
         """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
         if its effects happen once; `stage` is named in errors."""
         pool = self._pools[is_interactive].for_tasks
-        return TaskWork(pool, lambda: self._is_closed, None if once is None else Once(once), stage)
+        return TaskWork(
+            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
+        )
 
-    def thread_work(self, *, is_interactive: bool = False, once: str | None = None, stage: str = "") -> ThreadWork:
+    def thread_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> ThreadWork:
         """What one message is about to do, with a plain function."""
         pool = self._pools[is_interactive].for_threads
-        return ThreadWork(pool, lambda: self._is_closed, None if once is None else Once(once), stage)
+        return ThreadWork(
+            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
+        )
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
@@ -137,7 +141,7 @@ class _Pools:
     """The connections of the interactive workers, or of the others."""
 
     def __init__(
-        self, address: Address, is_interactive: bool, workers: int, *, limits: str = "", **others: Any
+        self, address: DatabaseAddress, is_interactive: bool, workers: int, *, limits: str = "", **others: Any
     ) -> None:
         options: dict[str, Any] = {
             **others,

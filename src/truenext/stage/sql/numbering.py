@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from truenext.stage.core.numbers import Number
-from truenext.stage.core.unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, together
+from truenext.stage.core.outbox_unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, together
 from truenext.stage.sql.wording import Wording
 
 MESSAGES_MAX = 10_000

@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from truenext.errors import ConfigurationError
-from truenext.stage.core.numbers import Producer
-from truenext.stage.core.unit import TOGETHER_MAX, decode_unit, parts_of
+from truenext.stage.core.numbers import OutboxProducer
+from truenext.stage.core.outbox_unit import TOGETHER_MAX, decode_unit, parts_of
 from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
 from truenext.stage.sql.numbering import IS_READABLE, make_one
 from truenext.stage.sql.sqlite import READS
@@ -42,7 +42,7 @@ CLEANED_MAX = 1000
 """Rows of the inbox that go at a time."""
 
 
-class Waiting(NamedTuple):
+class StoredUnit(NamedTuple):
     """A unit in the outbox."""
 
     id: str
@@ -176,11 +176,11 @@ class Outbox:
 
     # ---- Producers ----
 
-    def named_producer(self) -> Producer:
+    def named_producer(self) -> OutboxProducer:
         """One that the database is still to hear of, with `add`."""
-        return Producer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
+        return OutboxProducer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
 
-    async def add(self, producer: Producer) -> None:
+    async def add(self, producer: OutboxProducer) -> None:
         """Raises: DatabaseAway, and then it may be there"""
         async with self._connection() as connection:
             await self._make(connection, producer)
@@ -206,7 +206,7 @@ class Outbox:
             )
             return list(found.scalars())
 
-    async def take_over(self, name: str, *, of_the_dead: bool) -> Producer | Literal["busy", "another's"]:
+    async def claim(self, name: str, *, of_the_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
         """From now on it is this process's own, if it was before, or if its process is dead (`of_the_dead`). "busy": a
         transaction that has not ended uses it. What it was given to send is to be read later, in a transaction that
         sees all that was committed before this one.
@@ -229,18 +229,18 @@ class Outbox:
                 )
                 return "another's" if there.first() is None else "busy"
             # The row as it is now: a transaction that ended meanwhile may have changed it.
-            taken = await self._say(
+            claimed = await self._say(
                 connection,
                 "UPDATE truenext_producers SET owner = :owner WHERE name = :name RETURNING number",
                 {"name": name, "owner": self.owner},
             )
-            return Producer(name, self.owner, taken.scalar_one())
+            return OutboxProducer(name, self.owner, claimed.scalar_one())
 
-    async def units_of(self, producer: Producer) -> list[Waiting]:
+    async def units_of(self, producer: OutboxProducer) -> list[StoredUnit]:
         """What it has to send, in order: each has a number of its own. Raises: DatabaseAway"""
         return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
 
-    async def unit(self, id: str) -> Waiting | None:
+    async def unit(self, id: str) -> StoredUnit | None:
         """What the message with this id in the inbox has to send, if that is still there. Raises: DatabaseAway"""
         units = await self._units(f"o.id = {self._wording.id} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
@@ -264,7 +264,7 @@ class Outbox:
         async with self._connection() as connection:
             await self._drop(connection, free)
 
-    async def move(self, units: Sequence[Waiting], old: Producer) -> Producer | None:
+    async def move(self, units: Sequence[StoredUnit], old: OutboxProducer) -> OutboxProducer | None:
         """The broker does not know the numbers that these units have: they get those of a new producer, from 1 on, and
         the old one is gone. None if that is another's by now.
 
@@ -290,7 +290,7 @@ class Outbox:
             await self._make(connection, new)
         return new
 
-    async def number(self, producer: Producer, most: int = TOGETHER_MAX) -> Waiting | None:
+    async def number(self, producer: OutboxProducer, most: int = TOGETHER_MAX) -> StoredUnit | None:
         """Make one unit of those that have no number, of so many at most, and give it the next one: of what somebody
         waits for first, and apart. None if there is none that this process can read.
 
@@ -316,9 +316,9 @@ class Outbox:
             if now_ms is None:
                 raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
             written_ms, unit = made
-            return Waiting(id, producer.name, number.number, unit, now_ms - written_ms)
+            return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
 
-    async def take_apart(self, unit: Waiting) -> bool:
+    async def take_apart(self, unit: StoredUnit) -> bool:
         """What this unit was put together of has no number again: under the unit's own nothing can be sent any more.
         False if it is not there: somebody else has done so.
 
@@ -434,7 +434,7 @@ class Outbox:
         return f"""p.service = :service AND NOT EXISTS
             (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
 
-    async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[Waiting]:
+    async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[StoredUnit]:
         async with self._connection(reads=True) as connection:
             found = await self._say(
                 connection,
@@ -453,7 +453,7 @@ class Outbox:
                 {"name": name, "owner": self.owner},
             )
 
-    async def _make(self, connection: AsyncConnection, producer: Producer) -> None:
+    async def _make(self, connection: AsyncConnection, producer: OutboxProducer) -> None:
         await self._say(
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
@@ -486,6 +486,6 @@ class Outbox:
             raise OutboxAway(f"the outbox cannot be used: {error}") from error
 
 
-def _waiting(row: Row[Any]) -> Waiting:
+def _waiting(row: Row[Any]) -> StoredUnit:
     id, producer, number, unit, age_ms = tuple(row)
-    return Waiting(plain_id(id), producer, number, unit, age_ms)
+    return StoredUnit(plain_id(id), producer, number, unit, age_ms)

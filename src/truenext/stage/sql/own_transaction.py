@@ -16,14 +16,14 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
-from truenext.stage.sql.once import CLOCK
+from truenext.stage.sql.exactly_once import CLOCK
 from truenext.stage.sql.tables import keys, missing_table, outbox, says_no_table
 from truenext.stage.sql.uninterrupted import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.stage.core.unit import Key, Unit
+    from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class InTransaction:
         """The same in an AsyncSession."""
         return await self._said_async(_seed, key, new)
 
-    def write(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
+    def write(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
 
         Raises: FlowError if something else was begun under the key; ConfigurationError; what SQLAlchemy raises
@@ -101,7 +101,7 @@ class InTransaction:
         assert isinstance(self._session, Session)
         _said(self._session, _write, service, id, key, unit)
 
-    async def write_async(self, service: str, id: str, key: Key | None, unit: Unit) -> None:
+    async def write_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """The same in an AsyncSession."""
         await self._said_async(_write, service, id, key, unit)
 
@@ -199,7 +199,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
     raise FlowError("the key was removed twice while something was begun under it: try once more")
 
 
-def _is_new(connection: Connection, key: Key) -> bool:
+def _is_new(connection: Connection, key: InitiationKey) -> bool:
     """Raises: FlowError if something else was begun under it"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, begun_ms=_clock(connection))).rowcount == 1:
@@ -212,7 +212,7 @@ def _is_new(connection: Connection, key: Key) -> bool:
     return False
 
 
-def _write(connection: Connection, service: str, id: str, key: Key | None, unit: Unit) -> None:
+def _write(connection: Connection, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
     if key is not None and not _is_new(connection, key):
         return
     connection.execute(

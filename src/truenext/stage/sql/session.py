@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
-from truenext.stage.sql.transaction import Transaction
+from truenext.stage.sql.transaction import SqlTransaction
 
 
 def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
@@ -21,7 +21,7 @@ def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
 class StageSession(Session):
     """A session whose transaction is the stage's."""
 
-    def __init__(self, *, stage_transaction: Transaction, **options: Any) -> None:
+    def __init__(self, *, stage_transaction: SqlTransaction, **options: Any) -> None:
         super().__init__(**options)
         self.stage_transaction = stage_transaction
         stage_transaction.session = self

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 
-class State(Enum):
+class SqlTransactionState(Enum):
     ALIVE = "is alive"
     FAILED = "has failed"
     """PostgreSQL: a COMMIT would roll back, without an error."""
@@ -18,7 +18,13 @@ class State(Enum):
 
 
 # libpq's PGTransactionStatusType.
-_OF_LIBPQ = {0: State.ENDED, 1: State.ALIVE, 2: State.ALIVE, 3: State.FAILED, 4: State.LOST}
+_OF_LIBPQ = {
+    0: SqlTransactionState.ENDED,
+    1: SqlTransactionState.ALIVE,
+    2: SqlTransactionState.ALIVE,
+    3: SqlTransactionState.FAILED,
+    4: SqlTransactionState.LOST,
+}
 
 
 _ACTIVE = 1
@@ -67,12 +73,12 @@ def commits_by_itself(connection: Connection) -> bool:
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 
 
-def state_of(connection: Connection) -> State:
+def state_of(connection: Connection) -> SqlTransactionState:
     """Of a connection that has begun its transaction at the database."""
     if connection.closed or connection.invalidated:
-        return State.LOST
+        return SqlTransactionState.LOST
     # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        return State.ALIVE if driver.in_transaction else State.ENDED
+        return SqlTransactionState.ALIVE if driver.in_transaction else SqlTransactionState.ENDED
     return _OF_LIBPQ[int(driver.pgconn.transaction_status)]

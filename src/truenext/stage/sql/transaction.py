@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import Swallowed, Trouble
-from truenext.stage.sql.once import Once
-from truenext.stage.sql.state import State, commits_by_itself, interrupt, is_active, pause, state_of
+from truenext.stage.sql.exactly_once import ExactlyOnceStatements
+from truenext.stage.sql.state import SqlTransactionState, commits_by_itself, interrupt, is_active, pause, state_of
 from truenext.stage.sql.statements import ending_or_beginning
 from truenext.stage.sql.trouble import trouble_of
 
@@ -29,17 +29,17 @@ INTERRUPT_S = 5.0
 PAUSE_MAX_S = 0.02
 """Until the next one is interrupted."""
 
-_of_the_stage: ContextVar["Transaction | None"] = ContextVar("truenext transaction", default=None)
+_of_the_stage: ContextVar["SqlTransaction | None"] = ContextVar("truenext transaction", default=None)
 """The transaction for which the stage itself speaks here: a task or thread that was left behind has another context."""
 
 _OPTION = "truenext_transaction"
 """The option of a connection that says whose it is now."""
 
 
-class Transaction:
-    def __init__(self, once: Once | None = None, stage: str = "") -> None:
-        """`once` speaks first in it; `stage` is whose it is, for people."""
-        self.once = once
+class SqlTransaction:
+    def __init__(self, exactly_once: ExactlyOnceStatements | None = None, stage: str = "") -> None:
+        """`exactly_once` speaks first in it; `stage` is whose it is, for people."""
+        self.exactly_once = exactly_once
         self._stage = stage
         self.session: Session | None = None
         self.is_ending = False
@@ -79,13 +79,13 @@ class Transaction:
             raise self._late()
         if is_first:
             connection.execution_options(**{_OPTION: self})
-            self._has_begun = state_of(connection) is State.ALIVE
+            self._has_begun = state_of(connection) is SqlTransactionState.ALIVE
             if not connection.dialect.is_async:
                 # A cursor that is garbage has closed itself. Those of the asynchronous adapters have no weak reference.
                 self._unread = WeakSet()
                 self._keeps_cursors = connection.dialect.name == "sqlite"
-            if self.once is not None:
-                self.once.begin(connection)
+            if self.exactly_once is not None:
+                self.exactly_once.begin(connection)
 
     def end(self) -> None:
         """Attach no connection from now on: a statement may still be waiting for one."""
@@ -153,7 +153,7 @@ class Transaction:
         if self._connection is None or not self._has_begun:
             return None
         state = state_of(self._connection)
-        if state is State.ALIVE:
+        if state is SqlTransactionState.ALIVE:
             return None
         return _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
 
@@ -179,7 +179,7 @@ class Transaction:
 
     def has_ended(self) -> bool:
         """The driver has it so: after a COMMIT, the database has answered."""
-        return self._connection is not None and state_of(self._connection) is State.ENDED
+        return self._connection is not None and state_of(self._connection) is SqlTransactionState.ENDED
 
     def roll_back(self) -> None:
         """At the driver: after a COMMIT that failed or was refused, SQLAlchemy takes the transaction for ended, and
@@ -247,10 +247,10 @@ class Transaction:
             raise self.forbidden(forbidden)
         if self._has_begun and self._connection is not None:
             state = state_of(self._connection)
-            if state is State.ALIVE:
+            if state is SqlTransactionState.ALIVE:
                 # What was broken is repaired: the function has gone back to a savepoint.
                 self._broken_by = None
-            elif state is State.ENDED:
+            elif state is SqlTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
                 raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
         self._running.add(cursor)
@@ -262,7 +262,7 @@ class Transaction:
         if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
             self._unread.add(cursor)
         self._has_begun = True
-        if self._connection is not None and state_of(self._connection) is State.ENDED:
+        if self._connection is not None and state_of(self._connection) is SqlTransactionState.ENDED:
             raise self._late() if self.is_ending else self.forbidden("a statement that ends the transaction")
 
     def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
@@ -271,11 +271,11 @@ class Transaction:
         if self._is_over:
             raise self._late()
         assert self._connection is not None
-        state = State.LOST if is_lost else state_of(self._connection)
+        state = SqlTransactionState.LOST if is_lost else state_of(self._connection)
         # psycopg begins before it looks at the statement.
         self._has_begun = True
         self._is_spent = self._is_spent or trouble_of(error) is Trouble.AWAY
-        if state is not State.ALIVE:
+        if state is not SqlTransactionState.ALIVE:
             self.broke(error)
 
 
@@ -290,7 +290,7 @@ def watch(engine: Engine) -> None:
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
             forbidden = f"isolation_level={level!r}"
             whose = _of(connection)
-            raise Transaction().forbidden(forbidden) if whose is None else whose.forbidden(forbidden)
+            raise SqlTransaction().forbidden(forbidden) if whose is None else whose.forbidden(forbidden)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -348,9 +348,9 @@ def watch(engine: Engine) -> None:
             transaction._failed(error, cursor, is_lost=context.is_disconnect)
 
 
-def _of(connection: Connection) -> Transaction | None:
+def _of(connection: Connection) -> SqlTransaction | None:
     found = connection.get_execution_options().get(_OPTION)
-    return found if isinstance(found, Transaction) else None
+    return found if isinstance(found, SqlTransaction) else None
 
 
 def _return_to_pool(connection: Connection) -> None:

@@ -15,7 +15,7 @@ _SQLITE = ("sqlite", "sqlite+pysqlite", "sqlite+aiosqlite")
 
 
 @dataclass(frozen=True)
-class Address:
+class DatabaseAddress:
     """One database, for either kind of function."""
 
     for_tasks: URL
@@ -42,7 +42,7 @@ class Address:
             ) from error
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> DatabaseAddress:
     """What `postgresql+psycopg://...` or `sqlite:///...` names.
 
     Raises: ConfigurationError, with what to write instead
@@ -56,9 +56,11 @@ def address_of(url: str) -> Address:
         ) from error
     if made.drivername in _PSYCOPG:
         both = made.set(drivername="postgresql+psycopg")
-        return Address(both, both, None)
+        return DatabaseAddress(both, both, None)
     if made.drivername in _SQLITE:
-        return Address(made.set(drivername="sqlite+aiosqlite"), made.set(drivername="sqlite+pysqlite"), _file_of(made))
+        return DatabaseAddress(
+            made.set(drivername="sqlite+aiosqlite"), made.set(drivername="sqlite+pysqlite"), _file_of(made)
+        )
     raise ConfigurationError(
         f"stages cannot work with {made.drivername}: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
     )

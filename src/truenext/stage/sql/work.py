@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
 from truenext.stage.core.numbers import Number
-from truenext.stage.core.unit import Unit
+from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.sql.errors import CommitInDoubt, DoneBefore, NotCommitted, Trouble, UnderWay
-from truenext.stage.sql.once import Once
+from truenext.stage.sql.exactly_once import ExactlyOnceStatements
 from truenext.stage.sql.session import StageAsyncSession, StageSession
-from truenext.stage.sql.transaction import Transaction
+from truenext.stage.sql.transaction import SqlTransaction
 from truenext.stage.sql.trouble import is_answer, trouble_of
 from truenext.stage.sql.uninterrupted import to_its_end
 
@@ -44,12 +44,12 @@ def _of_the_stage(
 class _Work:
     """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
 
-    def __init__(self, is_closed: Callable[[], bool], once: Once | None, stage: str) -> None:
+    def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceStatements | None, stage: str) -> None:
         """`is_closed` says whether the database was closed meanwhile; `once` is of a message whose effects happen
         once; `stage` is named in errors."""
         self.is_committed: bool | None = False
         """None if a COMMIT was sent and nobody here knows whether it happened."""
-        self._transaction = Transaction(once, stage)
+        self._transaction = SqlTransaction(exactly_once, stage)
         self._is_closed = is_closed
         self._is_over = False
         self._was_used = False
@@ -79,10 +79,10 @@ class _Work:
         return trouble if trouble is not Trouble.OWN or fault is None else trouble_of(fault)
 
     @property
-    def verdict(self) -> DoneBefore | UnderWay | None:
+    def skip_reason(self) -> DoneBefore | UnderWay | None:
         """Why nothing is to be done now: the message was handled before, or is being handled by somebody else."""
-        once = self._transaction.once
-        return None if once is None else once.verdict
+        exactly_once = self._transaction.exactly_once
+        return None if exactly_once is None else exactly_once.skip_reason
 
     def _must_go_on(self) -> None:
         if self._is_over:
@@ -99,11 +99,11 @@ class _Work:
             self._transaction.check()
 
     @_of_the_stage
-    def _complete(self, session: Session, service: str, number: Number | None, unit: Unit) -> None:
+    def _complete(self, session: Session, service: str, number: Number | None, unit: OutboxUnit) -> None:
         transaction = self._transaction
-        assert transaction.once is not None, "it is of a message whose effects happen once"
-        if transaction.once.verdict is not None:
-            raise transaction.once.verdict
+        assert transaction.exactly_once is not None, "it is of a message whose effects happen once"
+        if transaction.exactly_once.skip_reason is not None:
+            raise transaction.exactly_once.skip_reason
         fault = transaction.fault()
         if fault is not None:
             raise fault
@@ -111,7 +111,7 @@ class _Work:
         session.connection()
         session.flush()
         if number is not None:
-            transaction.once.write(transaction.connection, service, number, unit)
+            transaction.exactly_once.write(transaction.connection, service, number, unit)
 
     @_of_the_stage
     def _commit(self) -> None:
@@ -169,9 +169,13 @@ class ThreadWork(_Work):
     """Of a plain function. All of it is called in one thread at a time."""
 
     def __init__(
-        self, engine: Engine, is_closed: Callable[[], bool], once: Once | None = None, stage: str = ""
+        self,
+        engine: Engine,
+        is_closed: Callable[[], bool],
+        exactly_once: ExactlyOnceStatements | None = None,
+        stage: str = "",
     ) -> None:
-        super().__init__(is_closed, once, stage)
+        super().__init__(is_closed, exactly_once, stage)
         self._engine = engine
         self._session: StageSession | None = None
 
@@ -190,7 +194,7 @@ class ThreadWork(_Work):
         """
         self._check()
 
-    def complete(self, service: str, number: Number | None, unit: Unit) -> None:
+    def complete(self, service: str, number: Number | None, unit: OutboxUnit) -> None:
         """Of a message whose effects happen once: as `check`, and write what it sends into the outbox, under this
         number; None if it sends nothing.
 
@@ -214,9 +218,13 @@ class TaskWork(_Work):
     """Of an `async` function, in the event loop in which its database was opened."""
 
     def __init__(
-        self, engine: AsyncEngine, is_closed: Callable[[], bool], once: Once | None = None, stage: str = ""
+        self,
+        engine: AsyncEngine,
+        is_closed: Callable[[], bool],
+        exactly_once: ExactlyOnceStatements | None = None,
+        stage: str = "",
     ) -> None:
-        super().__init__(is_closed, once, stage)
+        super().__init__(is_closed, exactly_once, stage)
         self._engine = engine
         self._session: StageAsyncSession | None = None
 
@@ -233,7 +241,7 @@ class TaskWork(_Work):
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
 
-    async def complete(self, service: str, number: Number | None, unit: Unit) -> None:
+    async def complete(self, service: str, number: Number | None, unit: OutboxUnit) -> None:
         """As that of a ThreadWork."""
         await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 

@@ -25,7 +25,7 @@ from truenext.store.checkpoint_format import (
     SALT,
     TRANSIENT,
     UNCLEAN,
-    Kind,
+    MessageKind,
     Position,
     decode_position,
     decode_recovered,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.lmdb_file import Leaf
-    from truenext.store.salvage.findings import Findings, Progress
+    from truenext.store.salvage.findings import Findings, SalvageProgress
 
 UNMATCHED_MARKS_MAX = 100_000
 """Marks kept for messages that may still be found."""
@@ -64,7 +64,7 @@ _META_DEFAULTS = {
 KINDS = (PERSISTENT, TRANSIENT)
 
 
-class Entry(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """A message as the checkpoint has it."""
 
     key: bytes
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
 class SalvagedCheckpoint:
     """`timers`, then `messages` of each kind, are to be read to their ends, once; then what was not reached."""
 
-    def __init__(self, data: Path, findings: Findings, progress: Progress, *, may_be_new: bool) -> None:
+    def __init__(self, data: Path, findings: Findings, progress: SalvageProgress, *, may_be_new: bool) -> None:
         """Raises: StoreError if it holds nothing and may be new, or if another truenext wrote it; OSError"""
         self._data = data
         self._findings = findings
@@ -196,7 +196,7 @@ class SalvagedCheckpoint:
             else:
                 self._report(f"{timer.hex()} is no timer")
 
-    def messages(self, kind: Kind, queues: Mapping[int, str]) -> Iterator[Entry]:
+    def messages(self, kind: MessageKind, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
         """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
         found: Counter[bytes] = Counter()
         marks = self._sealed(kind.marks)
@@ -216,7 +216,7 @@ class SalvagedCheckpoint:
                 self._report(f"page {leaf.page}: {leaf.key.hex()} is no key of a message")
                 continue
             found[key[:LANE_KEY_SIZE]] += 1
-            yield Entry(key, leaf.value, own, kind.is_transient)
+            yield CheckpointEntry(key, leaf.value, own, kind.is_transient)
         while mark is not None:
             self._add_unmatched_mark(*mark, kind)
             mark = next(marks, None)
@@ -227,7 +227,7 @@ class SalvagedCheckpoint:
                 problem = f"{found[lane]} {kind.messages.decode()} are there, {counted} are counted"
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
-    def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[Entry]:
+    def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
         """Messages on pages that a damaged page led to. Timers there become `unreached_timers`, but for those known."""
         file = self._file
         if file is None:
@@ -254,17 +254,17 @@ class SalvagedCheckpoint:
             if len(key) != MESSAGE_KEY_SIZE or not self._is_current(leaf.key, kind):
                 continue
             if not find_damage(key, leaf.value):
-                yield Entry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
+                yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
         """Keys of messages that have a mark, and were not found; once all others were."""
         return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
-    def _is_current(self, key: bytes, kind: Kind) -> bool:
+    def _is_current(self, key: bytes, kind: MessageKind) -> bool:
         """A transient is of the generation that counts. Where nobody knows which that is, all are kept."""
         return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
 
-    def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: Kind) -> None:
+    def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageKind) -> None:
         if self._is_current(key, kind) and len(self._unmatched_marks) < UNMATCHED_MARKS_MAX:
             self._unmatched_marks[key] = mark
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class Finding(NamedTuple):
+class Damage(NamedTuple):
     """Something that is not what was written."""
 
     file: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 class Findings:
     """What was found so far."""
 
-    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+    def __init__(self, on_finding: Callable[[Damage], None]) -> None:
         """`on_finding` is told of each finding at once: there may be very many."""
         self._on_finding = on_finding
         self.damage_count = 0
@@ -38,10 +38,10 @@ class Findings:
 
     def add(self, file: str, problem: str) -> None:
         self.damage_count += 1
-        self._on_finding(Finding(file, problem))
+        self._on_finding(Damage(file, problem))
 
 
-class Progress:
+class SalvageProgress:
     """How much of the journal and of the checkpoint was looked at."""
 
     def __init__(self, on_progress: Callable[[int, int], None]) -> None:

@@ -24,7 +24,7 @@ from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay
 from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
-from truenext.store.salvage.findings import Findings, Progress, SalvagedMessage, describe_message, find_damage
+from truenext.store.salvage.findings import Findings, SalvagedMessage, SalvageProgress, describe_message, find_damage
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import References
 from truenext.store.segment_index import apply_journal, find_mark, merge_causes
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from truenext.store.salvage.checkpoint import Entry
-    from truenext.store.salvage.findings import Finding
+    from truenext.store.salvage.checkpoint import CheckpointEntry
+    from truenext.store.salvage.findings import Damage
 
 _ANY_SEGMENT = 1 << 63
 
@@ -43,7 +43,7 @@ _ANY_SEGMENT = 1 << 63
 @contextmanager
 def open_salvage(
     data: Path,
-    on_finding: Callable[[Finding], None],
+    on_finding: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
@@ -85,7 +85,7 @@ class Salvage:
     def __init__(
         self,
         data: Path,
-        on_finding: Callable[[Finding], None],
+        on_finding: Callable[[Damage], None],
         on_progress: Callable[[int, int], None],
         last_history_chunk: tuple[int, int] | None,
     ) -> None:
@@ -94,7 +94,7 @@ class Salvage:
         Raises: StoreError if the folder holds nothing, or what another truenext wrote; OSError
         """
         self._findings = Findings(on_finding)
-        self._progress = Progress(on_progress)
+        self._progress = SalvageProgress(on_progress)
         self._references = References()
         """To the contents among the messages that were read."""
         self.highest_sequence = 0
@@ -203,7 +203,7 @@ class Salvage:
         if self.highest_sequence >= limit:
             self._findings.add(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
 
-    def _checkpointed(self, entries: Iterable[Entry]) -> Iterator[SalvagedMessage]:
+    def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
         """Messages of the checkpoint, but for what the journal says is gone, or has itself."""
         for entry in entries:
             key = entry.key

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from truenext.store.changes import Changes
     from truenext.store.checkpoint_format import Position
-    from truenext.store.salvage.findings import Findings, Progress
+    from truenext.store.salvage.findings import Findings, SalvageProgress
     from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
@@ -51,7 +51,7 @@ _NEEDLE = struct.Struct("<Q")
 class SalvagedJournal:
     """`batches` is to be read to its end, once; then `record` reads what they put."""
 
-    def __init__(self, data: Path, findings: Findings, progress: Progress) -> None:
+    def __init__(self, data: Path, findings: Findings, progress: SalvageProgress) -> None:
         """Raises: OSError"""
         self._findings = findings
         self._progress = progress

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from truenext.commands import Ack, Send, Started
-from truenext.destination import Destination, Kind, parse
+from truenext.destination import Destination, DestinationKind, parse
 from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_DEFAULT
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OURS
@@ -69,7 +69,7 @@ _OF_ACK = {
 _OTHER_OF_ACK = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
 _ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
-_KINDS = frozenset({Kind.QUEUE, Kind.TOPIC, Kind.TEMPORARY})
+_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """What a message is sent to, and what is the same whoever says it."""
 
 
@@ -142,7 +142,7 @@ class SendShape:
             else:
                 priority = _PRIORITIES[said[at_priority]]
             persistent = at_persistent is not None and said[at_persistent] == b"true"
-            message = Message(priority, persistent, 0, header, data[body_start:body_end])
+            message = SentMessage(priority, persistent, 0, header, data[body_start:body_end])
             send = Send(destination, message)
             if rest and not self._add_rest(send, said):
                 break

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from truenext.destination import Destination, Kind
+from truenext.destination import Destination, DestinationKind
 from truenext.digits import are_digits
 from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import Code, RemoteProtocolError
@@ -233,12 +233,12 @@ def parse_subscribe_options(
             )
     # As a header the name of an option is the user's.
     said = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
-    is_topic = destination.kind is Kind.TOPIC or destination.kind is Kind.PATTERN
+    is_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
     durable = durable_name(said, subscription if is_topic else None)
     if is_topic:
         to = To.TOPIC if durable is None else To.DURABLE
     else:
-        to = To.TEMPORARY if destination.kind is Kind.TEMPORARY else To.QUEUE
+        to = To.TEMPORARY if destination.kind is DestinationKind.TEMPORARY else To.QUEUE
         if durable is not None:
             raise RemoteProtocolError(
                 f"{_first(said, DURABLE_NAME)} on a SUBSCRIBE to {to.value}: durable subscriptions are to topics; "

@@ -23,7 +23,7 @@ class Side(Enum):
     SERVER = "server"
 
 
-class State(Enum):
+class ProtocolState(Enum):
     CONNECTING = "connecting"
     CONNECTED = "connected"
     CLOSED = "closed"
@@ -32,20 +32,30 @@ class State(Enum):
 CLIENT_COMMANDS = ("SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT")
 SERVER_COMMANDS = ("MESSAGE", "RECEIPT")
 
-Transitions = dict[State, dict[str, State]]
+Transitions = dict[ProtocolState, dict[str, ProtocolState]]
 
 TRANSITIONS: dict[Side, Transitions] = {
     # What each side may say, and what the connection is in afterwards.
     Side.CLIENT: {
-        State.CONNECTING: {"CONNECT": State.CONNECTING, "STOMP": State.CONNECTING},
-        State.CONNECTED: {**dict.fromkeys(CLIENT_COMMANDS, State.CONNECTED), "DISCONNECT": State.CLOSED},
-        State.CLOSED: {},
+        ProtocolState.CONNECTING: {"CONNECT": ProtocolState.CONNECTING, "STOMP": ProtocolState.CONNECTING},
+        ProtocolState.CONNECTED: {
+            **dict.fromkeys(CLIENT_COMMANDS, ProtocolState.CONNECTED),
+            "DISCONNECT": ProtocolState.CLOSED,
+        },
+        ProtocolState.CLOSED: {},
     },
     Side.SERVER: {
-        State.CONNECTING: {"CONNECTED": State.CONNECTED, "ERROR": State.CLOSED},
-        State.CONNECTED: {**dict.fromkeys(SERVER_COMMANDS, State.CONNECTED), "ERROR": State.CLOSED},
+        ProtocolState.CONNECTING: {"CONNECTED": ProtocolState.CONNECTED, "ERROR": ProtocolState.CLOSED},
+        ProtocolState.CONNECTED: {
+            **dict.fromkeys(SERVER_COMMANDS, ProtocolState.CONNECTED),
+            "ERROR": ProtocolState.CLOSED,
+        },
         # The RECEIPT of a DISCONNECT.
-        State.CLOSED: {"RECEIPT": State.CLOSED, "ERROR": State.CLOSED, "MESSAGE": State.CLOSED},
+        ProtocolState.CLOSED: {
+            "RECEIPT": ProtocolState.CLOSED,
+            "ERROR": ProtocolState.CLOSED,
+            "MESSAGE": ProtocolState.CLOSED,
+        },
     },
 }
 _HEART_BEAT_DIGITS = 9
@@ -69,12 +79,14 @@ class Protocol(Generic[Read]):
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
         self._said_by_peer = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
-        self._enter(State.CONNECTING)
+        self._enter(ProtocolState.CONNECTING)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: ProtocolState) -> None:
         self.state = state
         self.steady = frozenset(
-            command for command, follower in self._said_by_peer[state].items() if follower is state is State.CONNECTED
+            command
+            for command, follower in self._said_by_peer[state].items()
+            if follower is state is ProtocolState.CONNECTED
         )
         """What the peer may say now and change nothing by it: such frames need no `check`."""
 
@@ -86,7 +98,7 @@ class Protocol(Generic[Read]):
     def agree(self, version: Version) -> None:
         """Both sides speak `version` from here on."""
         self._decoder.version = version
-        self._enter(State.CONNECTED)
+        self._enter(ProtocolState.CONNECTED)
 
     def receive(self, data: bytes) -> list[Frame | Read]:
         """What `data` completes; until the version is agreed one frame at a time, the next by `receive(b"")`.

@@ -9,11 +9,11 @@ from truenext.commands import AckMode, Login
 from truenext.destination import Destination
 from truenext.envelope import FIRST_OF_GROUP, HOP_HEADERS
 from truenext.limits import NAME_LENGTH_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
-from truenext.wire.stomp.protocol import Protocol, State
+from truenext.wire.stomp.protocol import Protocol, ProtocolState
 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
@@ -37,7 +37,7 @@ class Delivery(Shape):
     @property
     def sequence(self) -> int: ...
     @property
-    def message(self) -> Message | None: ...
+    def message(self) -> SentMessage | None: ...
     @property
     def deliveries(self) -> int: ...
     @property
@@ -201,7 +201,7 @@ class Replies:
 
     def encode_fault(self, fault: Fault) -> bytes:
         headers = {"message": fault.summary, "truenext-code": fault.code.value, "content-type": "text/plain"}
-        if self._protocol.state is State.CONNECTING:
+        if self._protocol.state is ProtocolState.CONNECTING:
             # Nobody knows yet whether a backslash would be an escape.
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)

@@ -28,7 +28,7 @@ from truenext.destination import (
     TEMPORARY_PREFIX,
     TEMPORARY_TOPIC_PREFIX,
     Destination,
-    Kind,
+    DestinationKind,
     durable_key,
     parse,
     split_options,
@@ -37,7 +37,7 @@ from truenext.digits import are_digits
 from truenext.envelope import HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
-from truenext.message import Message
+from truenext.message import SentMessage
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.question import read_question
 from truenext.schedule import FOR_EVER, Schedule, checked
@@ -62,7 +62,7 @@ _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 _OF_A_MESSAGE = SCHEDULE_HEADERS | {"reply-to"}
 """What means nothing where a SEND is no message."""
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
-_QUEUE = Kind.QUEUE
+_QUEUE = DestinationKind.QUEUE
 _SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
 _PRIORITIES = {str(priority): priority for priority in range(10)}
 _SEQUENCE_DIGITS = 19
@@ -97,11 +97,11 @@ class Requests:
         destination = parse(address, self._session_id)
         kind = destination.kind
         if kind is not _QUEUE:
-            if kind is Kind.CONTROL:
+            if kind is DestinationKind.CONTROL:
                 return self._control(frame, destination)
-            if kind is Kind.PATTERN or kind is Kind.QUEUES:
+            if kind is DestinationKind.PATTERN or kind is DestinationKind.QUEUES:
                 raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to", Code.DESTINATION)
-            if kind is Kind.DURABLE:
+            if kind is DestinationKind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
         said = headers.get("priority")
         priority = PRIORITY_DEFAULT
@@ -137,7 +137,7 @@ class Requests:
         persistent = text is not None and (text == "true" or read_boolean("persistent", text))
         text = headers.get("expires")
         expires_ms = 0 if text is None else _expires(text)
-        message = Message(priority, persistent, expires_ms, header, frame.body)
+        message = SentMessage(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
         return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
@@ -161,7 +161,7 @@ class Requests:
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
             # A name that only this connection understands becomes one that everybody does.
             destination = parse(reply_to, self._session_id)
-            if destination.kind is Kind.TEMPORARY and destination.name not in self._reply_queues:
+            if destination.kind is DestinationKind.TEMPORARY and destination.name not in self._reply_queues:
                 # RabbitMQ subscribes for its client here; a client that relies on it would wait in silence.
                 raise RemoteProtocolError(
                     f"reply-to {reply_to[:100]}: this connection has no subscription to it, and a SEND makes none; "
@@ -186,7 +186,7 @@ class Requests:
                 )
             return ACTIONS[destination.name](frame)
         reply_to = parse(required(frame.command, frame.headers, "reply-to"), self._session_id)
-        if reply_to.kind is not Kind.TEMPORARY or reply_to.session != self._session_id:
+        if reply_to.kind is not DestinationKind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
                 "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.QUESTION
             )
@@ -197,25 +197,25 @@ class Requests:
         is_browse = read_boolean("browser", headers.get("browser", "false"))
         address, options = split_options(required(frame.command, frame.headers, "destination"))
         destination = parse(address, self._session_id)
-        if destination.kind is Kind.CONTROL:
+        if destination.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
                 f"{address} is for questions; subscribe to the queue that the answers go to", Code.DESTINATION
             )
-        if destination.kind is Kind.COMPOSITE:
+        if destination.kind is DestinationKind.COMPOSITE:
             raise RemoteProtocolError(
                 f"subscriptions to composite destinations are not supported yet: {address!r}", Code.NOT_SUPPORTED
             )
-        if is_browse and destination.kind in (Kind.TOPIC, Kind.PATTERN):
+        if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.PATTERN):
             raise RemoteProtocolError(
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
                 "nothing waits in a topic",
                 Code.DESTINATION,
             )
-        if is_browse and destination.kind is Kind.QUEUES:
+        if is_browse and destination.kind is DestinationKind.QUEUES:
             raise RemoteProtocolError(
                 f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
             )
-        if destination.kind is Kind.DURABLE and not is_browse:
+        if destination.kind is DestinationKind.DURABLE and not is_browse:
             raise RemoteProtocolError(
                 f"{address} is to browse; to use it subscribe to its topic, durable", Code.DESTINATION
             )
@@ -233,7 +233,7 @@ class Requests:
             # Nothing of it is acknowledged, whatever was asked for.
             mode = AckMode.AUTO
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
-        if has_express and destination.kind is Kind.QUEUES:
+        if has_express and destination.kind is DestinationKind.QUEUES:
             raise RemoteProtocolError(
                 f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
             )
@@ -274,10 +274,12 @@ class Requests:
             destination = command.destination
             kind = destination.kind
             mode = command.mode if isinstance(command, Subscribe) else AckMode.AUTO
-            self._replies.add(command.subscription, mode, has_id="id" in frame.headers, is_of_many=kind is Kind.QUEUES)
-            if kind is not Kind.TOPIC and kind is not Kind.PATTERN:
+            self._replies.add(
+                command.subscription, mode, has_id="id" in frame.headers, is_of_many=kind is DestinationKind.QUEUES
+            )
+            if kind is not DestinationKind.TOPIC and kind is not DestinationKind.PATTERN:
                 self._to_queues[command.subscription] = destination.name
-                if kind is Kind.TEMPORARY and isinstance(command, Subscribe):
+                if kind is DestinationKind.TEMPORARY and isinstance(command, Subscribe):
                     self._reply_queues[destination.name] += 1
         elif isinstance(command, Unsubscribe):
             self._replies.remove(command.subscription)

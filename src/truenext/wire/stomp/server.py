@@ -14,8 +14,8 @@ from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_ours
 from truenext.wire.stomp.login import read_login
-from truenext.wire.stomp.opening import Opening, opening_of_client
-from truenext.wire.stomp.protocol import Protocol, Side, State, choose_version, parse_heart_beat
+from truenext.wire.stomp.protocol import Protocol, ProtocolState, Side, choose_version, parse_heart_beat
+from truenext.wire.stomp.protocol_detector import ProtocolDetector, opening_of_client
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.requests import REQUESTS, Requests
 from truenext.wire.stomp.values import read_name
@@ -37,7 +37,7 @@ class StompServer:
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
         self._requests = Requests(session_id, message_id_prefix, self.replies)
-        self._opening: Opening | None = opening_of_client()
+        self._opening: ProtocolDetector | None = opening_of_client()
         """Has the first bytes of the client until they tell its protocol."""
         self.receipt_in_question: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
@@ -62,12 +62,12 @@ class StompServer:
 
     @property
     def is_connected(self) -> bool:
-        return self._protocol.state is not State.CONNECTING
+        return self._protocol.state is not ProtocolState.CONNECTING
 
     @property
     def is_closed(self) -> bool:
         """The client has said DISCONNECT."""
-        return self._protocol.state is State.CLOSED
+        return self._protocol.state is ProtocolState.CLOSED
 
     def receive(self, data: bytes) -> Iterator[Command]:
         """What `data` asks for, one command after the other; do each before asking for the next.

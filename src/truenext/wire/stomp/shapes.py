@@ -37,7 +37,7 @@ _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
 _IS_NAME = re.compile(r"[A-Za-z0-9_.-]+").fullmatch
 
 Read = TypeVar("Read")
-Key = tuple[Version, str, tuple[str, ...]]
+ShapeKey = tuple[Version, str, tuple[str, ...]]
 
 
 class Shape(Protocol[Read]):
@@ -125,8 +125,8 @@ class Shapes(Generic[Read]):
 
     def __init__(self, make: Callable[[Version, str, tuple[str, ...]], Shape[Read]]) -> None:
         self._make = make
-        self._known: dict[Key, Shape[Read]] = {}
-        self._candidates: dict[Key, int] = {}
+        self._known: dict[ShapeKey, Shape[Read]] = {}
+        self._candidates: dict[ShapeKey, int] = {}
         """How often they came."""
 
     def of(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:

@@ -21,9 +21,9 @@ from tests.stages.outbox.protocol.state import (
     NUMBERED,
     PROCESSES,
     READ,
+    RESOLVES,
     SENDS,
     SENDS_OWN,
-    SETTLES,
     TAKES_APART,
     TOOK,
     UNKNOWN,
@@ -44,7 +44,7 @@ class Relays(Workers):
         if not doing:
             for producer in self.at.producers:
                 yield from self._compare(state, process, producer)
-                yield from self._take(state, process, producer)
+                yield from self._claim(state, process, producer)
                 yield from self._number(state, process, producer)
             return
         step, rest = doing[0], doing[1:]
@@ -58,8 +58,8 @@ class Relays(Workers):
             yield from self._send(state, process, *rest)
         elif step == DELETES:
             yield from self._delete(state, process, *rest)
-        elif step == SETTLES:
-            yield self._settle(state, process, *rest)
+        elif step == RESOLVES:
+            yield self._resolve(state, process, *rest)
         elif step == MOVES:
             yield from self._move(state, process, *rest)
         elif step == NUMBERED:
@@ -90,7 +90,7 @@ class Relays(Workers):
             self.doubt(after, process, producer)
             yield f"{process} finds that producer {producer} is its own", False, tuple(after)
 
-    def _take(self, state: State, process: int, producer: int) -> Steps:
+    def _claim(self, state: State, process: int, producer: int) -> Steps:
         at = self.at
         owner = state[at.owner + producer]
         known = state[at.memory[process] + producer]
@@ -103,12 +103,12 @@ class Relays(Workers):
             return
         is_dead = self.is_dead(state, owner)
         is_false = owner not in (process, NOBODY) and not is_dead
-        if not (is_dead or (owner == process and known == DOUBT) or (is_false and state[at.takeovers])):
+        if not (is_dead or (owner == process and known == DOUBT) or (is_false and state[at.claims])):
             return
         how = ", whose process is alive" if is_false else ""
         if self.fault == "units read by the locking statement":
             after = self._goes_on(state, process, LOOKED, producer, self.units_of(state, producer))
-            after[at.takeovers] -= is_false
+            after[at.claims] -= is_false
             self.doubt(after, process, producer)
             yield f"{process} waits for producer {producer}{how}", is_false, tuple(after)
             return
@@ -117,7 +117,7 @@ class Relays(Workers):
             return
         number = state[at.number + producer]
         after = self._goes_on(state, process, TOOK, producer, number)
-        after[at.takeovers] -= is_false
+        after[at.claims] -= is_false
         after[at.owner + producer] = process
         if known == UNKNOWN or self.fault != "taken while it is used here":
             self.doubt(after, process, producer)
@@ -125,7 +125,7 @@ class Relays(Workers):
         if state[at.losses] and owner != process:
             after = list(state)
             after[at.losses] -= 1
-            after[at.takeovers] -= is_false
+            after[at.claims] -= is_false
             after[at.owner + producer] = process
             # What it has taken for free it does not any more.
             after[at.memory[process] + producer] = known if known == DOUBT else UNKNOWN
@@ -152,7 +152,7 @@ class Relays(Workers):
         return f"{process} asks the broker for producer {producer}: {highest}", False, tuple(after)
 
     def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
-        """What the broker knows already is not sent. Relay._settled"""
+        """What the broker knows already is not sent. Relay._resolve"""
         if units and units[0][0] in state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
             return (TAKES_APART, producer, *units[0])
         is_known = bool(units) and units[0][0] <= highest
@@ -179,8 +179,8 @@ class Relays(Workers):
             after[at.relay + process] = (TAKES_APART, producer, first, what)
         elif answer == GAP:
             lacks = first - 1 - state[at.highest + producer]
-            is_moved = lacks > at.bounds.settled or self.fault == "a unit behind a gap is moved"
-            after[at.relay + process] = (MOVES if is_moved else SETTLES, producer, number, units)
+            is_moved = lacks > at.bounds.resolved or self.fault == "a unit behind a gap is moved"
+            after[at.relay + process] = (MOVES if is_moved else RESOLVES, producer, number, units)
             label = f"{process} sends {producer}:{under[1]}, which is refused"
         yield label, False, tuple(after)
         yield from self._be_refused(state, process, producer, first, what)
@@ -228,7 +228,7 @@ class Relays(Workers):
         after[at.memory[process] + producer] = UNKNOWN
         yield f"{process} retires producer {producer}", False, tuple(after)
 
-    def _settle(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
+    def _resolve(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
         """Relay._is_sent_behind_a_gap: the next number counts as used, until it is the unit's own turn.
 
         What comes late under such a number is refused. Here it is a repeat, which does as little.

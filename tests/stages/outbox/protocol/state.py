@@ -58,7 +58,7 @@ SENDS = 4
 DELETES = 5
 """The first of the units is known to be sent."""
 MOVES = 6
-SETTLES = 10
+RESOLVES = 10
 """The broker lacks numbers before that of the first of the units."""
 # With what programs have begun: (step, producer, number, units).
 NUMBERED = 7
@@ -81,13 +81,13 @@ class Bounds(NamedTuple):
     losses: int = 0
     """Answers of the database that are lost."""
     deaths: int = 0
-    takeovers: int = 0
+    claims: int = 0
     """Of producers of processes that are alive."""
     restores: int = 0
     """The broker is restored as it was at the beginning, and knows no numbers."""
     refusals: int = 0
     """Of what programs have begun: it is too much together."""
-    settled: int = 0
+    resolved: int = 0
     """So many numbers that a restored broker lacks are settled. Where it lacks more, units are moved."""
     producers: int = 2
     """Names at a time. A name that nobody has anything of any more stands for a new one."""
@@ -130,7 +130,7 @@ class Layout:
         self.sent = self._room(2)
         """Units that are known to be sent. Their rows are to be deleted."""
         # What may still go wrong.
-        self.cuts, self.losses, self.deaths, self.takeovers = (self._room(1) for _ in range(4))
+        self.cuts, self.losses, self.deaths, self.claims = (self._room(1) for _ in range(4))
         self.restores, self.refusals = (self._room(1) for _ in range(2))
 
     def _room(self, count: int) -> int:
@@ -161,7 +161,7 @@ class Layout:
                 first[self.worker[process] + message] = IDLE
         first[self.late] = ()
         first[self.cuts], first[self.losses], first[self.deaths] = bounds.cuts, bounds.losses, bounds.deaths
-        first[self.takeovers], first[self.restores] = bounds.takeovers, bounds.restores
+        first[self.claims], first[self.restores] = bounds.claims, bounds.restores
         first[self.refusals] = bounds.refusals
         return tuple(first)
 

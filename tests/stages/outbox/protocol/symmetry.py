@@ -13,8 +13,8 @@ from tests.stages.outbox.protocol.state import (
     NUMBERED,
     PROCESSES,
     READ,
+    RESOLVES,
     SENDS,
-    SETTLES,
     TOOK,
     Draft,
     Layout,
@@ -101,7 +101,7 @@ def _relay(doing: tuple[Any, ...], producers: Sequence[int], sets: Sequence[int]
     step, producer, *rest = doing
     if step in (TOOK, NUMBERED):
         return (step, producers[producer], *rest)
-    if step in (READ, SENDS, DELETES, SETTLES, MOVES):
+    if step in (READ, SENDS, DELETES, RESOLVES, MOVES):
         number, units, *highest = rest
         return (step, producers[producer], number, tuple((each, sets[what]) for each, what in units), *highest)
     return _relay_of_others(step, producers[producer], rest, sets)

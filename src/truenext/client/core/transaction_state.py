@@ -50,7 +50,7 @@ _TO_BE_ASKED = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN}
 ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
-class Producer:
+class ProducerNumbers:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
     __slots__ = ("is_given_up", "kept", "link", "name", "number", "store")
@@ -87,7 +87,7 @@ class Numbered(NamedTuple):
     number: int
 
 
-class Unit:
+class TransactionState:
     __slots__ = (
         "begin_is_refused",
         "cause",
@@ -105,8 +105,8 @@ class Unit:
         "outcome",
         "owner",
         "producer",
+        "resolved",
         "sent",
-        "settled",
     )
 
     def __init__(self, name: str, link: int, owner: object) -> None:
@@ -135,14 +135,14 @@ class Unit:
         """Which frame of its connection was its last send; 0 if there was none."""
         self.failed: dict[Received, None] = {}
         """Those that its code has named as failed."""
-        self.producer: Producer | None = None
+        self.producer: ProducerNumbers | None = None
         self.number = 0
         """That of its COMMIT."""
         self.numbered: Numbered | None = None
         """The same, if it is its caller's own."""
-        self.frame = InUnit(self)
+        self.frame = TransactionFrame(self)
         """Hears of each of its frames."""
-        self.settled = Signal()
+        self.resolved = Signal()
         """The outcome of its COMMIT is known."""
 
     @property
@@ -158,10 +158,10 @@ class Unit:
             self.outcome = Outcome.DOOMED
             self.cause = cause
 
-    def settle(self, outcome: Outcome, cause: Exception | None = None) -> None:
+    def resolve(self, outcome: Outcome, cause: Exception | None = None) -> None:
         self.outcome = outcome
         self.cause = cause
-        self.settled.set()
+        self.resolved.set()
 
     def rolled_back(self) -> RolledBack:
         """What its code gets to see."""
@@ -171,61 +171,61 @@ class Unit:
         return error
 
 
-class InUnit:
+class TransactionFrame:
     """A frame that is part of a transaction."""
 
-    __slots__ = ("_unit",)
+    __slots__ = ("_transaction",)
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, transaction: TransactionState) -> None:
+        self._transaction = transaction
 
     def confirmed(self, frame: Frame) -> None:
         pass
 
     def refused(self, error: Refused) -> None:
-        unit = self._unit
-        unit.doom(error)
-        if unit.outcome is Outcome.COMMITTING and unit.cause is None:
+        transaction = self._transaction
+        transaction.doom(error)
+        if transaction.outcome is Outcome.COMMITTING and transaction.cause is None:
             # That of the COMMIT says only that something was refused before.
-            unit.cause = error
+            transaction.cause = error
 
     def lost(self) -> None:
-        self._unit.doom(ConnectionLost("the connection was lost"))
+        self._transaction.doom(ConnectionLost("the connection was lost"))
 
 
-class Begin(InUnit):
+class BeginFrame(TransactionFrame):
     """The BEGIN of a unit."""
 
     __slots__ = ()
 
     def refused(self, error: Refused) -> None:
-        self._unit.begin_is_refused = True
+        self._transaction.begin_is_refused = True
         super().refused(error)
 
 
-class Commit:
+class CommitFrame:
     """The COMMIT of a unit."""
 
-    __slots__ = ("_unit",)
+    __slots__ = ("_transaction",)
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, transaction: TransactionState) -> None:
+        self._transaction = transaction
 
     def confirmed(self, frame: Frame) -> None:
-        unit = self._unit
+        transaction = self._transaction
         if frame.headers.get("truenext-repeat") != "true":
-            if unit.is_kept and unit.producer is not None:
-                unit.producer.kept = unit.number
-            unit.settle(Outcome.COMMITTED)
+            if transaction.is_kept and transaction.producer is not None:
+                transaction.producer.kept = transaction.number
+            transaction.resolve(Outcome.COMMITTED)
         else:
-            unit.settle(Outcome.UNKNOWN if unit.numbered is None else Outcome.REPEATED)
+            transaction.resolve(Outcome.UNKNOWN if transaction.numbered is None else Outcome.REPEATED)
 
     def refused(self, error: Refused) -> None:
-        unit = self._unit
-        unit.commit_is_refused = True
+        transaction = self._transaction
+        transaction.commit_is_refused = True
         cause: TruenextError = error
-        if unit.producer is not None:
-            if error.code == Code.ROLLED_BACK and not unit.begin_is_refused:
+        if transaction.producer is not None:
+            if error.code == Code.ROLLED_BACK and not transaction.begin_is_refused:
                 # The transaction was open, so its number was settled, and counts as used. Source: docs/contract.md,
                 # "Did it happen?"
                 cause = TruenextError(
@@ -233,21 +233,21 @@ class Commit:
                     "not happened by then never will: do it again"
                 )
             else:
-                unit.producer.number = unit.number - 1
+                transaction.producer.number = transaction.number - 1
             if error.code == Code.GAP:
-                unit.producer.is_given_up = True
+                transaction.producer.is_given_up = True
                 cause = TruenextError(
                     "the broker was restored from an older copy, and has lost transactions that it had confirmed: see "
                     f"what is missing, and commit again ({error})"
                 )
-        unit.settle(Outcome.ROLLED_BACK, unit.cause or cause)
+        transaction.resolve(Outcome.ROLLED_BACK, transaction.cause or cause)
 
     def lost(self) -> None:
-        unit = self._unit
-        if unit.outcome is not Outcome.COMMITTING:
+        transaction = self._transaction
+        if transaction.outcome is not Outcome.COMMITTING:
             return
-        if unit.numbered is None:
-            unit.outcome = Outcome.IN_DOUBT
+        if transaction.numbered is None:
+            transaction.outcome = Outcome.IN_DOUBT
         else:
             # The broker is not asked: an answer would settle the number, and its caller is to say it again.
-            unit.settle(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))
+            transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))

@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.stage.committing import BrokerAway
-from truenext.stage.core.unit import UnreadableUnit
+from truenext.stage.core.outbox_unit import UnreadableUnit
 from truenext.stage.exactly_once.cleaning import Cleaning
 from truenext.stage.exactly_once.confirming import Confirming
-from truenext.stage.exactly_once.counts import Counts, as_text
+from truenext.stage.exactly_once.counters import ExactlyOnceCounters, as_text
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.exactly_once.sending import Answer, send_unit
 from truenext.stage.sql.errors import DatabaseAway, ProducerLost
@@ -19,8 +19,8 @@ from truenext.stage.sql.errors import DatabaseAway, ProducerLost
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.stage.core.numbers import Number, Producer
-    from truenext.stage.lane import Lane
+    from truenext.stage.core.numbers import Number, OutboxProducer
+    from truenext.stage.pool import Pool
     from truenext.stage.sql.outbox import Outbox, Unsent
 
 _logger = logging.getLogger("truenext.stage")
@@ -34,11 +34,11 @@ ASK_S = 2.0
 class ExactlyOnce:
     """Of one process that runs a service."""
 
-    def __init__(self, outbox: Outbox, lane: Lane, service: str) -> None:
+    def __init__(self, outbox: Outbox, pool: Pool, service: str) -> None:
         self._outbox = outbox
         self._service = service
-        self.counts = Counts()
-        self._relay = Relay(outbox, lane, service, self.counts)
+        self.counters = ExactlyOnceCounters()
+        self._relay = Relay(outbox, pool, service, self.counters)
         self._confirming = Confirming(outbox)
         self._cleaning = Cleaning(outbox)
 
@@ -48,7 +48,7 @@ class ExactlyOnce:
         with suppress(DatabaseAway, TimeoutError):
             async with asyncio.timeout(ASK_S):
                 unsent = await self.unsent()
-        return as_text(self.counts, unsent)
+        return as_text(self.counters, unsent)
 
     async def unsent(self) -> Unsent:
         """What is not known to be sent, of all processes. Raises: DatabaseAway"""
@@ -86,17 +86,17 @@ class ExactlyOnce:
         """Raises: DatabaseAway"""
         return await self._outbox.is_done(id)
 
-    async def sent_before(self, id: str, lane: Lane) -> None:
+    async def sent_before(self, id: str, pool: Pool) -> None:
         """The message with this id in the inbox was handled before: see to it that what it has to send is sent.
 
         Raises: BrokerAway, InDoubt, RolledBack: then its message is not to be acknowledged yet; DatabaseAway
         """
-        self.counts.handled_before += 1
+        self.counters.handled_before += 1
         unit = await self._outbox.unit(id)
         if unit is None:
             return
         try:
-            answer = await send_unit(lane, unit, self._service, self.counts)
+            answer = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
             raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
         if answer is not Answer.SENT:
@@ -121,7 +121,7 @@ class Borrowed:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._producer: Producer | None = None
+        self._producer: OutboxProducer | None = None
         self._was_used = False
 
     async def __aenter__(self) -> Borrowed:

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 
-class Timer:
+class DelayedCall:
     """Something that is to be done, unless it is cancelled."""
 
     __slots__ = ("action",)
@@ -17,13 +17,13 @@ class Timer:
         self.action = None
 
 
-class Timers:
+class DelayedCalls:
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[tuple[float, int, DelayedCall]] = []
         self._serial = count()
 
-    def at(self, when: float, action: Callable[[], None]) -> Timer:
-        timer = Timer(action)
+    def at(self, when: float, action: Callable[[], None]) -> DelayedCall:
+        timer = DelayedCall(action)
         heappush(self._heap, (when, next(self._serial), timer))
         return timer
 

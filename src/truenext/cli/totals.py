@@ -8,7 +8,7 @@ PROGRESS_SECONDS = 2.0
 """Time between two lines of progress."""
 
 
-class SoFar:
+class Totals:
     """How far long work has come, in a line on standard error now and then."""
 
     def __init__(self, done: str) -> None:

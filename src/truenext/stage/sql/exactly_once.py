@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from truenext.stage.core.numbers import Number
-    from truenext.stage.core.unit import Unit
+    from truenext.stage.core.outbox_unit import OutboxUnit
 
 WAIT_S: Final = 5
 """For so long another transaction that handles the same message is waited for."""
@@ -77,15 +77,15 @@ _WRITE = {
 }
 
 
-class Once:
+class ExactlyOnceStatements:
     """Of one message, in one transaction."""
 
-    __slots__ = ("_id", "verdict")
+    __slots__ = ("_id", "skip_reason")
 
     def __init__(self, id: str) -> None:
         """`id` is that of the inbox."""
         self._id = id
-        self.verdict: DoneBefore | UnderWay | None = None
+        self.skip_reason: DoneBefore | UnderWay | None = None
         """Why nothing is to be done now: whatever the function makes of it."""
 
     def begin(self, connection: Connection) -> None:
@@ -97,14 +97,14 @@ class Once:
             answer = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-                self.verdict = UnderWay(f"the same message has been handled for {WAIT_S} seconds, and is still")
-                raise self.verdict from error
+                self.skip_reason = UnderWay(f"the same message has been handled for {WAIT_S} seconds, and is still")
+                raise self.skip_reason from error
             raise _told(error) from error
         if answer.rowcount != 1:
-            self.verdict = DoneBefore("the message was handled before: what is done now is taken back")
-            raise self.verdict
+            self.skip_reason = DoneBefore("the message was handled before: what is done now is taken back")
+            raise self.skip_reason
 
-    def write(self, connection: Connection, service: str, number: Number, unit: Unit) -> None:
+    def write(self, connection: Connection, service: str, number: Number, unit: OutboxUnit) -> None:
         """The last statement before COMMIT.
 
         Raises: ProducerLost, OutboxAway; what SQLAlchemy raises

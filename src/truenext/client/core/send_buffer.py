@@ -16,15 +16,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.client.core.sends import ttl_line
-from truenext.client.core.unit import Producer
+from truenext.client.core.transaction_state import ProducerNumbers
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from truenext.client.core.delayed_calls import DelayedCalls
     from truenext.client.core.link import Link
-    from truenext.client.core.timers import Timers
     from truenext.wire.stomp.frame import Frame
 
 MESSAGES_MAX = 10_000
@@ -41,12 +41,12 @@ ROOM_FOR_HEADERS = 200
 """What the head of a message counts."""
 
 
-class Send:
+class PendingSend:
     """One send, from the call until its outcome is known."""
 
     __slots__ = (
-        *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "outbox"),
-        *("asks_receipt", "own", "settled", "size"),
+        *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "send_buffer"),
+        *("asks_receipt", "own", "completed", "size"),
     )
 
     def __init__(self, head: bytes, body: bytes, expires_at: float | None, own: str = "") -> None:
@@ -67,35 +67,35 @@ class Send:
         self.error: Exception | None = None
         self.is_abandoned = False
         """Its caller was told that it was not confirmed in time: it is not repeated."""
-        self.settled: Signal | None = None
+        self.completed: Signal | None = None
         """Set when it is done; made for whoever waits."""
-        self.outbox: Outbox | None = None
-        self.batch: Batch | None = None
+        self.send_buffer: SendBuffer | None = None
+        self.batch: SendBatch | None = None
 
-    def settle(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         self.is_done = True
         self.error = error
         if self.batch is not None:
             self.batch.ended(error)
-        if self.settled is not None:
-            self.settled.set()
+        if self.completed is not None:
+            self.completed.set()
 
     # As link.Unanswered.
 
     def confirmed(self, frame: Frame) -> None:
-        assert self.outbox is not None, "it is under way"
-        self.outbox.confirmed(self)
+        assert self.send_buffer is not None, "it is under way"
+        self.send_buffer.confirmed(self)
 
     def refused(self, error: Refused) -> None:
-        assert self.outbox is not None, "it is under way"
-        self.outbox.refused(self, error)
+        assert self.send_buffer is not None, "it is under way"
+        self.send_buffer.refused(self, error)
 
     def lost(self) -> None:
-        assert self.outbox is not None, "it is under way"
-        self.outbox.lost(self)
+        assert self.send_buffer is not None, "it is under way"
+        self.send_buffer.lost(self)
 
 
-class Batch:
+class SendBatch:
     """Sends of which somebody wants to know when all are settled."""
 
     __slots__ = ("confirmed", "error", "open", "waiting")
@@ -106,9 +106,9 @@ class Batch:
         """Those that were sent before all others of the batch, unless one of them was refused."""
         self.error: Exception | None = None
         """The first of which nobody was told."""
-        self.waiting: list[Awaited] = []
+        self.waiting: list[BatchWaiter] = []
 
-    def add(self, send: Send) -> None:
+    def add(self, send: PendingSend) -> None:
         send.batch = self
         self.open += 1
 
@@ -121,26 +121,26 @@ class Batch:
         if not self.open and self.waiting:
             for awaited in self.waiting:
                 awaited.error = self.error
-                awaited.settled.set()
+                awaited.completed.set()
             self.waiting.clear()
             self.error = None
 
 
-class Awaited:
+class BatchWaiter:
     """Somebody who waits for a batch."""
 
-    __slots__ = ("error", "settled")
+    __slots__ = ("completed", "error")
 
     def __init__(self) -> None:
-        self.settled = Signal()
+        self.completed = Signal()
         self.error: Exception | None = None
 
 
-class Outbox:
+class SendBuffer:
     def __init__(
         self,
         name: str,
-        timers: Timers,
+        delayed_calls: DelayedCalls,
         clock: Callable[[], float],
         *,
         pump_soon: Callable[[], None],
@@ -148,18 +148,18 @@ class Outbox:
     ) -> None:
         """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `has_no_room`
         is told each time that the broker refuses sends for lack of room."""
-        self.producer = Producer(name)
+        self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
         self._has_no_room = has_no_room
-        self._timers = timers
+        self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
         """Where sends are written to; None while the broker has not said what it has."""
-        self._waiting: deque[Send] = deque()
+        self._waiting: deque[PendingSend] = deque()
         self._under_way = 0
-        self._returned: list[Send] = []
+        self._returned: list[PendingSend] = []
         """What was under way on a connection that was lost, in order."""
-        self._behind: list[Send] | None = None
+        self._behind: list[PendingSend] | None = None
         """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
         self._no_room: Refused | None = None
         """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
@@ -195,8 +195,8 @@ class Outbox:
         self._emptied.append(signal)
         return signal
 
-    def add(self, send: Send) -> None:
-        send.outbox = self
+    def add(self, send: PendingSend) -> None:
+        send.send_buffer = self
         self._messages += 1
         self._bytes += send.size
         self._gathered += send.size
@@ -207,7 +207,7 @@ class Outbox:
         """Enough waits to be written at once."""
         return self._gathered >= GATHERED_BYTES
 
-    def abandon(self, send: Send) -> Refused | None:
+    def abandon(self, send: PendingSend) -> Refused | None:
         """Give up a send that its caller does not wait for any more: it is not repeated.
 
         Returns why the broker has not taken it; None if it may have.
@@ -216,16 +216,16 @@ class Outbox:
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame:
-                self._settle(send, TimeoutError(_ABANDONED))
+                self._complete(send, TimeoutError(_ABANDONED))
         return reason
 
-    def abandon_all(self, batch: Batch) -> Refused | None:
+    def abandon_all(self, batch: SendBatch) -> Refused | None:
         """Give up those of a batch that are not settled.
 
         Returns why the broker has taken none of them; None if it may have taken one.
         """
         link = self._link
-        under_way = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, Send)]
+        under_way = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
         reasons: list[Refused | None] = []
         for send in (*self._waiting, *self._returned, *(self._behind or ()), *under_way):
             if send.batch is batch:
@@ -234,7 +234,7 @@ class Outbox:
                 reasons.append(self.abandon(send))
         return reasons[0] if reasons and all(reasons) else None
 
-    def _not_taken(self, send: Send) -> Refused | None:
+    def _not_taken(self, send: PendingSend) -> Refused | None:
         """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
         # What waits while there is a connection has never been written, or was refused.
         return None if send.frame or send.is_done else self.no_room
@@ -256,7 +256,7 @@ class Outbox:
         returned, self._returned = self._returned, []
         for send in returned:
             if 0 < send.number <= highest and not send.is_done:
-                self._settle(send, None)
+                self._complete(send, None)
         again = [send for send in returned if not send.is_done]
         self._waiting.extendleft(reversed(again))
         self.producer.number = highest
@@ -283,14 +283,14 @@ class Outbox:
                 # It was abandoned.
                 continue
             if not self.is_numbered and (send.own or send.expires_at is not None):
-                self._settle(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
+                self._complete(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
                 continue
             ttl = ""
             if send.expires_at is not None:
                 try:
                     ttl = ttl_line(send.expires_at - self._clock())
                 except TimeoutError as error:
-                    self._settle(send, error)
+                    self._complete(send, error)
                     continue
             self._tail += send.size
             receipt = ""
@@ -322,20 +322,20 @@ class Outbox:
                 self._ask_for_receipt(link)
                 self._pump_soon()
 
-        self._timers.at(self._clock() + NO_ROOM_S, ask_again)
+        self._delayed_calls.at(self._clock() + NO_ROOM_S, ask_again)
 
     # ---- What became of them ----
 
-    def confirmed(self, send: Send) -> None:
+    def confirmed(self, send: PendingSend) -> None:
         self._under_way -= 1
-        self._settle(send, None)
+        self._complete(send, None)
         if self._behind is None:
             self._no_room = None
         elif not self._under_way:
             # What has a number of its caller's own may go behind a refused one.
             self._refusals_end(self._behind)
 
-    def refused(self, send: Send, error: Refused) -> None:
+    def refused(self, send: PendingSend, error: Refused) -> None:
         self._under_way -= 1
         behind = self._behind
         if behind is not None and error.code == Code.GAP:
@@ -352,7 +352,7 @@ class Outbox:
                 self._pauses = True
                 self._has_no_room(error)
             else:
-                self._settle(send, error)
+                self._complete(send, error)
         if not self._under_way:
             self._refusals_end(behind)
         elif send.asks_receipt and self._link is not None:
@@ -360,16 +360,16 @@ class Outbox:
             self._ask_for_receipt(self._link)
             self._pump_soon()
 
-    def _refusals_end(self, behind: list[Send]) -> None:
+    def _refusals_end(self, behind: list[PendingSend]) -> None:
         """What went behind a refused send was answered as well."""
         self._behind = None
         for send in behind:
             send.frame = 0
             if send.is_abandoned and not send.is_done:
-                self._settle(send, TimeoutError(_ABANDONED))
+                self._complete(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(behind))
         if self._pauses:
-            self._timers.at(self._clock() + NO_ROOM_S, self._resume)
+            self._delayed_calls.at(self._clock() + NO_ROOM_S, self._resume)
         else:
             self._pump_soon()
 
@@ -377,7 +377,7 @@ class Outbox:
         self._pauses = False
         self._pump_soon()
 
-    def lost(self, send: Send) -> None:
+    def lost(self, send: PendingSend) -> None:
         if self._behind:
             # They went before it, and were refused.
             for each in self._behind:
@@ -385,7 +385,7 @@ class Outbox:
             self._returned.extend(self._behind)
             self._behind = []
         if send.is_abandoned or not self.is_numbered:
-            self._settle(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAYBE))
+            self._complete(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAYBE))
         else:
             send.frame = 0
             self._returned.append(send)
@@ -394,7 +394,7 @@ class Outbox:
         """Nothing will be sent any more."""
         for send in (*self._returned, *self._waiting):
             if not send.is_done:
-                self._settle(send, error)
+                self._complete(send, error)
         self._returned.clear()
         self._waiting.clear()
         for signal in self._room:
@@ -404,13 +404,13 @@ class Outbox:
         """What was under way may be another broker's by now."""
         for send in self._returned:
             if not send.is_done:
-                self._settle(send, error)
+                self._complete(send, error)
         self._returned.clear()
 
-    def _settle(self, send: Send, error: Exception | None) -> None:
+    def _complete(self, send: PendingSend, error: Exception | None) -> None:
         self._messages -= 1
         self._bytes -= send.size
-        send.settle(error)
+        send.complete(error)
         if not self._messages and self._emptied:
             emptied, self._emptied = self._emptied, []
             for signal in emptied:
@@ -424,17 +424,17 @@ class Outbox:
 class _ReceiptOfAll:
     """A receipt was asked for of all that was written."""
 
-    __slots__ = ("_link", "_outbox")
+    __slots__ = ("_link", "_send_buffer")
 
-    def __init__(self, outbox: Outbox, link: Link) -> None:
-        self._outbox = outbox
+    def __init__(self, send_buffer: SendBuffer, link: Link) -> None:
+        self._send_buffer = send_buffer
         self._link = link
 
     def confirmed(self, frame: Frame) -> None:
         pass
 
     def refused(self, error: Refused) -> None:
-        self._outbox.not_told(self._link)
+        self._send_buffer.not_told(self._link)
 
     def lost(self) -> None:
         pass

@@ -34,7 +34,7 @@ LONG_AGO_MS: Final = 1
 """What expires then nobody gets."""
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True):
+class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     """A message as it is sent."""
 
     destination: str
@@ -50,17 +50,17 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """Why the broker has not taken it as what it was."""
 
 
-class Unit(NamedTuple):
+class OutboxUnit(NamedTuple):
     """All that one transaction of a stage sends, or one initiation."""
 
-    messages: Sequence[Finished]
+    messages: Sequence[EncodedMessage]
     is_interactive: bool
 
     def encode(self) -> bytes:
-        return _ENCODER.encode(_Encoded(VERSION, list(self.messages)))
+        return _ENCODER.encode(_EncodedUnit(VERSION, list(self.messages)))
 
 
-class Key(NamedTuple):
+class InitiationKey(NamedTuple):
     """Under which a program begins flows once, however often it says so."""
 
     id: str
@@ -73,13 +73,13 @@ class UnreadableUnit(TruenextError):
     """What the outbox has is no unit, or one of a newer version."""
 
 
-class _Encoded(msgspec.Struct, frozen=True, array_like=True):
+class _EncodedUnit(msgspec.Struct, frozen=True, array_like=True):
     version: int
-    messages: list[Finished]
+    messages: list[EncodedMessage]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Encoded)
+_DECODER = msgspec.msgpack.Decoder(_EncodedUnit)
 _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]]])
 
 
@@ -105,7 +105,7 @@ def parts_of(data: bytes) -> list[tuple[int, bytes]]:
     return [(written_ms, bytes(unit)) for written_ms, unit in _decode(_PARTS_DECODER, data)[1]]
 
 
-def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
+def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
     """What is to be sent of a unit whose first part was written so long ago. Of a time to live that counts from then on
     the rest; what has nothing left is sent as expired: the broker removes it, and counts it.
 
@@ -122,7 +122,7 @@ def decode_unit(data: bytes, age_ms: int) -> list[Finished]:
     ]
 
 
-def _messages_of(data: bytes) -> list[Finished]:
+def _messages_of(data: bytes) -> list[EncodedMessage]:
     """Of a unit that was written as one. Raises: UnreadableUnit"""
     unit = _decode(_DECODER, data)
     if unit.version != VERSION:
@@ -138,11 +138,11 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
 
 
-def _in_their_time(messages: list[Finished], age_ms: int) -> list[Finished]:
+def _in_their_time(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
     return [each if each.ttl_s is None else _in_its_time(each, each.ttl_s - age_ms / 1000) for each in messages]
 
 
-def _in_its_time(message: Finished, left_s: float) -> Finished:
+def _in_its_time(message: EncodedMessage, left_s: float) -> EncodedMessage:
     if left_s < TTL_MIN_S:
         return msgspec.structs.replace(message, ttl_s=None, expires_ms=LONG_AGO_MS)
     return msgspec.structs.replace(message, ttl_s=left_s)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from truenext.stage.sql.work import TaskWork, ThreadWork
 
 
-class World:
+class ServiceContext:
     def __init__(self, definition: Definition, plans: Plans) -> None:
         """To be made in the event loop in which all runs."""
         self.loop = asyncio.get_running_loop()
@@ -51,14 +51,14 @@ class World:
         self.point: Callable[[str, Stage], None] = _pass
         """Called at each named point of a message's way; for tests."""
 
-    def work(self, stage: Stage, once: str | None, *, is_interactive: bool) -> TaskWork | ThreadWork | None:
-        """What one message is about to do in the database; None if the stage does not use it. `once` is the id by which
+    def work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> TaskWork | ThreadWork | None:
+        """What one message is about to do in the database; None if the stage uses none. `inbox_id` is the id by which
         the inbox is to know it, if its effects happen once."""
         if self.gate is None or not self.plans.uses_database(stage):
             return None
         database = self.gate.database
         make = database.task_work if stage.signature.is_async else database.thread_work
-        return make(is_interactive=is_interactive, once=once, stage=stage.queue)
+        return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
     def given(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
         """What a stage can ask for, by the names of its plan."""

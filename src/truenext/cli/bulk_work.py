@@ -13,7 +13,7 @@ from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.connecting import ask, connected
 from truenext.cli.ending import Failure
-from truenext.cli.progress import SoFar
+from truenext.cli.totals import Totals
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.errors import Code, Refused
 from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
@@ -53,7 +53,7 @@ def pieces(
     # For people a bar; a line now and then where it goes into a file.
     bar = Progress(console=console, transient=True) if console.is_terminal else None
     task = None if bar is None else bar.add_task(verb, total=total)
-    so_far = SoFar(done)
+    totals = Totals(done)
     count = 0
     after: list[int] | None = [0, 0]
     until: dict[str, int] = {}
@@ -65,7 +65,7 @@ def pieces(
             if bar is not None and task is not None:
                 bar.update(task, completed=count)
             else:
-                so_far.say(count)
+                totals.say(count)
             yield answer
 
 
@@ -86,7 +86,7 @@ def count_of(connection: Connection, queue: str, name: str) -> int | None:
     return next((each[name] for each in facts if each["name"] == queue), None)
 
 
-class Work:
+class BulkWork:
     """Pieces of one kind of work until nothing is left."""
 
     def __init__(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.pages import Read
 
 
-class Work(ABC):
+class BackgroundTask(ABC):
     __slots__ = ()
 
     @property

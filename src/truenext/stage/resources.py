@@ -19,26 +19,26 @@ T = TypeVar("T")
 _logger = logging.getLogger("truenext.stage")
 
 
-class _Open(NamedTuple):
+class _OpenResource(NamedTuple):
     name: str
     leave: Callable[..., object]
     is_async: bool
 
 
-class Opened:
+class OpenResources:
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: list[_Open] = []
+        self._open: list[_OpenResource] = []
 
     def enter(self, name: str, manager: AbstractContextManager[T]) -> T:
         value = manager.__enter__()
-        self._open.append(_Open(name, manager.__exit__, False))
+        self._open.append(_OpenResource(name, manager.__exit__, False))
         return value
 
     async def enter_async(self, name: str, manager: AbstractAsyncContextManager[T]) -> T:
         value = await manager.__aenter__()
-        self._open.append(_Open(name, manager.__aexit__, True))
+        self._open.append(_OpenResource(name, manager.__aexit__, True))
         return value
 
     def close(self, error: BaseException | None) -> None:

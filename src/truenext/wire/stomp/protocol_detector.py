@@ -51,7 +51,7 @@ _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 """Fatal: protocol_version."""
 
 
-class Opening:
+class ProtocolDetector:
     """Keeps the first bytes of a peer until they tell its protocol."""
 
     def __init__(self, prefixes: _Prefixes, other: Callable[[str], OtherProtocolError]) -> None:
@@ -74,12 +74,12 @@ class Opening:
         return None if may_be_other else data
 
 
-def opening_of_client() -> Opening:
-    return Opening(_OF_CLIENTS, _client_speaks)
+def opening_of_client() -> ProtocolDetector:
+    return ProtocolDetector(_OF_CLIENTS, _client_speaks)
 
 
-def opening_of_server() -> Opening:
-    return Opening(_OF_SERVERS, _server_speaks)
+def opening_of_server() -> ProtocolDetector:
+    return ProtocolDetector(_OF_SERVERS, _server_speaks)
 
 
 def _server_speaks(protocol: str) -> OtherProtocolError:

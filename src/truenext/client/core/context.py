@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from truenext.client.core.timers import Timers
+from truenext.client.core.delayed_calls import DelayedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ NOT_CONFIRMED = (
 )
 
 
-class World:
-    __slots__ = ("_names", "chance", "clock", "flush", "flush_soon", "has_ended", "link", "report", "timers")
+class ClientContext:
+    __slots__ = ("_names", "chance", "clock", "delayed_calls", "flush", "flush_soon", "has_ended", "link", "report")
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class World:
         """Whether a task or thread will do nothing any more."""
         self.link: Link | None = None
         """The connection that is there, up or about to be."""
-        self.timers = Timers()
+        self.delayed_calls = DelayedCalls()
         self._names = count(1)
 
     def name(self) -> str:

@@ -27,7 +27,7 @@ THREADS: Final = "truenext stage"
 """What the names of their threads begin with."""
 
 
-class Lane:
+class Pool:
     def __init__(self, connection: Connection, *, is_interactive: bool, threads: int) -> None:
         """`threads` is the most that plain functions may need at once."""
         self.connection = connection
@@ -50,14 +50,14 @@ class Lane:
             self._waits_until = now + self.pause_s
             _logger.warning(
                 "the broker has no room on its disk: stages that send rest",
-                extra={"lane": self.name, "next_s": self.pause_s},
+                extra={"pool": self.name, "next_s": self.pause_s},
             )
         return self._waits_until - now
 
     def facts(self) -> BrokerFacts:
         health = self.connection.health()
         return BrokerFacts(
-            lane=self.name,
+            pool=self.name,
             state=health.state,
             since_s=health.since_s,
             reconnects=health.reconnects,

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Disposition(msgspec.Struct, frozen=True):
     is_done: bool
     """It was handled; else it has failed."""
     delay_ms: int | None = None
@@ -14,6 +14,6 @@ class Verdict(msgspec.Struct, frozen=True):
     """Why it has failed, for whoever looks at it later."""
 
 
-DONE = Verdict(True)
-FAILED = Verdict(False)
-REJECTED = Verdict(False, is_rejected=True)
+DONE = Disposition(True)
+FAILED = Disposition(False)
+REJECTED = Disposition(False, is_rejected=True)

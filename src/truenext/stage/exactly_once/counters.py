@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from truenext.stage.sql.outbox import Unsent
 
 
-class Counts:
+class ExactlyOnceCounters:
     """Of one process."""
 
-    __slots__ = ("handled_before", "in_doubt", "moved", "refused", "taken_over")
+    __slots__ = ("claimed", "handled_before", "in_doubt", "moved", "refused")
 
     def __init__(self) -> None:
         self.handled_before = 0
         """Messages whose effects had happened when they came: inbox hits."""
         self.in_doubt = 0
         """Producers of this process that were taken anew, because an answer was missing."""
-        self.taken_over = 0
+        self.claimed = 0
         """Producers of processes that were not alive any more."""
         self.moved = 0
         """Units that got new numbers, because the broker did not know theirs."""
@@ -28,14 +28,14 @@ class Counts:
         """Messages that the broker did not take: they are in the queue `SERVICE.refused`."""
 
 
-def as_text(counts: Counts, unsent: Unsent | None) -> str:
+def as_text(counters: ExactlyOnceCounters, unsent: Unsent | None) -> str:
     """For Prometheus; without what the database did not say in time."""
     gone = {
-        "truenext_inbox_handled_before_total": ("Messages whose effects had happened before.", counts.handled_before),
-        "truenext_outbox_in_doubt_total": ("Producers taken anew, for an answer was missing.", counts.in_doubt),
-        "truenext_outbox_taken_over_total": ("Producers taken over from processes that are gone.", counts.taken_over),
-        "truenext_outbox_moved_total": ("Units under new numbers, for the broker did not know theirs.", counts.moved),
-        "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counts.refused),
+        "truenext_inbox_handled_before_total": ("Messages whose effects had happened before.", counters.handled_before),
+        "truenext_outbox_in_doubt_total": ("Producers taken anew, for an answer was missing.", counters.in_doubt),
+        "truenext_outbox_claimed_total": ("Producers claimed from processes that are gone.", counters.claimed),
+        "truenext_outbox_moved_total": ("Units under new numbers, for the broker did not know theirs.", counters.moved),
+        "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),
     }
     parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in gone.items()]
     if unsent is not None:
