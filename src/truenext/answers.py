@@ -27,8 +27,8 @@ class Fault(msgspec.Struct, gc=False):
     """Which frame it was, counted from the first of its connection; 0 is not said: then the connection ends."""
 
 
-class Farewell(msgspec.Struct, gc=False):
+class CloseConnection(msgspec.Struct, gc=False):
     """Nothing follows: the connection closes once everything before has left."""
 
 
-Answer = Receipt | Fault | Farewell
+Answer = Receipt | Fault | CloseConnection

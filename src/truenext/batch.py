@@ -18,7 +18,7 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is remembered of one producer: engine/state/producer.py."""
 
     sends: int
-    used_ms: int
+    last_used_ms: int
     """Milliseconds since the epoch of its last use."""
     is_used_once: bool = False
     """It had one SEND, and nothing since."""
@@ -50,7 +50,7 @@ class Causes(NamedTuple):
     first: str = ""
     last: str = ""
 
-    def over(self, before: Causes) -> Causes:
+    def merged_onto(self, before: Causes) -> Causes:
         """What is so after these, where `before` was so: an empty one says nothing."""
         return Causes(before.first or self.first, self.last or before.last) if before != NO_CAUSES else self
 

@@ -31,7 +31,7 @@ class Login(msgspec.Struct, gc=False):
     """Nothing of that one is charged."""
 
     @property
-    def asks(self) -> bool:
+    def has_extensions(self) -> bool:
         """It asks for anything at all."""
         return self.has_rounds or self.names_begun or self.keeps_open or self.number > 0
 
@@ -193,7 +193,7 @@ class Abort(msgspec.Struct, gc=False):
 class Disconnect(msgspec.Struct, gc=False):
     """The client takes its leave; whatever it holds goes back without an attempt."""
 
-    forgotten: list[str] = []
+    forgotten_producers: list[str] = []
     """Producers that are to be forgotten."""
 
 
@@ -205,7 +205,7 @@ class Confirm(msgspec.Struct, gc=False):
     """What it is about, if that can be a repeat; the answer says whether it was."""
 
 
-class Control(msgspec.Struct, gc=False):
+class ControlRequest(msgspec.Struct, gc=False):
     """A question to the broker itself; the answer is a message to `reply_to`."""
 
     verb: str
@@ -243,5 +243,5 @@ Command = (
     | Abort
     | Disconnect
     | Confirm
-    | Control
+    | ControlRequest
 )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
-from truenext.like import like
+from truenext.like import compile_like
 from truenext.limits import SELECTOR_DEPTH_MAX
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ CONVERTED = "convert_string_expressions:"
 _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
-OF_MESSAGE = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
 """What need not be read from a message's header lines, with its kind."""
-OF_HEADER = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
+HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
 """What stands in its header lines by another name."""
-_OWN_PREFIXES = ("JMSX", "JMS_")
+_JMS_PREFIXES = ("JMSX", "JMS_")
 """Names of properties that begin like a header's name."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -107,15 +107,15 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "-": operator.sub,
     "*": operator.mul,
 }
-_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _NUMBER_LENGTH_MAX = 40
-_LONG = 2**63
+_INT64_LIMIT = 2**63
 """What a whole number may be, up or down, as in Java."""
-_TRUTHS = {"true": True, "false": False}
+_BOOLEANS = {"true": True, "false": False}
 
 
-class Meaningless(Exception):
+class SelectorError(Exception):
     """It can be parsed, but says nothing."""
 
     def __init__(self, at: int, reason: str) -> None:
@@ -145,12 +145,12 @@ class Part(NamedTuple):
     """The same for all spellings of the part: blanks, capitals of keywords, numbers, parentheses."""
 
 
-def condition(text: str) -> Part:
+def compile_condition(text: str) -> Part:
     """
-    >>> condition("weight > 2").test({"weight": "3"})
+    >>> compile_condition("weight > 2").test({"weight": "3"})
     True
 
-    Raises: Meaningless if it is no selector
+    Raises: SelectorError if it is no selector
     """
     try:
         _check_depth(text)
@@ -161,14 +161,14 @@ def condition(text: str) -> Part:
     except UnexpectedInput as error:
         is_end = isinstance(getattr(error, "token", None), Token) and error.token.type == "$END"  # type: ignore[attr-defined]
         at = len(text) if is_end or error.pos_in_stream is None else error.pos_in_stream
-        raise Meaningless(at, "is not understood") from error
+        raise SelectorError(at, "is not understood") from error
 
 
 def prefix_of(text: str) -> str:
     """Return the prefixes of ActiveMQ with which a selector begins, or an empty text."""
-    found = _PREFIXES.match(text)
-    assert found is not None, "it may be empty"
-    return found.group()
+    match = _PREFIXES.match(text)
+    assert match is not None, "it may be empty"
+    return match.group()
 
 
 def conjuncts(part: Part) -> tuple[Part, ...]:
@@ -185,10 +185,10 @@ def _parser(*, is_hyphenated: bool) -> Any:
 
 def _check_depth(text: str) -> None:
     depth = 0
-    for found in re.finditer(r"'[^']*'|[()]", text):
-        depth += {"(": 1, ")": -1}.get(found.group(), 0)
+    for match in re.finditer(r"'[^']*'|[()]", text):
+        depth += {"(": 1, ")": -1}.get(match.group(), 0)
         if depth > SELECTOR_DEPTH_MAX:
-            raise Meaningless(found.start(), f"more than {SELECTOR_DEPTH_MAX} parentheses in one another")
+            raise SelectorError(match.start(), f"more than {SELECTOR_DEPTH_MAX} parentheses in one another")
 
 
 @v_args(inline=True)
@@ -204,14 +204,14 @@ class _Compiler(Transformer[Token, Any]):
         def test(values: Values) -> bool | None:
             outcome: bool | None = False
             for one in tests:
-                found = one(values)
-                if found is True:
+                value = one(values)
+                if value is True:
                     return True
-                if found is None:
+                if value is None:
                     outcome = None
             return outcome
 
-        return _joined(conditions, "truth", test, _form("OR", conditions))
+        return _combine(conditions, "truth", test, _form("OR", conditions))
 
     def both(self, *parts: Part) -> Part:
         conditions = [_condition(part) for part in parts]
@@ -220,20 +220,20 @@ class _Compiler(Transformer[Token, Any]):
         def test(values: Values) -> bool | None:
             outcome: bool | None = True
             for one in tests:
-                found = one(values)
-                if found is False:
+                value = one(values)
+                if value is False:
                     return False
-                if found is None:
+                if value is None:
                     outcome = None
             return outcome
 
         conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
-        return _joined(conditions, "truth", test, _form("AND", conditions))._replace(conjuncts=conjuncts)
+        return _combine(conditions, "truth", test, _form("AND", conditions))._replace(conjuncts=conjuncts)
 
     def negation(self, *parts: Any) -> Part:
         *signs, part = parts
         condition = _condition(part)
-        return _negated(condition) if len(signs) % 2 else condition
+        return _negate(condition) if len(signs) % 2 else condition
 
     def comparison(self, left: Part, sign: Token, right: Part) -> Part:
         return _comparison(left, sign, right, _at(sign))
@@ -241,41 +241,41 @@ class _Compiler(Transformer[Token, Any]):
     def between(self, part: Part, is_not: Token | None, least: Part, most: Part) -> Part:
         at_least = _comparison(part, ">=", least, least.at)
         at_most = _comparison(part, "<=", most, most.at)
-        return _perhaps_negated(self.both(at_least, at_most), is_not)
+        return _negate_if(self.both(at_least, at_most), is_not)
 
     def among(self, part: Part, is_not: Token | None, *texts: Token) -> Part:
         _expect_name(part, "IN")
-        wanted = frozenset(_text(token) for token in texts)
-        ask = part.test
+        choices = frozenset(_unquote(token) for token in texts)
+        evaluate = part.test
 
         def test(values: Values) -> bool | None:
-            value = ask(values)
-            return None if value is None else value in wanted
+            value = evaluate(values)
+            return None if value is None else value in choices
 
         (name,) = part.names
-        one_of = (name, wanted) if part.kind == "property" else None
-        form = ("IN", part.form, *sorted(wanted))
-        return _perhaps_negated(_joined([part], "truth", test, form)._replace(one_of=one_of), is_not)
+        one_of = (name, choices) if part.kind == "property" else None
+        form = ("IN", part.form, *sorted(choices))
+        return _negate_if(_combine([part], "truth", test, form)._replace(one_of=one_of), is_not)
 
     def like(self, part: Part, is_not: Token | None, pattern: Token, escape: Token | None) -> Part:
         _expect_name(part, "LIKE")
-        matches, scan = _like(pattern, escape)
-        ask = part.test
+        matches, scan = _compile_like(pattern, escape)
+        evaluate = part.test
 
         def test(values: Values) -> bool | None:
-            value = ask(values)
+            value = evaluate(values)
             return None if value is None else matches(value)
 
-        form = ("LIKE", part.form, _text(pattern), escape and _text(escape))
-        return _perhaps_negated(_joined([part], "truth", test, form)._replace(scan=scan), is_not)
+        form = ("LIKE", part.form, _unquote(pattern), escape and _unquote(escape))
+        return _negate_if(_combine([part], "truth", test, form)._replace(scan=scan), is_not)
 
     def is_null(self, part: Part, is_not: Token | None) -> Part:
         if not part.is_name:
-            raise Meaningless(part.at, "IS NULL is for a property's name, which must stand before it,")
-        ask = part.test
+            raise SelectorError(part.at, "IS NULL is for a property's name, which must stand before it,")
+        evaluate = part.test
         if is_not is not None:
-            return _joined([part], "truth", lambda values: ask(values) is not None, ("IS NOT NULL", part.form))
-        return _joined([part], "truth", lambda values: ask(values) is None, ("IS NULL", part.form))
+            return _combine([part], "truth", lambda values: evaluate(values) is not None, ("IS NOT NULL", part.form))
+        return _combine([part], "truth", lambda values: evaluate(values) is None, ("IS NULL", part.form))
 
     # ---- Values ----
 
@@ -284,7 +284,7 @@ class _Compiler(Transformer[Token, Any]):
         for part in operands:
             _expect_number(part)
         first, *rest = [_numeric(part) for part in operands]
-        steps = [(_divided if sign == "/" else _OPERATORS[sign], one) for sign, one in zip(signs, rest, strict=True)]
+        steps = [(_divide if sign == "/" else _OPERATORS[sign], one) for sign, one in zip(signs, rest, strict=True)]
 
         def test(values: Values) -> Value:
             result = first(values)
@@ -292,7 +292,7 @@ class _Compiler(Transformer[Token, Any]):
                 other = one(values)
                 if result is None or other is None:
                     return None
-                result = _calculated(calculate, result, other)
+                result = _calculate_or_none(calculate, result, other)
             return result  # type: ignore[no-any-return]
 
         level = "sum" if signs[0] in ("+", "-") else "product"
@@ -302,48 +302,48 @@ class _Compiler(Transformer[Token, Any]):
         form = first_form if is_chain else (level, first_form)
         for sign, operand in zip(signs, operands[1:], strict=True):
             form = (*form, str(sign), operand.form)
-        return _joined(operands, "number", test, form)
+        return _combine(operands, "number", test, form)
 
     def signed(self, *parts: Any) -> Part:
         *signs, part = parts
         _expect_number(part)
-        ask = _numeric(part)
+        evaluate = _numeric(part)
         form = part.form if part.kind == "number" else ("+", part.form)
         if signs.count("-") % 2 == 0:
-            return _joined([part], "number", ask, form)._replace(at=_at(signs[0]))
+            return _combine([part], "number", evaluate, form)._replace(at=_at(signs[0]))
 
         def test(values: Values) -> Value:
-            value = ask(values)
-            return None if value is None else _calculated(operator.mul, value, -1)
+            value = evaluate(values)
+            return None if value is None else _calculate_or_none(operator.mul, value, -1)
 
         form = form[1] if isinstance(form, tuple) and form[0] == "-" else ("-", form)
-        return _joined([part], "number", test, form)._replace(at=_at(signs[0]))
+        return _combine([part], "number", test, form)._replace(at=_at(signs[0]))
 
     def parentheses(self, part: Part) -> Part:
         return part._replace(is_name=False)
 
     def name(self, token: Token) -> Part:
         name = str(token)
-        kind = OF_MESSAGE.get(name, "property")
-        is_known = kind != "property" or name in OF_HEADER or name.startswith(_OWN_PREFIXES)
+        kind = MESSAGE_PROPERTIES.get(name, "property")
+        is_known = kind != "property" or name in HEADER_PROPERTIES or name.startswith(_JMS_PREFIXES)
         if name.startswith("JMS") and not is_known:
-            raise Meaningless(_at(token), f"messages cannot be selected by {name},")
+            raise SelectorError(_at(token), f"messages cannot be selected by {name},")
         return Part(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
 
     def text(self, token: Token) -> Part:
-        return _constant(token, "text", _text(token))
+        return _constant(token, "text", _unquote(token))
 
     def approximate(self, token: Token) -> Part:
         value = float(token.rstrip("fFdD"))
         if value in (float("inf"), float("-inf")):
-            raise Meaningless(_at(token), "a number too large for 64 bits")
+            raise SelectorError(_at(token), "a number too large for 64 bits")
         return _constant(token, "number", value)
 
     def exact(self, token: Token) -> Part:
-        return _constant(token, "number", _exact(token))
+        return _constant(token, "number", _parse_exact(token))
 
     def truth(self, token: Token) -> Part:
-        return _constant(token, "truth", _TRUTHS[token.lower()])
+        return _constant(token, "truth", _BOOLEANS[token.lower()])
 
 
 # ---- Parts ----
@@ -354,7 +354,7 @@ def _at(token: Token) -> int:
     return token.start_pos
 
 
-def _joined(parts: Iterable[Part], kind: str, test: Test, form: Form) -> Part:
+def _combine(parts: Iterable[Part], kind: str, test: Test, form: Form) -> Part:
     """Make a part of these parts, without its conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
@@ -373,7 +373,7 @@ def _form(operator: str, parts: list[Part]) -> Form:
     return (operator, *operands)
 
 
-def _compared(part: Part) -> Form:
+def _operand_form(part: Part) -> Form:
     """Return the form of an operand of a comparison: numbers are compared by their values, so 1 is 1.0."""
     value = part.test({}) if part.kind == "number" and not part.names else None
     return part.form if value is None else value
@@ -388,40 +388,40 @@ def _condition(part: Part) -> Part:
     if part.kind == "truth":
         return part
     if part.kind != "property":
-        raise Meaningless(part.at, f"a {part.kind} is neither true nor false")
-    ask = part.test
-    return _joined([part], "truth", lambda values: _truth(ask(values)), part.form)
+        raise SelectorError(part.at, f"a {part.kind} is neither true nor false")
+    evaluate = part.test
+    return _combine([part], "truth", lambda values: _boolean(evaluate(values)), part.form)
 
 
-def _negated(part: Part) -> Part:
-    ask, inner = part.test, part.form
+def _negate(part: Part) -> Part:
+    evaluate, inner = part.test, part.form
 
     def test(values: Values) -> bool | None:
-        value = ask(values)
+        value = evaluate(values)
         return None if value is None else not value
 
     form = inner[1] if isinstance(inner, tuple) and inner[0] == "NOT" else ("NOT", inner)
-    return _joined([part], "truth", test, form)
+    return _combine([part], "truth", test, form)
 
 
-def _perhaps_negated(part: Part, is_not: Token | None) -> Part:
-    return part if is_not is None else _negated(part)
+def _negate_if(part: Part, is_not: Token | None) -> Part:
+    return part if is_not is None else _negate(part)
 
 
 def _expect_name(part: Part, what: str) -> None:
     if not part.is_name or part.kind == "number":
-        raise Meaningless(part.at, f"{what} is for a property that is text, whose name must stand before it,")
+        raise SelectorError(part.at, f"{what} is for a property that is text, whose name must stand before it,")
 
 
 def _expect_number(part: Part) -> None:
     if part.kind not in ("number", "property"):
-        raise Meaningless(part.at, f"a {part.kind} is no number")
+        raise SelectorError(part.at, f"a {part.kind} is no number")
 
 
 def _numeric(part: Part) -> Test:
     """As a number; what is none is unknown."""
-    ask = part.test
-    return ask if part.kind == "number" else lambda values: _number(ask(values))
+    evaluate = part.test
+    return evaluate if part.kind == "number" else lambda values: _number(evaluate(values))
 
 
 def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
@@ -429,10 +429,10 @@ def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
     if len(kinds) > 1:
-        raise Meaningless(at, f"a {left.kind} cannot be compared with a {right.kind}")
+        raise SelectorError(at, f"a {left.kind} cannot be compared with a {right.kind}")
     kind = kinds.pop() if kinds else "text" if is_equality else "number"
     if not is_equality and kind != "number":
-        raise Meaningless(at, f"{sign} is for numbers, not for a {kind},")
+        raise SelectorError(at, f"{sign} is for numbers, not for a {kind},")
     compare, first, second = _OPERATORS[sign], left.test, right.test
     as_first, as_second = (None if part.kind == kind else _CONVERSIONS[kind] for part in (left, right))
 
@@ -452,39 +452,39 @@ def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
             if part.is_name and part.kind == "property" and not other.names:
                 (name,) = part.names
                 one_of = (name, frozenset([str(other.test({}))]))
-    form = (str(sign), _compared(left), _compared(right))
-    return _joined([left, right], "truth", test, form)._replace(one_of=one_of)
+    form = (str(sign), _operand_form(left), _operand_form(right))
+    return _combine([left, right], "truth", test, form)._replace(one_of=one_of)
 
 
 def _number(value: Value) -> int | float | None:
     """The number that a text looks like."""
     if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
         return None
-    if _WHOLE.fullmatch(value) is not None:
-        whole = int(value)
-        return whole if -_LONG <= whole < _LONG else float(whole)
+    if _INTEGER.fullmatch(value) is not None:
+        integer = int(value)
+        return integer if -_INT64_LIMIT <= integer < _INT64_LIMIT else float(integer)
     return float(value) if _NUMBER.fullmatch(value) is not None else None
 
 
-def _truth(value: Value) -> bool | None:
+def _boolean(value: Value) -> bool | None:
     """The truth value that a text looks like."""
-    return _TRUTHS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
+    return _BOOLEANS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
 
 
-_CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _truth, "text": None}
+_CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _boolean, "text": None}
 """Of a property's text to what it is compared with."""
 
 
-def _calculated(calculate: Callable[[Any, Any], Any], one: Any, other: Any) -> int | float | None:
+def _calculate_or_none(calculate: Callable[[Any, Any], Any], one: Any, other: Any) -> int | float | None:
     """Unknown where Java has no result, or one that does not fit 64 bits."""
     try:
         result: int | float = calculate(one, other)
     except ArithmeticError:
         return None
-    return result if isinstance(result, float) or -_LONG <= result < _LONG else None
+    return result if isinstance(result, float) or -_INT64_LIMIT <= result < _INT64_LIMIT else None
 
 
-def _divided(one: Any, other: Any) -> int | float:
+def _divide(one: Any, other: Any) -> int | float:
     """As in Java: whole numbers are divided towards zero."""
     if isinstance(one, int) and isinstance(other, int):
         quotient = abs(one) // abs(other)
@@ -493,29 +493,29 @@ def _divided(one: Any, other: Any) -> int | float:
     return result
 
 
-def _exact(token: Token) -> int:
+def _parse_exact(token: Token) -> int:
     digits = token.rstrip("lL").lower()
     base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
     try:
         value = int(digits, base)
     except ValueError as error:
-        raise Meaningless(_at(token), "no number: one that begins with 0 is octal") from error
+        raise SelectorError(_at(token), "no number: one that begins with 0 is octal") from error
     # The largest is there for the sign that may stand before it.
-    if value > _LONG:
-        raise Meaningless(_at(token), "a number too large for 64 bits")
+    if value > _INT64_LIMIT:
+        raise SelectorError(_at(token), "a number too large for 64 bits")
     return value
 
 
-def _text(token: Token) -> str:
+def _unquote(token: Token) -> str:
     return token[1:-1].replace("''", "'")
 
 
-def _like(pattern: Token, escape: Token | None) -> tuple[Callable[[str], bool], int]:
+def _compile_like(pattern: Token, escape: Token | None) -> tuple[Callable[[str], bool], int]:
     """See `like`."""
-    escaping = None if escape is None else _text(escape)
-    if escape is not None and len(_text(escape)) != 1:
-        raise Meaningless(_at(escape), "ESCAPE takes one character")
+    escape_character = None if escape is None else _unquote(escape)
+    if escape is not None and len(_unquote(escape)) != 1:
+        raise SelectorError(_at(escape), "ESCAPE takes one character")
     try:
-        return like(_text(pattern), escaping)
+        return compile_like(_unquote(pattern), escape_character)
     except ValueError as error:
-        raise Meaningless(_at(pattern), str(error)) from error
+        raise SelectorError(_at(pattern), str(error)) from error

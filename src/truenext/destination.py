@@ -47,7 +47,7 @@ REMOTE_TEMPORARY_PREFIX = "/remote-temp-queue/"
 TEMPORARY_TOPIC_PREFIX = "/temp-topic/"
 REMOTE_TEMPORARY_TOPIC_PREFIX = "/remote-temp-topic/"
 
-_WORDS_OF_OTHERS = {
+_FOREIGN_PREFIXES = {
     "/amq/queue/": "here it is '/queue/{name}', whoever made it",
     "/exchange/": "there are no exchanges here; say /topic/NAME for everybody who has subscribed, /queue/NAME for one",
     "/reply-queue/": "here a reply goes to what the MESSAGE's reply-to says",
@@ -81,7 +81,7 @@ class DestinationKind(Enum):
     CONTROL = "control"
 
 
-_ONE_OF = {DestinationKind.PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUES: DestinationKind.QUEUE}
+_SINGULAR = {DestinationKind.PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUES: DestinationKind.QUEUE}
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
@@ -99,12 +99,12 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     selector: str = ""
     """What of these is copied; "" is all."""
 
-    is_spread: bool = False
+    is_multi_queue: bool = False
     """A message sent to it stands in any number of queues. Told by its kind; kept, as every send asks for it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(
-            self, "is_spread", self.kind is DestinationKind.TOPIC or self.kind is DestinationKind.COMPOSITE
+            self, "is_multi_queue", self.kind is DestinationKind.TOPIC or self.kind is DestinationKind.COMPOSITE
         )
 
     @property
@@ -116,7 +116,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
             return f"/remote-temp-queue{self.name}"
         if self.kind is DestinationKind.TOPIC and self.session:
             return f"/remote-temp-topic{self.name}"
-        return f"/{_ONE_OF.get(self.kind, self.kind).value}/{self.name}"
+        return f"/{_SINGULAR.get(self.kind, self.kind).value}/{self.name}"
 
 
 def split_options(address: str) -> tuple[str, dict[str, str]]:
@@ -129,9 +129,9 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
     """
     if "?" not in address or address.startswith(DURABLE_ADDRESS_PREFIX):
         return address, {}
-    address, _, written = address.partition("?")
+    address, _, options_text = address.partition("?")
     options: dict[str, str] = {}
-    for each in written.split("&"):
+    for each in options_text.split("&"):
         name, equals, text = each.partition("=")
         if not equals or not name:
             raise RemoteProtocolError(
@@ -171,54 +171,54 @@ def parse(address: str, session: str) -> Destination:
             f"option {option[:50]!r} of {address[:100]!r}: options are for SUBSCRIBE, leave it out; no name has a ?",
             Code.DESTINATION,
         )
-    return _parsed(address, session)
+    return _parse(address, session)
 
 
 @lru_cache(maxsize=4096)
-def accepted_address(address: str) -> Destination:
+def parse_stored_address(address: str) -> Destination:
     """The destination of an address that this broker has accepted, maybe when names could have a ? in them.
 
     Raises: RemoteProtocolError if it can never have been one.
     """
-    return _parsed(address, "")
+    return _parse(address, "")
 
 
-def _parsed(address: str, session: str) -> Destination:
+def _parse(address: str, session: str) -> Destination:
     if address.startswith(DURABLE_ADDRESS_PREFIX):
         client, _, name = address[len(DURABLE_ADDRESS_PREFIX) :].partition(",")
         return Destination(DestinationKind.DURABLE, durable_key(client, name))
     if "," in address:
-        return _composite(address, session)
+        return _parse_composite(address, session)
     if address.startswith("/queue/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(DestinationKind.QUEUES, _checked_pattern(name, address))
-        return Destination(DestinationKind.QUEUE, _checked(name, address))
+            return Destination(DestinationKind.QUEUES, _check_pattern(name, address))
+        return Destination(DestinationKind.QUEUE, _check_name(name, address))
     if address.startswith("/topic/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(DestinationKind.PATTERN, _checked_pattern(name, address))
-        return Destination(DestinationKind.TOPIC, _checked(name, address))
+            return Destination(DestinationKind.PATTERN, _check_pattern(name, address))
+        return Destination(DestinationKind.TOPIC, _check_name(name, address))
     if address.startswith(TEMPORARY_PREFIX):
-        name = _checked(address[len(TEMPORARY_PREFIX) :], address)
+        name = _check_name(address[len(TEMPORARY_PREFIX) :], address)
         return Destination(DestinationKind.TEMPORARY, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_PREFIX):
-        owner, name = _owned(address, REMOTE_TEMPORARY_PREFIX)
+        owner, name = _split_owner(address, REMOTE_TEMPORARY_PREFIX)
         return Destination(DestinationKind.TEMPORARY, name, owner)
     if address.startswith(TEMPORARY_TOPIC_PREFIX):
-        name = _checked(address[len(TEMPORARY_TOPIC_PREFIX) :], address)
+        name = _check_name(address[len(TEMPORARY_TOPIC_PREFIX) :], address)
         return Destination(DestinationKind.TOPIC, f"/{session}/{name}", session)
     if address.startswith(REMOTE_TEMPORARY_TOPIC_PREFIX):
-        owner, name = _owned(address, REMOTE_TEMPORARY_TOPIC_PREFIX)
+        owner, name = _split_owner(address, REMOTE_TEMPORARY_TOPIC_PREFIX)
         return Destination(DestinationKind.TOPIC, name, owner)
     if address.startswith("/control/"):
-        return Destination(DestinationKind.CONTROL, _checked(address[9:], address))
+        return Destination(DestinationKind.CONTROL, _check_name(address[9:], address))
     if address and "/" not in address and ":" not in address:
-        return _parsed(f"/queue/{address}", session)
-    for prefix, words in _WORDS_OF_OTHERS.items():
+        return _parse(f"/queue/{address}", session)
+    for prefix, hint in _FOREIGN_PREFIXES.items():
         if address.startswith(prefix):
-            here = words.format(name=address[len(prefix) :][:100])
-            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {here}", Code.DESTINATION)
+            explanation = hint.format(name=address[len(prefix) :][:100])
+            raise RemoteProtocolError(f"unknown destination {address[:100]!r}: {explanation}", Code.DESTINATION)
     raise RemoteProtocolError(
         f"unknown destination {address[:100]!r}: it must begin with /queue/, /topic/, /temp-queue/, /temp-topic/, "
         "/remote-temp-queue/, /remote-temp-topic/ or /control/, or be the mere name of a queue",
@@ -226,7 +226,7 @@ def _parsed(address: str, session: str) -> Destination:
     )
 
 
-def queue_called(name: str) -> Destination:
+def parse_queue_name(name: str) -> Destination:
     """The queue that clients may make under this name.
 
     Raises: RemoteProtocolError if they may not.
@@ -239,7 +239,7 @@ def queue_called(name: str) -> Destination:
     return parse(address, "")
 
 
-def _composite(address: str, session: str) -> Destination:
+def _parse_composite(address: str, session: str) -> Destination:
     addresses = address.split(",")
     if len(addresses) > COMPOSITE_MAX:
         raise RemoteProtocolError(
@@ -253,7 +253,7 @@ def _composite(address: str, session: str) -> Destination:
                 f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/",
                 Code.DESTINATION,
             )
-    parts = tuple(_parsed(each, session) for each in addresses)
+    parts = tuple(_parse(each, session) for each in addresses)
     for part in parts:
         if part.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
@@ -264,7 +264,7 @@ def _composite(address: str, session: str) -> Destination:
     return Destination(DestinationKind.COMPOSITE, address, session, parts)
 
 
-def _owned(address: str, prefix: str) -> tuple[str, str]:
+def _split_owner(address: str, prefix: str) -> tuple[str, str]:
     """The session that owns a temporary queue or topic, and its name."""
     owner, slash, name = address[len(prefix) :].partition("/")
     if owner and not slash:
@@ -275,7 +275,7 @@ def _owned(address: str, prefix: str) -> tuple[str, str]:
             "MESSAGE's reply-to says",
             Code.DESTINATION,
         )
-    return owner, f"/{_checked(owner, address)}/{_checked(name, address)}"
+    return owner, f"/{_check_name(owner, address)}/{_check_name(name, address)}"
 
 
 def dead_letter_name(queue: str) -> str:
@@ -332,15 +332,15 @@ def stored_queue(name: str) -> Destination:
     return durable_subscription(f"{client},{subscription}", topic, *selector)
 
 
-def may_be_named(number_of: str | None, name: str) -> bool:
-    """A queue's number may stand for a name from here on, if it stood for `number_of`; for "" when the queue has gone.
+def may_rename(current: str | None, name: str) -> bool:
+    """A queue's number may stand for a name from here on, if it stood for `current`; for "" when the queue has gone.
 
-    >>> may_be_named(None, "a"), may_be_named("a", "b"), may_be_named("a", "ended,a"), may_be_named("ended,a", "")
+    >>> may_rename(None, "a"), may_rename("a", "b"), may_rename("a", "ended,a"), may_rename("ended,a", "")
     (True, False, True, True)
     """
-    if number_of is None:
+    if current is None:
         return name != ""
-    return name in ("", ENDED_PREFIX + number_of)
+    return name in ("", ENDED_PREFIX + current)
 
 
 def durable_key_of(subscription: Destination) -> str:
@@ -359,7 +359,7 @@ def virtual_topic(queue: str) -> str:
     return f"VirtualTopic.{words[3]}" if is_virtual else ""
 
 
-def _checked(name: str, address: str) -> str:
+def _check_name(name: str, address: str) -> str:
     if not name or name.startswith("/"):
         raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /", Code.DESTINATION)
     length_max = DESTINATION_LENGTH_MAX
@@ -377,9 +377,9 @@ def _checked(name: str, address: str) -> str:
     return name
 
 
-def _checked_pattern(pattern: str, address: str) -> str:
+def _check_pattern(pattern: str, address: str) -> str:
     fault = fault_of_pattern(pattern)
     if fault is not None:
         raise RemoteProtocolError(f"pattern {address!r}: {fault}", Code.DESTINATION)
-    _checked(pattern.replace("*", "_").replace(">", "_"), address)
+    _check_name(pattern.replace("*", "_").replace(">", "_"), address)
     return pattern

@@ -22,7 +22,7 @@ SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
 """Headers of a scheduled send: ActiveMQ's, and TIME of its successor."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
-HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
+HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {
         # What concerns the SEND alone, and what only the broker may say of a message.
         "receipt",
@@ -49,8 +49,8 @@ HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
 
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
-_TO_ESCAPE = re.compile(r"[\\\r\n:]")
-must_escape = _TO_ESCAPE.search
+_NEEDS_ESCAPE = re.compile(r"[\\\r\n:]")
+must_escape = _NEEDS_ESCAPE.search
 """Whether a name or value does not stand as it is."""
 _ESCAPED = re.compile(r"\\.?", re.DOTALL)
 
@@ -61,7 +61,7 @@ def escape(text: str) -> str:
     >>> escape("a:b\n")
     'a\\cb\\n'
     """
-    return _TO_ESCAPE.sub(lambda match: _ESCAPES[match.group()], text)
+    return _NEEDS_ESCAPE.sub(lambda match: _ESCAPES[match.group()], text)
 
 
 def unescape(text: str) -> str:
@@ -106,13 +106,13 @@ def closes_group(header: bytes) -> bool:
 
 def _value(header: bytes, start: bytes) -> str:
     """What follows on the first line that begins so; empty if none does."""
-    at = len(start)
+    start_at = len(start)
     if not header.startswith(start):
-        at = header.find(b"\n" + start)
-        if at < 0:
+        start_at = header.find(b"\n" + start)
+        if start_at < 0:
             return ""
-        at += 1 + len(start)
-    value = header[at : header.index(b"\n", at)].decode()
+        start_at += 1 + len(start)
+    value = header[start_at : header.index(b"\n", start_at)].decode()
     return unescape(value) if "\\" in value else value
 
 

@@ -3,7 +3,7 @@
 TruenextError
 ├── LocalProtocolError     our own caller broke the rules of a protocol
 ├── RemoteProtocolError    the peer did; its connection ends, nothing else does
-│   ├── NoRoomError        what it asked for would be allowed if there were room; it did nothing wrong
+│   ├── NoSpaceError        what it asked for would be allowed if there were room; it did nothing wrong
 │   └── OtherProtocolError it speaks another protocol than STOMP
 ├── StoreError             the store cannot keep its promise; the broker stops
 │   └── StoreInUseError    another broker holds the data folder
@@ -39,24 +39,24 @@ class Code(StrEnum):
     Source: docs/stomp.md, "Codes"
     """
 
-    NO_FRAME = "no-frame"
+    MALFORMED_FRAME = "malformed-frame"
     COMMAND = "command"
     LOGIN = "login"
-    LATE = "late"
+    STALE = "stale"
     HEADER = "header"
     NOT_SUPPORTED = "not-supported"
     DESTINATION = "destination"
     SELECTOR = "selector"
-    QUESTION = "question"
-    MISSING = "missing"
-    TAKEN = "taken"
+    CONTROL_REQUEST = "control-request"
+    NOT_FOUND = "not-found"
+    IN_USE = "in-use"
     NOT_HELD = "not-held"
     NO_TRANSACTION = "no-transaction"
-    DOOMED = "doomed"
+    ROLLBACK_ONLY = "rollback-only"
     ROLLED_BACK = "rolled-back"
     GAP = "gap"
     LIMIT = "limit"
-    NO_ROOM = "no-room"
+    NO_SPACE = "no-space"
     TOO_SLOW = "too-slow"
 
 
@@ -68,18 +68,18 @@ class RemoteProtocolError(TruenextError):
         self.code = code
 
 
-class NoRoomError(RemoteProtocolError):
+class NoSpaceError(RemoteProtocolError):
     """There is no room for what the peer sent; its connection ends as if it had taken leave."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason, Code.NO_ROOM)
+        super().__init__(reason, Code.NO_SPACE)
 
 
 class OtherProtocolError(RemoteProtocolError):
     """The peer speaks another protocol than STOMP; its connection ends."""
 
     def __init__(self, reason: str, protocol: str, answer: bytes) -> None:
-        super().__init__(reason, Code.NO_FRAME)
+        super().__init__(reason, Code.MALFORMED_FRAME)
         self.protocol = protocol
         self.answer = answer
         """Bytes that its client understands, in place of an ERROR; may be empty."""
@@ -148,10 +148,10 @@ class InDoubt(TruenextError):
         """For `outcome` of any connection to the same broker, in another process as well."""
 
 
-def for_another(error: TruenextError) -> TruenextError:
+def copy_error(error: TruenextError) -> TruenextError:
     """The same error for another caller: an exception that is raised twice collects the tracebacks of both."""
     kind = type(error)
-    made = kind.__new__(kind, *error.args)
-    made.__dict__ |= error.__dict__
-    made.__cause__ = error
-    return made
+    copy = kind.__new__(kind, *error.args)
+    copy.__dict__ |= error.__dict__
+    copy.__cause__ = error
+    return copy

@@ -44,7 +44,7 @@ CHUNK = struct.Struct("<IIIIQ")
 CHECKSUM = struct.Struct("<I")
 BLOCK = struct.Struct("<BBIIQQ")
 
-STARTS_FILE, OF_BATCH = 1, 2
+STARTS_FILE, FROM_BATCH = 1, 2
 """Flags of a chunk."""
 
 
@@ -123,13 +123,13 @@ REASONS = (
 )
 """By code: why a message was returned, and what then becomes of it; how the run before ended."""
 
-_WAYS = ("auto", "client", "client-individual")
+_ACK_MODES = ("auto", "client", "client-individual")
 WITH_SELECTOR, WITH_EXPRESS, WITH_BEGUN, PULLING = " with selector", " with express", " with begun", " pulling"
 EXCLUSIVE = " exclusive"
 MODES = tuple(
-    way + selector + express + begun + pulling + exclusive
-    for exclusive, pulling, begun, express, selector, way in product(
-        ("", EXCLUSIVE), ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _WAYS
+    ack_mode + selector + express + begun + pulling + exclusive
+    for exclusive, pulling, begun, express, selector, ack_mode in product(
+        ("", EXCLUSIVE), ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
     )
 )
 """By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection names

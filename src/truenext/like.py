@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool], int]:
+def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool], int]:
     """What tells whether a text is like `pattern`; and how many characters of that are in pieces with _ between two %.
 
     `escape` is one character, behind which % and _ stand for themselves.
@@ -17,20 +17,20 @@ def like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool], int]:
     Between two % each piece is taken where it comes first, so nothing is ever tried twice, as one regular expression
     would: no pattern takes longer than its length times that of the text.
 
-    >>> matches, _ = like("a!%_%", "!")
+    >>> matches, _ = compile_like("a!%_%", "!")
     >>> matches("a%b"), matches("abb")
     (True, False)
 
     Raises: ValueError if the pattern ends with its escape character
     """
     first, *others = _pieces(pattern, escape)
-    head = _regular(first)
+    head = _to_regex(first)
     if not others:
         return lambda value: head.fullmatch(value) is not None, 0
     *inner, last = others
     middle = [_finder(piece) for piece in inner if piece]
     scan = sum(len(piece) for piece in inner if None in piece)
-    tail, tail_length = _regular(last), len(last)
+    tail, tail_length = _to_regex(last), len(last)
 
     def matches(value: str) -> bool:
         found = head.match(value)
@@ -64,14 +64,14 @@ def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
     return pieces
 
 
-def _regular(piece: list[str | None]) -> re.Pattern[str]:
+def _to_regex(piece: list[str | None]) -> re.Pattern[str]:
     return re.compile("".join("." if each is None else re.escape(each) for each in piece), re.DOTALL)
 
 
 def _finder(piece: list[str | None]) -> Callable[[str, int], int]:
     """What gives the end of the first place, from one on, where a piece is; -1 if there is none."""
     if None in piece:
-        search = _regular(piece).search
+        search = _to_regex(piece).search
 
         def find(value: str, at: int) -> int:
             found = search(value, at)

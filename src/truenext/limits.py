@@ -31,10 +31,10 @@ ANSWER_BYTES_MAX = 256 * 1024 * 1024
 CONNECTIONS_MAX = 1000
 """Connections at once, of one listener; fewer if the system lets the broker open fewer files (cli/files.py)."""
 
-CONNECTIONS_TO_ASK_MAX = 10
+CONTROL_ONLY_CONNECTIONS_MAX = 10
 """Connections beyond these that may only ask the broker, so that whoever runs it can."""
 
-ASKING_SECONDS_MAX = 5.0
+CONTROL_ONLY_IDLE_S = 5.0
 """Seconds for which one of them may ask nothing."""
 
 SUBSCRIPTIONS_MAX = 1000
@@ -56,11 +56,11 @@ SELECTOR_LENGTH_MAX = 4096
 SELECTOR_DEPTH_MAX = 32
 """Parentheses of a selector in one another: each is several calls in one another when it is tested."""
 
-SELECTOR_ANY_MAX = 256
+SELECTOR_SCAN_MAX = 256
 """Characters of a selector in those pieces of its LIKE patterns that hold a _ and stand between two %: only there the
 test takes as long as the value times the pattern."""
 
-SELECTORS_KEPT_BYTES = 2 * 1024 * 1024
+SELECTOR_CACHE_BYTES = 2 * 1024 * 1024
 """Bytes of compiled selectors that are kept for whoever may name them again, though nobody uses them."""
 
 COMPOSITE_MAX = 100
@@ -74,29 +74,29 @@ TRANSACTIONS_MAX = 64
 """Open transactions of one connection, if its setting says nothing else: a session normally has one, a pool of workers
 a few."""
 
-TRANSACTIONS_MOST = 10_000
+TRANSACTIONS_CEILING = 10_000
 """The most that it may say: each is some 500 bytes, whose memory no other limit counts."""
 
 TRANSACTION_BYTES_MAX = 16 * 1024 * 1024
 """Bytes one connection may hold in open transactions, unless it is one larger message, if its setting says nothing
 else: each becomes one batch of the store."""
 
-TRANSACTION_BYTES_MOST = 64 * 1024 * 1024
+TRANSACTION_BYTES_CEILING = 64 * 1024 * 1024
 """The most that it may say: a batch is written in one piece, for most of a second, while others wait for theirs."""
 
 TRANSACTION_MESSAGES_MAX = 50_000
 """Sends and acknowledgements in one connection's open transactions: as TRANSACTION_BYTES_MAX, for small messages."""
 
-TRANSACTION_MESSAGES_MOST = 200_000
+TRANSACTION_MESSAGES_CEILING = 200_000
 """The most that its setting may say: a COMMIT is one step of about a second, in which nobody else is served."""
 
 PRODUCERS_MAX = 100_000
-"""Producers remembered for repeated sends; each is kept for PRODUCER_MEMORY_MS after its last use."""
+"""Producers remembered for repeated sends; each is kept for PRODUCER_RETENTION_MS after its last use."""
 
-PRODUCER_MEMORY_MS_MIN = 3600 * 1000
+PRODUCER_RETENTION_MS_MIN = 3600 * 1000
 """The same if they are too many and it had one SEND alone, and no other use."""
 
-PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
+PRODUCER_RETENTION_MS = 7 * 24 * 3600 * 1000
 """Milliseconds a producer's last number is remembered after its last use (guarantee L5)."""
 
 DELAY_MS_MAX = 7 * 24 * 3600 * 1000
@@ -139,33 +139,33 @@ GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of the batch that gathers while another is made durable, and of the answers that wait for it, roughly; beyond
 it no connection is read."""
 
-WAITING_ANSWER_BYTES = 500
+PENDING_ANSWER_BYTES = 500
 """What an answer that waits for the disk counts towards GATHERING_BYTES_MAX."""
 
 LAZY_COMMIT_SECONDS = 0.025
 """Longest time a batch that nobody waits for gathers before it is written."""
 
-HISTORY_SECONDS = 0.05
+HISTORY_FLUSH_SECONDS = 0.05
 """Longest time in which history of what is durable is not in its file yet."""
 
-WRITE_SECONDS_MAX = 0.002
+INLINE_WRITE_SECONDS_MAX = 0.002
 """Longest time for which the event loop expects to write a batch itself; after a write that took longer the store's
 thread has all of them, until one was quicker."""
 
 SMALL_BATCH_BYTES = 64 * 1024
 """Bytes of a batch whose size is not what its write takes time for."""
 
-WRITE_AT_ONCE_SECONDS_MAX = 0.0005
+INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
 """Average time of small writes, at most; of a disk that is slower the event loop does not wait at all."""
 
 POLL_US_MAX = 10_000
 """Microseconds for which the event loop may be told to look again before it sleeps: beside that, waking up is nothing.
 """
 
-REFUSALS_AT_ONCE = 200
+REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass; what is behind them is carried out a moment later."""
 
-ROOM_SECONDS = 0.1
+CAPACITY_CHECK_INTERVAL_S = 0.1
 """Time between two looks at whether those may be read on who wait for room on the disk."""
 
 SEQUENCE_BLOCK = 1 << 20
@@ -178,32 +178,32 @@ waits until they are reserved."""
 HEART_BEAT_MS_MIN = 250
 """Shortest heart-beat interval offered, in milliseconds: a timer per connection must not become a load."""
 
-HEART_BEAT_GRACE = 2.25
+HEART_BEAT_GRACE_FACTOR = 2.25
 """A peer is given up after this many of its heart-beat intervals without a byte. Promised are 2 to 2.5: neither side's
 timers are exact."""
 
 STORE_TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Bytes in one batch of a clean stop: the dirty pages of a write transaction stay in private memory."""
 
-ANSWERS_OUT_BYTES = 8 * 1024 * 1024
+ANSWERS_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of large answers to questions that may be on their way to clients at once, or one that is larger."""
 
-ANSWERS_OUT_SECONDS = 10
+ANSWER_STALL_SECONDS = 10
 """Seconds after which a client is ended that takes next to nothing of its answer while others wait for theirs."""
 
-ANSWERS_OUT_SECONDS_MAX = 60
+ANSWER_SECONDS_MAX = 60
 """The same if it has not taken all of it."""
 
-REPLIES_BYTES = 24 * 1024 * 1024
+REPLIES_EXCESS_BYTES_MAX = 24 * 1024 * 1024
 """Bytes by which messages may exceed their part of the memory, or three quarters of that if it is less, before the
 connection with the largest reply queue is ended: an answer counts twice while it is on its way."""
 
-BROWSE_SIZE = 250
-BROWSE_BYTES = 256 * 1024
+BROWSE_MESSAGES_PER_TURN = 250
+BROWSE_BYTES_PER_TURN = 256 * 1024
 """Messages that a browser looks at in one turn, and bytes: nobody else is served meanwhile. Read from the store, those
 are bytes of records; in memory, of header lines, which selectors look at."""
 
-SCAN_SIZE = 60
+SCAN_MESSAGES_PER_TURN = 60
 """Messages of one queue compared with selectors in one turn: nobody else is served meanwhile."""
 
 SCAN_PAGE_SIZE = 120
@@ -245,19 +245,19 @@ BROKER_BYTES = 48 * 1024 * 1024
 way, pages. When queues have taken all the rest none is made any more, but for what has failed, is moved, or was sent in
 a transaction: that must have a place to go."""
 
-UNUSED_SECONDS = 60.0
+UNUSED_QUEUE_SECONDS = 60.0
 """Time after which a queue goes that is empty and unused."""
 
-UNUSED_SECONDS_SHORT = 1.0
+UNUSED_QUEUE_SECONDS_SHORT = 1.0
 """The same where there is no room for another one."""
 
-JOIN_PIECE = 200
+JOIN_QUEUES_PER_TURN = 200
 """Queues at which one turn looks for a consumer of a pattern that is to join them."""
 
-UNUSED_LOOK = 5000
+UNUSED_QUEUES_CHECKED_MAX = 5000
 """Queues that are looked at in one go, whether they are unused; some 0.3 us each."""
 
-UNUSED_PIECE = 500
+UNUSED_QUEUES_REMOVED_MAX = 500
 """Queues that go in one go, at most: others are served in between."""
 
 DISK_LIMIT_MIN = 1024 * 1024 * 1024
@@ -285,31 +285,31 @@ TTL_MS_MAX = SCHEDULE_MS_MAX
 CRON_LENGTH_MAX = 100
 """Characters in a cron expression."""
 
-DUE_PIECE = 500
+DUE_SENDS_PER_READ = 500
 """Scheduled sends that are read at a time, at most, and become messages in one go."""
 
-SHOWN_BYTES = 1000
+SHOWN_BODY_BYTES = 1000
 """Bytes of a scheduled send's body that are shown."""
 
-SHOWN_PIECE = 100
+SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends that are shown in one go."""
 
 SEQUENCE_MAX = 2**63 - 1
 """More are never given out."""
 
-QUESTION_BYTES_MAX = 64 * 1024
+CONTROL_REQUEST_BYTES_MAX = 64 * 1024
 """Bytes of a question to the broker."""
 
-QUESTION_SEQUENCES_MAX = 1000
+CONTROL_REQUEST_SEQUENCES_MAX = 1000
 """Messages that one may name."""
 
 PIECES_MAX = 100
 """Pieces of bulk work that one connection may wait for."""
 
-BULK_PIECE = 500
+BULK_MESSAGES_PER_PIECE = 500
 """Messages moved or removed in one go when somebody asks for that: others are served in between."""
 
-NAMING_BYTES = 20
+QUEUE_REMOVAL_BYTES = 20
 """What a queue that has gone counts in a batch, roughly."""
 
 PAUSE_BYTES = 20

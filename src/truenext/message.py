@@ -25,15 +25,15 @@ class SentMessage(msgspec.Struct, gc=False):
     """Milliseconds since the epoch when the broker accepted it; for people, never for order."""
     group: str = ""
     """What `header` says of it (envelope.group_of); empty is none."""
-    way_back: str = ""
+    redrive_queue: str = ""
     """Of a dead letter the name of the queue that it goes back to, if its headers, which clients see, do not say it;
     empty otherwise."""
 
 
-def living(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
+def with_ttl(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
     """The same message as it is accepted now, with so many milliseconds to live: its header says when it expires.
 
-    >>> living(Message(4, True, 0, b"a:b\\n", b""), 10, 1000).header
+    >>> with_ttl(Message(4, True, 0, b"a:b\\n", b""), 10, 1000).header
     b'expires:1010\\na:b\\n'
     """
     expires_ms = now_ms + ttl_ms

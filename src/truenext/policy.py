@@ -44,9 +44,9 @@ class Expired(Enum):
 class WhileWaiting(Enum):
     """What the rest of a queue does while a failed message waits for its next try."""
 
-    PASS = "pass"
+    SKIP = "skip"
     """It goes on."""
-    HOLD = "hold"
+    BLOCK = "block"
     """What stands behind the failed message waits as well: the order is kept."""
 
 
@@ -107,10 +107,10 @@ class Policy:
         reason="Times that are known beforehand are easier to reason about; few messages fail together.",
     )
     while_waiting: WhileWaiting = setting(
-        WhileWaiting.PASS,
-        'While a failed message waits for its next try, the others pass it ("pass"), or what stands behind it waits as '
-        'well ("hold"), so that the order is kept. One of a message group holds back its group, and that alone, either '
-        "way. A change holds for what fails from then on.",
+        WhileWaiting.SKIP,
+        'While a failed message waits for its next try, the others pass it ("skip"), or what stands behind it waits as '
+        'well ("block"), so that the order is kept. One of a message group holds back its group, and that alone, '
+        "either way. A change holds for what fails from then on.",
         reason="One message that fails need not hold back those that do not.",
     )
     dead_letters: str = setting(
@@ -175,15 +175,17 @@ class Policies:
             reverse=True,
         )
         policies = (default, *self.by_pattern.values())
-        self._shared = {policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL}
+        self._shared_dead_letter_queues = {
+            policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL
+        }
 
     def holds_dead_letters(self, name: str) -> bool:
         """What fails in this queue stays there."""
-        return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared
+        return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared_dead_letter_queues
 
-    def of(self, name: str) -> Policy:
+    def for_queue(self, name: str) -> Policy:
         """
-        >>> Policies(by_pattern={"orders.>": Policy(page_size=7)}).of("orders.new").page_size
+        >>> Policies(by_pattern={"orders.>": Policy(page_size=7)}).for_queue("orders.new").page_size
         7
         """
         pattern = self.pattern_of(name)

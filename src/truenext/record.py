@@ -55,24 +55,24 @@ from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
-_WITH_WAY_BACK = 3
-_VERSIONS = (RECORD_VERSION, _WITH_WAY_BACK)
+_WITH_REDRIVE_QUEUE = 3
+_VERSIONS = (RECORD_VERSION, _WITH_REDRIVE_QUEUE)
 
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
 _SEQUENCE = struct.Struct(">Q")
 _TIMER = struct.Struct(">Q5sQ")
-_DUE_TIMER = struct.Struct(">QQ5s")
-_DUE_BIT = 1 << 63
+_SCHEDULED_TIMER = struct.Struct(">QQ5s")
+_SCHEDULED_BIT = 1 << 63
 _NUMBER = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _FIELDS = struct.Struct("<BBIQQ")
 _HEADER_AT = _CHECKSUM.size + _FIELDS.size
 _PERSISTENT = 1
 _REFERENCE = 2
-_BEFORE_REFERENCE = _FIELDS.pack(RECORD_VERSION, _PERSISTENT | _REFERENCE, 0, 0, 0)
-_BEFORE_TRANSIENT_REFERENCE = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
-_BEFORE_REFERENCES = (_BEFORE_REFERENCE, _BEFORE_TRANSIENT_REFERENCE)
+_REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _PERSISTENT | _REFERENCE, 0, 0, 0)
+_TRANSIENT_REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
+_REFERENCE_STARTS = (_REFERENCE_FIELDS, _TRANSIENT_REFERENCE_FIELDS)
 
 LANE_KEY_SIZE = _LANE.size
 """A message key begins with the key of its lane."""
@@ -81,7 +81,7 @@ MESSAGE_KEY_SIZE = _KEY.size
 
 REFERENCE_SIZE = _HEADER_AT + _NUMBER.size
 
-CONTENTS = _LANE.pack(0, 0)
+CONTENTS_LANE_KEY = _LANE.pack(0, 0)
 """The lane in which contents stand, which is no queue's. The attempts of a content's mark are its references."""
 
 TIMER_SIZE = _TIMER.size
@@ -91,7 +91,7 @@ BLOCK_BITS = 10
 or two."""
 
 
-DUE_TIMERS = _DUE_TIMER.pack(_DUE_BIT, 0, bytes(5))
+SCHEDULED_TIMERS = _SCHEDULED_TIMER.pack(_SCHEDULED_BIT, 0, bytes(5))
 """Before every timer of a scheduled send, and behind all others."""
 
 
@@ -121,7 +121,7 @@ def sequence_of(key: bytes) -> int:
 
 def content_key(number: int) -> bytes:
     """Where a content stands."""
-    return CONTENTS + _SEQUENCE.pack(number)
+    return CONTENTS_LANE_KEY + _SEQUENCE.pack(number)
 
 
 def timer(due_ms: int, lane: bytes, sequence: int) -> bytes:
@@ -135,22 +135,22 @@ def split_timer(timer: bytes) -> tuple[int, bytes, int]:
     return due_ms, lane, block << BLOCK_BITS
 
 
-def due_timer(due_ms: int, number: int, lane: bytes) -> bytes:
+def scheduled_timer(due_ms: int, number: int, lane: bytes) -> bytes:
     """At `due_ms` the scheduled send of this number is due."""
-    return _DUE_TIMER.pack(due_ms | _DUE_BIT, number, lane)
+    return _SCHEDULED_TIMER.pack(due_ms | _SCHEDULED_BIT, number, lane)
 
 
-def split_due_timer(timer: bytes) -> tuple[int, int, bytes]:
+def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
     """When it is due, the number, and the lane's key."""
-    due, number, lane = _DUE_TIMER.unpack(timer)
-    return due ^ _DUE_BIT, number, lane
+    due, number, lane = _SCHEDULED_TIMER.unpack(timer)
+    return due ^ _SCHEDULED_BIT, number, lane
 
 
 def encode(key: bytes, message: SentMessage) -> bytes:
     """The record of `message` under `key`."""
     version, header = RECORD_VERSION, message.header
-    if message.way_back:
-        version, header = _WITH_WAY_BACK, f"{escape(message.way_back)}\n".encode() + header
+    if message.redrive_queue:
+        version, header = _WITH_REDRIVE_QUEUE, f"{escape(message.redrive_queue)}\n".encode() + header
     rest = b"%b%b%b" % (
         _FIELDS.pack(
             version,
@@ -167,13 +167,13 @@ def encode(key: bytes, message: SentMessage) -> bytes:
 
 def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> bytes:
     """The record of a copy under `key`, whose content has this number."""
-    rest = (_BEFORE_REFERENCE if persistent else _BEFORE_TRANSIENT_REFERENCE) + _NUMBER.pack(content)
+    rest = (_REFERENCE_FIELDS if persistent else _TRANSIENT_REFERENCE_FIELDS) + _NUMBER.pack(content)
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
 def reference_of(record: bytes) -> int:
     """The number of the content that a record refers to; 0 if it has its own."""
-    if len(record) != REFERENCE_SIZE or not record.startswith(_BEFORE_REFERENCES, _CHECKSUM.size):
+    if len(record) != REFERENCE_SIZE or not record.startswith(_REFERENCE_STARTS, _CHECKSUM.size):
         return 0
     number: int = _NUMBER.unpack_from(record, _HEADER_AT)[0]
     return number
@@ -189,12 +189,12 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
     version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
     priority = PRIORITY_MAX - _KEY.unpack(key)[1]
     if flags & _REFERENCE:
-        return _referred(priority, reference_of(record), content)
+        return _decode_referenced(priority, reference_of(record), content)
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
-    way_back = b""
-    if version == _WITH_WAY_BACK:
-        way_back, _, header = header.partition(b"\n")
+    redrive_queue = b""
+    if version == _WITH_REDRIVE_QUEUE:
+        redrive_queue, _, header = header.partition(b"\n")
     return SentMessage(
         priority=priority,
         persistent=bool(flags & _PERSISTENT),
@@ -203,7 +203,7 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
         body=record[body_at:],
         arrived_ms=arrived_ms,
         group=group_of(header),
-        way_back=unescape(way_back.decode()) if way_back else "",
+        redrive_queue=unescape(redrive_queue.decode()) if redrive_queue else "",
     )
 
 
@@ -219,7 +219,7 @@ def verify(key: bytes, record: bytes) -> None:
         raise DamagedRecord(f"record version {version}; this truenext reads versions {read}")
 
 
-def _referred(priority: int, number: int, content: bytes) -> SentMessage:
+def _decode_referenced(priority: int, number: int, content: bytes) -> SentMessage:
     if not content:
         raise DamagedRecord(f"its content, number {number}, is missing")
     try:

@@ -36,7 +36,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """By which it is known, if it has been due before."""
 
 
-def checked(schedule: Schedule) -> Schedule:
+def check_schedule(schedule: Schedule) -> Schedule:
     """Return a schedule that a client asks for. Raises: RemoteProtocolError if there can be no such schedule."""
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
@@ -57,7 +57,7 @@ def checked(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def started(schedule: Schedule, now_ms: int) -> Schedule | None:
+def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
     """Return the schedule of a send that was just accepted; None if its time never comes. A time that its sender names
     and that has passed is now.
     """
@@ -65,29 +65,29 @@ def started(schedule: Schedule, now_ms: int) -> Schedule | None:
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
-def due(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
+def fire(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
     """Whether a message is sent when this is due, and what waits from then on. What was missed meanwhile is not made
     up for.
 
-    >>> due(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
+    >>> fire(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
     (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
     """
-    rest: list[Schedule] = []
+    following: list[Schedule] = []
     is_sent = True
     due_ms, period_ms, repeat = schedule.due_ms, schedule.period_ms, schedule.repeat
     if schedule.cron:
         if schedule.delay_ms:
             is_sent = False
-            own_ms = due_ms + schedule.delay_ms
-            rest.append(replace(schedule, delay_ms=0, cron="", due_ms=own_ms))
+            delayed_ms = due_ms + schedule.delay_ms
+            following.append(replace(schedule, delay_ms=0, cron="", due_ms=delayed_ms))
         hit_ms = _next_hit(schedule.cron, max(due_ms, now_ms))
         if hit_ms is not None:
-            rest.append(replace(schedule, due_ms=hit_ms))
+            following.append(replace(schedule, due_ms=hit_ms))
     if is_sent and repeat:
         left = repeat if repeat == FOR_EVER else repeat - 1
-        again_ms = due_ms + period_ms * max(1, (now_ms - due_ms) // period_ms + 1)
-        rest.append(replace(schedule, delay_ms=0, repeat=left, cron="", due_ms=again_ms))
-    return is_sent, rest
+        next_ms = due_ms + period_ms * max(1, (now_ms - due_ms) // period_ms + 1)
+        following.append(replace(schedule, delay_ms=0, repeat=left, cron="", due_ms=next_ms))
+    return is_sent, following
 
 
 def _next_hit(cron: str, now_ms: int) -> int | None:

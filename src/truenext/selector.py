@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.condition import (
+    HEADER_PROPERTIES,
     HYPHENATED,
-    OF_HEADER,
-    OF_MESSAGE,
+    MESSAGE_PROPERTIES,
     PRIORITY,
-    Meaningless,
-    condition,
+    SelectorError,
+    compile_condition,
     conjuncts,
     prefix_of,
 )
-from truenext.envelope import HOP_HEADERS, read_header, unescape
+from truenext.envelope import HOP_BY_HOP_HEADERS, read_header, unescape
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
+from truenext.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
 from truenext.order import PRIORITY_MAX, RANKS
 
 if TYPE_CHECKING:
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from truenext.condition import Part, Value
     from truenext.message import SentMessage
 
-_OF_MESSAGE: dict[str, Callable[[SentMessage], Value]] = {
+_MESSAGE_GETTERS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     "JMSTimestamp": lambda message: message.arrived_ms,
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
 }
 """What need not be read from a message's header lines."""
-assert _OF_MESSAGE.keys() == OF_MESSAGE.keys(), "a selector can name them"
+assert _MESSAGE_GETTERS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
-_LONG_PATTERN = 256
+_PURGE_LENGTH = 256
 """Characters of a selector from which on one pattern in it may take much."""
-_SINGLY_MAX = 8
+_LOOKUPS_MAX = 8
 """Properties up to which each is looked for in the header lines by itself; for more, these are read once."""
 
-_OURS = "truenext-"
-_WITH_HYPHENS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
+_OWN_PREFIX = "truenext-"
+_HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
 """Headers of STOMP that a message may have, and that a selector without a prefix reads as a subtraction."""
-_NOT_OF_MESSAGE = HOP_HEADERS | {"JMSXDeliveryCount"}
+_UNSTORED_HEADERS = HOP_BY_HOP_HEADERS | {"JMSXDeliveryCount"}
 """Headers that no stored message has: a selector that names one could never match."""
-_ATTEMPTS_INSTEAD = "of a dead letter ask for truenext_original_attempts"
-_INSTEAD = {
-    "truenext-attempts": _ATTEMPTS_INSTEAD,
-    "truenext-deliveries": _ATTEMPTS_INSTEAD,
-    "JMSXDeliveryCount": _ATTEMPTS_INSTEAD,
+_ATTEMPTS_SUGGESTION = "of a dead letter ask for truenext_original_attempts"
+_SUGGESTIONS = {
+    "truenext-attempts": _ATTEMPTS_SUGGESTION,
+    "truenext-deliveries": _ATTEMPTS_SUGGESTION,
+    "JMSXDeliveryCount": _ATTEMPTS_SUGGESTION,
     "truenext-first-cause": "of a dead letter ask for truenext_original_first_cause",
     "truenext-last-cause": "of a dead letter ask for truenext_original_last_cause",
     "timestamp": "ask for JMSTimestamp",
@@ -70,28 +70,28 @@ _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 class Property(NamedTuple):
     """A property in the header lines, by the bytes with which its line begins: names need no escape."""
 
-    first: bytes
+    first_start: bytes
     """On the first line."""
-    later: bytes
-    other: Property | None = None
+    line_start: bytes
+    fallback: Property | None = None
     """The property of messages that do not have this one: with hyphens in place of underscores."""
 
     @classmethod
-    def called(cls, name: str) -> Property:
+    def named(cls, name: str) -> Property:
         """Return the property that has this name in a selector."""
-        its = OF_HEADER.get(name, name)
-        other = cls.called(_with_hyphens(its)) if "_" in its else None
-        return cls(f"{its}:".encode(), f"\n{its}:".encode(), other)
+        header_name = HEADER_PROPERTIES.get(name, name)
+        fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
+        return cls(f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
-    def of(self, header: bytes) -> str | None:
+    def value_in(self, header: bytes) -> str | None:
         """Return the value in a message's header lines; None if the message does not have it."""
-        if header.startswith(self.first):
-            at = len(self.first)
+        if header.startswith(self.first_start):
+            at = len(self.first_start)
         else:
-            at = header.find(self.later)
+            at = header.find(self.line_start)
             if at < 0:
-                return None if self.other is None else self.other.of(header)
-            at += len(self.later)
+                return None if self.fallback is None else self.fallback.value_in(header)
+            at += len(self.line_start)
         value = header[at : header.index(b"\n", at)].decode()
         return unescape(value) if "\\" in value else value
 
@@ -101,13 +101,13 @@ def _with_hyphens(name: str) -> str:
 
 
 class Selector:
-    """A compiled selector, which tells whether it matches a message. Made by `selector`."""
+    """A compiled selector, which tells whether it matches a message. Made by `compile_selector`."""
 
     __slots__ = (
         "__weakref__",
-        "_of_lines",
-        "_of_message",
-        "_singly",
+        "_getters",
+        "_header_names",
+        "_lookups",
         "_test",
         "ranks",
         "required",
@@ -118,33 +118,37 @@ class Selector:
     def __init__(self, text: str, part: Part) -> None:
         self.text = text
         self._test = part.test
-        self._of_message = [(name, _OF_MESSAGE[name]) for name in part.names if name in _OF_MESSAGE]
-        self._of_lines = {name: OF_HEADER.get(name, name) for name in part.names if name not in _OF_MESSAGE}
-        self._singly: list[tuple[str, Property]] = []
-        if len(self._of_lines) <= _SINGLY_MAX:
-            self._singly = [(name, Property.called(name)) for name in self._of_lines]
+        self._getters = [(name, _MESSAGE_GETTERS[name]) for name in part.names if name in _MESSAGE_GETTERS]
+        self._header_names = {
+            name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_GETTERS
+        }
+        self._lookups: list[tuple[str, Property]] = []
+        if len(self._header_names) <= _LOOKUPS_MAX:
+            self._lookups = [(name, Property.named(name)) for name in self._header_names]
         self.ranks = _ranks(part)
         """Of the messages that can match; what has another rank need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
-        self.required = None if one_of is None else (Property.called(one_of[0]), one_of[1])
+        self.required = None if one_of is None else (Property.named(one_of[0]), one_of[1])
         """A property, and the texts of which it has to be one; None if no such thing is known."""
         self.size = getsizeof(self) + _size(
-            text, self._test, self._of_message, self._of_lines, self._singly, self.ranks, self.required
+            text, self._test, self._getters, self._header_names, self._lookups, self.ranks, self.required
         )
         """Bytes of memory that it takes, roughly."""
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
-        for name, ask in self._of_message:
-            values[name] = ask(message)
+        for name, get in self._getters:
+            values[name] = get(message)
         header = message.header
-        for name, its in self._singly:
-            values[name] = its.of(header)
-        if not self._singly and self._of_lines:
+        for name, lookup in self._lookups:
+            values[name] = lookup.value_in(header)
+        if not self._lookups and self._header_names:
             headers = read_header(header)
-            for name, line in self._of_lines.items():
-                value = headers.get(line)
-                values[name] = headers.get(_with_hyphens(line)) if value is None and "_" in line else value
+            for name, header_name in self._header_names.items():
+                value = headers.get(header_name)
+                values[name] = (
+                    headers.get(_with_hyphens(header_name)) if value is None and "_" in header_name else value
+                )
         return self._test(values) is True
 
 
@@ -153,71 +157,71 @@ def _ranks(part: Part) -> frozenset[int]:
     return frozenset(rank for rank in RANKS if all(test({PRIORITY: PRIORITY_MAX - rank}) is True for test in tests))
 
 
-class _Compiled:
+class _SelectorCache:
     """Selectors that there are: each once, however many use it."""
 
     def __init__(self) -> None:
-        self._used: WeakValueDictionary[str, Selector] = WeakValueDictionary()
+        self._live: WeakValueDictionary[str, Selector] = WeakValueDictionary()
         """By text; those that are not kept go when nobody has them any more."""
-        self._kept: deque[Selector] = deque()
+        self._recent: deque[Selector] = deque()
         """Those that were compiled last, for they may come again. Some are large, so they are few."""
-        self._kept_bytes = 0
+        self._recent_bytes = 0
 
     def get(self, text: str) -> Selector | None:
-        return self._used.get(text)
+        return self._live.get(text)
 
     def add(self, selector: Selector) -> None:
-        self._used[selector.text] = selector
-        self._kept.append(selector)
-        self._kept_bytes += selector.size
-        while self._kept_bytes > SELECTORS_KEPT_BYTES:
-            self._kept_bytes -= self._kept.popleft().size
+        self._live[selector.text] = selector
+        self._recent.append(selector)
+        self._recent_bytes += selector.size
+        while self._recent_bytes > SELECTOR_CACHE_BYTES:
+            self._recent_bytes -= self._recent.popleft().size
 
 
-_compiled = _Compiled()
+_cache = _SelectorCache()
 
 
-def selector(text: str) -> Selector:
+def compile_selector(text: str) -> Selector:
     """Compile a selector that a client names.
 
     >>> from truenext.message import Message
-    >>> selector("colour LIKE 're_' AND JMSPriority > 6").matches(Message(7, True, 0, b"colour:red\\n", b""))
+    >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(Message(7, True, 0, b"colour:red\\n", b""))
     True
 
     Raises: RemoteProtocolError if it is no selector, or names a header that it cannot reach; says where.
     """
     try:
         _check_names(text)
-    except Meaningless as error:
-        raise _refusal(text, error.at, error.reason) from error
-    return stored_selector(text)
+    except SelectorError as error:
+        raise _selector_error(text, error.at, error.reason) from error
+    return compile_stored_selector(text)
 
 
-def stored_selector(text: str) -> Selector:
+def compile_stored_selector(text: str) -> Selector:
     """Compile a selector that was accepted before, maybe by a version that let it name any header.
 
     Raises: RemoteProtocolError if it is no selector; says where.
     """
-    found = _compiled.get(text)
+    found = _cache.get(text)
     if found is None:
         found = _compile(text)
-        _compiled.add(found)
+        _cache.add(found)
     return found
 
 
-def are_same(one: str, other: str) -> bool:
+def are_equivalent(one: str, other: str) -> bool:
     """Whether two selectors, each accepted before, are parsed to the same condition; "" is none.
 
-    >>> are_same("a = 1 AND b", "(a=0x1) and b"), are_same("a = 1", "a = '1'")
+    >>> are_equivalent("a = 1 AND b", "(a=0x1) and b"), are_equivalent("a = 1", "a = '1'")
     (True, False)
     """
     if one == other or not (one and other):
         return one == other
-    return condition(one).form == condition(other).form
+    return compile_condition(one).form == compile_condition(other).form
 
 
 def _check_names(text: str) -> None:
-    """Raises: Meaningless at a name that spells a header which the selector cannot reach"""
+    """Raises: SelectorError at a name that spells a header which the selector cannot reach"""
     prefix = prefix_of(text)
     is_hyphenated = HYPHENATED in prefix
     for name in _NAMES.finditer(text, len(prefix)):
@@ -227,9 +231,9 @@ def _check_names(text: str) -> None:
         _check_name(spelled, name.start())
         if is_hyphenated or "-" not in spelled:
             continue
-        if spelled in _WITH_HYPHENS or spelled.startswith(_OURS):
+        if spelled in _HYPHENATED_HEADERS or spelled.startswith(_OWN_PREFIX):
             plain = spelled.replace("-", "_")
-            raise Meaningless(
+            raise SelectorError(
                 name.start(),
                 f"{spelled[:100]} is a subtraction: write {plain[:100]}, or {HYPHENATED} before the whole selector,",
             )
@@ -240,11 +244,11 @@ def _check_names(text: str) -> None:
 def _check_name(name: str, at: int) -> None:
     if name.startswith("truenext_"):
         name = name.replace("_", "-")
-    if name in _NOT_OF_MESSAGE:
-        raise Meaningless(
+    if name in _UNSTORED_HEADERS:
+        raise SelectorError(
             at,
             f"messages cannot be selected by {name}, which is said of one delivery or one frame and is not stored: "
-            f"{_INSTEAD.get(name, 'leave it out')},",
+            f"{_SUGGESTIONS.get(name, 'leave it out')},",
         )
 
 
@@ -252,13 +256,13 @@ def _compile(text: str) -> Selector:
     if len(text) > SELECTOR_LENGTH_MAX:
         raise RemoteProtocolError(f"selector of {len(text)} characters; at most {SELECTOR_LENGTH_MAX}", Code.SELECTOR)
     try:
-        part = condition(text)
-    except Meaningless as error:
-        raise _refusal(text, error.at, error.reason) from error
-    if part.scan > SELECTOR_ANY_MAX:
-        reason = f"has more than {SELECTOR_ANY_MAX} characters of LIKE in parts with _ between two %"
+        part = compile_condition(text)
+    except SelectorError as error:
+        raise _selector_error(text, error.at, error.reason) from error
+    if part.scan > SELECTOR_SCAN_MAX:
+        reason = f"has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ between two %"
         raise RemoteProtocolError(f"selector {reason}", Code.SELECTOR)
-    if len(text) > _LONG_PATTERN:
+    if len(text) > _PURGE_LENGTH:
         # `re` keeps what it has compiled, and does not look at how much that is.
         re.purge()
     return Selector(text, part)
@@ -288,7 +292,7 @@ def _size(*roots: object) -> int:
     return size
 
 
-def _refusal(text: str, at: int, reason: str) -> RemoteProtocolError:
+def _selector_error(text: str, at: int, reason: str) -> RemoteProtocolError:
     if at >= len(text):
         return RemoteProtocolError(f"selector: {reason} at its end, behind {text[-30:]!r}", Code.SELECTOR)
     return RemoteProtocolError(f"selector: {reason} at character {at + 1}, {text[at : at + 30]!r}", Code.SELECTOR)

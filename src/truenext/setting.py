@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _KEY = "setting"
 
-NO_WORD: Any = ...
+NO_NONE_VALUE: Any = ...
 """`Setting.none`, where the word "none" is no value."""
 
 
@@ -50,7 +50,7 @@ def setting(
     unit: str = "",
     least: float | None = None,
     most: float | None = None,
-    none: Any = NO_WORD,
+    none: Any = NO_NONE_VALUE,
     fixed: str = "",
 ) -> T:
     """The field of a dataclass that is a setting; see Setting of the arguments."""
@@ -73,13 +73,13 @@ def settings_of(described: type) -> dict[str, Setting]:
     Raises: TypeError if one is not described; it could be said nowhere and would be documented nowhere.
     """
     hints = get_type_hints(described)
-    found = {}
+    settings = {}
     for each in fields(described):
         if _KEY not in each.metadata or each.default is MISSING:
             raise TypeError(f"{described.__name__}.{each.name} is not described: give it a `setting(...)`")
         kind = _without_none(hints[each.name])
-        found[each.name] = Setting(name=each.name, kind=kind, default=each.default, **each.metadata[_KEY])
-    return found
+        settings[each.name] = Setting(name=each.name, kind=kind, default=each.default, **each.metadata[_KEY])
+    return settings
 
 
 def _without_none(hint: Any) -> type:

@@ -20,10 +20,10 @@ def parse_size(text: str) -> int | None:
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
 
 
-def said(size: int) -> str:
+def format_size(size: int) -> str:
     """As people write it.
 
-    >>> said(256 * 2**20), said(1000)
+    >>> format_size(256 * 2**20), format_size(1000)
     ('256MiB', '1000')
     """
     for unit in ("TiB", "GiB", "MiB", "KiB"):

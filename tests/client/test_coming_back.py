@@ -348,8 +348,8 @@ def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_
     receiving.again()
     said = script.all_said()
     assert [each.command for each in said] == ["SUBSCRIBE"]
-    script.refuse(int(said[0].headers["receipt"]), "taken")
-    with pytest.raises(Refused, match="taken"):
+    script.refuse(int(said[0].headers["receipt"]), "in-use")
+    with pytest.raises(Refused, match="in-use"):
         receiving.again()
     assert script.client.link is not None
 
@@ -364,7 +364,7 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     said = script.all_said()
     assert [each.command for each in said] == ["SUBSCRIBE", "UNSUBSCRIBE"]
     script.refuse(2, "destination")
-    script.refuse(3, "missing")
+    script.refuse(3, "not-found")
     assert script.client.link is not None
 
 

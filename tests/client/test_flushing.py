@@ -91,15 +91,15 @@ def test_what_the_broker_refuses_is_the_cause(refused: int) -> None:
     send(session, b"2")
     flushing = flush(session)
     script.all_said()
-    script.refuse(refused, Code.NO_ROOM)
+    script.refuse(refused, Code.NO_SPACE)
     with pytest.raises(RolledBack) as caught:
         if refused == 3:
             assert not flushing.again().is_done
             # The next one is refused because of that.
-            script.refuse(4, Code.DOOMED)
+            script.refuse(4, Code.ROLLBACK_ONLY)
         flushing.again()
     cause = caught.value.__cause__
-    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+    assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
 
 def test_that_a_transaction_in_which_nothing_is_done_cannot_begin_is_an_answer_too() -> None:

@@ -38,11 +38,11 @@ def test_a_send_that_was_refused_for_lack_of_room_was_not_taken_when_its_time_is
     client = script.client
     sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
     script.all_said()
-    script.refuse(2, Code.NO_ROOM)
-    with pytest.raises(TimeoutError, match=r"^the message was not taken: no-room$") as caught:
+    script.refuse(2, Code.NO_SPACE)
+    with pytest.raises(TimeoutError, match=r"^the message was not taken: no-space$") as caught:
         sending.is_too_late()
     cause = caught.value.__cause__
-    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+    assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
 
 def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() -> None:
@@ -51,11 +51,11 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     client = script.client
     sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
     script.all_said()
-    script.refuse(2, Code.NO_ROOM)
+    script.refuse(2, Code.NO_SPACE)
     script.now += NO_ROOM_S
     client.tick()
     assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
-    with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-room$") as caught:
+    with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-space$") as caught:
         sending.is_too_late()
     assert isinstance(caught.value.__cause__, Refused)
 
@@ -71,10 +71,10 @@ def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() 
         client.tick()
         assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
         assert client.link is not None
-        script.refuse(client.link.frames, Code.NO_ROOM)
+        script.refuse(client.link.frames, Code.NO_SPACE)
         reports.append(len(script.reports) - 1)
     assert reports == [1] * 6 + [2] * 4
-    assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-room"] * 2
+    assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-space"] * 2
 
 
 def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> None:
@@ -86,10 +86,10 @@ def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> No
         assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
     waiting = Running(await_confirmed(client, batch, 1.0))
     script.all_said()
-    script.refuse(2, Code.NO_ROOM)
+    script.refuse(2, Code.NO_SPACE)
     script.refuse(3, Code.GAP)
     script.refuse(4, Code.GAP)
-    with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-room$"):
+    with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-space$"):
         waiting.is_too_late()
 
 
@@ -106,13 +106,13 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     count = batch.open
     waiting = Running(await_room(client, batch, 1.0))
     written = len(named(script.all_said(), "SEND", "/queue/a"))
-    script.refuse(3, Code.NO_ROOM)
+    script.refuse(3, Code.NO_SPACE)
     for frame in range(4, 3 + written):
         script.refuse(frame, Code.GAP)
     script.now += NO_ROOM_S
     client.tick()
     assert named(script.all_said(), "SEND", "/queue/a")
-    said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-room"
+    said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
     with pytest.raises(TimeoutError, match=f"^{said}$") as caught:
         waiting.is_too_late()
     assert isinstance(caught.value.__cause__, Refused)

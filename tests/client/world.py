@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
-from truenext.broker.pager import _decoded, page_of
+from truenext.broker.pager import _decode_page, read_page
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext as Around
 from truenext.engine.engine import Engine
@@ -152,13 +152,13 @@ class Committer:
         store: MemoryStore,
         history: None,
         loop: Loop,
-        pace: object,
+        write_time: object,
         *,
-        committed: Callable[[Batch], None],
-        failed: Callable[[Exception], None],
+        on_committed: Callable[[Batch], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self._store = store
-        self._committed = committed
+        self._on_committed = on_committed
         self.batch: Batch | None = None
         self.is_instant = True
 
@@ -177,7 +177,7 @@ class Committer:
         batch, self.batch = self.batch, None
         assert batch is not None, "there is one"
         self._apply(batch)
-        self._committed(batch)
+        self._on_committed(batch)
 
     def _apply(self, batch: Batch) -> None:
         if not batch.is_empty():
@@ -188,22 +188,22 @@ class Committer:
 
 
 class Pager:
-    def __init__(self, store: MemoryStore, loop: Loop, *, there: Any, timers_there: Any, failed: Any) -> None:
-        self._store, self._loop, self._there, self._timers_there = store, loop, there, timers_there
-        self.under_way: set[Any] = set()
+    def __init__(self, store: MemoryStore, loop: Loop, *, on_page: Any, on_timers: Any, on_failed: Any) -> None:
+        self._store, self._loop, self._on_page, self._on_timers = store, loop, on_page, on_timers
+        self.pending: set[Any] = set()
         self.is_busy = False
 
     def read(self, read: Any) -> None:
-        self.under_way.add(read)
+        self.pending.add(read)
         self._loop.call_soon(self._read, read)
 
     def _read(self, read: Any) -> None:
-        self.under_way.discard(read)
-        self._there(read, _decoded(read, page_of(self._store, read)))
+        self.pending.discard(read)
+        self._on_page(read, _decode_page(read, read_page(self._store, read)))
 
     def read_timers(self, read: Any) -> None:
         found = self._store.timers(read.after, read.limit)
-        self._loop.call_soon(self._timers_there, read, TimersRead(found.timers, found.as_of, found.is_end))
+        self._loop.call_soon(self._on_timers, read, TimersRead(found.timers, found.as_of, found.is_end))
 
     def close(self) -> None:
         pass
@@ -359,9 +359,9 @@ class TappedConnection(ServerConnection):
             self.world.on_dispatch(self.wire, consumer.subscription, entry)
         super().deliver(consumer, entries)
 
-    def give_place(self, *, is_exempt: bool) -> None:
+    def close_for_takeover(self, *, is_exempt: bool) -> None:
         self.world.on_taken_over(self.wire, is_exempt=is_exempt)
-        super().give_place(is_exempt=is_exempt)
+        super().close_for_takeover(is_exempt=is_exempt)
 
 
 class Peer:
@@ -497,11 +497,11 @@ class World:
             self.store,
             cast("Any", self.loop),
             clock_ns=lambda: int((1_700_000_000 + self.loop.now) * 1e9),
-            steady_ns=lambda: int(self.loop.now * 1e9),
+            monotonic_ns=lambda: int(self.loop.now * 1e9),
         )
         self.committer: Committer = cast("Any", self.broker)._committer
         self._wire_of: dict[object, Wire] = {}
-        lose = self.broker.lose
+        lose = self.broker.connection_lost
 
         def noted_lose(session: ConnectionState, *, is_exempt: bool = False) -> None:
             wire = self._wire_of[session]
@@ -510,7 +510,7 @@ class World:
             wire.is_over = True
             lose(session, is_exempt=is_exempt)
 
-        patch.setattr(self.broker, "lose", noted_lose)
+        patch.setattr(self.broker, "connection_lost", noted_lose)
         start = self.broker.start()
         try:
             start.send(None)

@@ -32,7 +32,7 @@ from tests.contract.simulated_disk import (
 from tests.contract.test_store import Model, Shared
 from truenext.batch import Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
-from truenext.events import CHUNK, OF_BATCH, chunk_position
+from truenext.events import CHUNK, FROM_BATCH, chunk_position
 from truenext.record import message_key, timer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
@@ -80,7 +80,7 @@ class Held(Model):
             history=self.history[len(self.history) - len(recovered.history) :],
         )
         assert recovered == expected
-        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].used_ms, n))
+        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].last_used_ms, n))
         assert len(self.history) - len(recovered.history) <= history_chunks
         self.check(store, limit=100)
 
@@ -260,7 +260,7 @@ def random_record(rng: random.Random, growth: float) -> bytes:
 
 def chunk(event: int) -> bytes:
     """Of history, with the event of this number."""
-    return CHUNK.pack(0, 0, 1, OF_BATCH, event)
+    return CHUNK.pack(0, 0, 1, FROM_BATCH, event)
 
 
 def random_timer(rng: random.Random) -> bytes:

@@ -18,7 +18,7 @@ from tests.contract import cutting
 from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
 from truenext.errors import StoreError
 from truenext.events import chunk_position
-from truenext.record import CONTENTS
+from truenext.record import CONTENTS_LANE_KEY
 from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
 from truenext.store.changes import Changes, Rest, causes_of, decode
 from truenext.store.checkpoint import Checkpoint
@@ -349,7 +349,7 @@ def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
         done = decode(payload)
         if done.rest is not None:
             put = {key for key, _ in done.puts}
-            for key in [key for key in done.rest.marks if key.startswith(CONTENTS) and key not in put]:
+            for key in [key for key in done.rest.marks if key.startswith(CONTENTS_LANE_KEY) and key not in put]:
                 del done.rest.marks[key]
         return done
 
@@ -360,7 +360,9 @@ def the_count_of_references_does_not_move(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
     def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
-        finish(one, indexes, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS)}, position)
+        finish(
+            one, indexes, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS_LANE_KEY)}, position
+        )
 
     patch.setattr(Checkpoint, "finish", faulty)
 
@@ -369,7 +371,7 @@ def a_reference_moves_without_its_content(patch: "MonkeyPatch") -> None:
     put = Checkpoint.put
 
     def faulty(one: Checkpoint, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
-        put(one, [pair for pair in messages if not pair[0].startswith(CONTENTS)], are_transient=are_transient)
+        put(one, [pair for pair in messages if not pair[0].startswith(CONTENTS_LANE_KEY)], are_transient=are_transient)
 
     patch.setattr(Checkpoint, "put", faulty)
 

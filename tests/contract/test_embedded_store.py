@@ -31,7 +31,7 @@ from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
 from truenext.message import SentMessage
 from truenext.record import (
-    CONTENTS,
+    CONTENTS_LANE_KEY,
     DamagedRecord,
     content_key,
     decode,
@@ -163,12 +163,12 @@ def as_format_9(patch: pytest.MonkeyPatch) -> None:
         if rest.producers:
             del fields["numbers"]
             fields["producers"] = {
-                name: (state.sends, state.used_ms, state.is_used_once) for name, state in rest.producers.items()
+                name: (state.sends, state.last_used_ms, state.is_used_once) for name, state in rest.producers.items()
             }
         return msgspec.msgpack.encode(fields)
 
     def value_before(name: str, state: ProducerState) -> bytes:
-        return struct.pack(">QQ?", state.sends, state.used_ms, state.is_used_once) + name.encode()
+        return struct.pack(">QQ?", state.sends, state.last_used_ms, state.is_used_once) + name.encode()
 
     changes_encode = changes._encode_rest
     patch.setattr(changes, "_encode_rest", rest_before)
@@ -962,7 +962,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
         disk.apply(removes=[key(2), key(2, OTHER_LANE)], dereferenced=[content_key(2)] * 2)
         disk.apply(puts={key(9, NEXT_QUEUE): bytes(2500)})
         disk.apply(puts={key(10, NEXT_QUEUE): bytes(2500)})
-        until(lambda: not any(key.startswith(CONTENTS) for key, _ in store._overlay.messages()))
+        until(lambda: not any(key.startswith(CONTENTS_LANE_KEY) for key, _ in store._overlay.messages()))
         assert segment in journal_files(tmp_path), "the page may need it"
         return page(self, *args)
 

@@ -25,7 +25,7 @@ from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, OF_BATCH, REASONS, chunk_position
+from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, REASONS, chunk_position
 from truenext.events import EventKind as EventKind
 from truenext.history import export
 from truenext.history.check import last_batch
@@ -282,7 +282,7 @@ def test_a_disconnect_is_told_as_released() -> None:
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
     told, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
-    wait = {WhileWaiting.PASS: "delayed", WhileWaiting.HOLD: "holding"}[while_waiting]
+    wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "holding"}[while_waiting]
     told.engine.nack(session, Nack("s", 1))
     told.engine.acknowledge(session, Ack("s", 2, "t"))
     told.engine.abort(session, Abort("t"))
@@ -572,7 +572,7 @@ def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
 def is_of_batch(one: bytes) -> bool:
     chunk = chunk_at(memoryview(one), 0)
     assert chunk is not None
-    return bool(chunk.flags & OF_BATCH)
+    return bool(chunk.flags & FROM_BATCH)
 
 
 def test_events_are_numbered_one_by_one_whatever_happens() -> None:

@@ -13,7 +13,7 @@ from tests.contract.test_salvage import check, truenext
 from truenext.batch import NO_CAUSES, Mark
 from truenext.message import SentMessage
 from truenext.record import (
-    CONTENTS,
+    CONTENTS_LANE_KEY,
     content_key,
     decode,
     encode,
@@ -94,7 +94,7 @@ def exported(data: Path) -> dict[bytes, SentMessage]:
         (number,) = (number for number in NUMBERS if one in copies(number))
         kind = "transient_" * (number in TRANSIENT)
         disk.apply(**{f"{kind}removes": [one], f"{kind}dereferenced": [content_key(number)]})
-    assert disk.store.page(CONTENTS, 0, 10).messages == []
+    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
     disk.store.close()
     return found
 

@@ -35,7 +35,7 @@ from tests.contract.disk import (
 from truenext.batch import DUE_NEVER, NO_MARK, Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.record import (
-    CONTENTS,
+    CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,
     encode_reference,
@@ -500,8 +500,8 @@ def test_producers_come_back_in_order_of_last_use_then_name(disk: Disk) -> None:
     disk.apply(producers={"d": ProducerState(2, 80)})
     producers = disk.crash().producers
     assert list(producers) == ["b", "c", "w", "x", "y", "z", "a", "d"]
-    assert producers["d"] == ProducerState(sends=2, used_ms=80)
-    assert producers["b"] == ProducerState(sends=5, used_ms=60)
+    assert producers["d"] == ProducerState(sends=2, last_used_ms=80)
+    assert producers["b"] == ProducerState(sends=5, last_used_ms=60)
 
 
 @pytest.mark.parametrize("name", ["", "ä" * 5000, "\0"])
@@ -705,13 +705,13 @@ def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end:
         disk.apply(**unshare(7, copies[left], persistent=persistent))
         if end != "none":
             disk.stop() if end == "stop" else disk.crash()
-        found = disk.store.page(CONTENTS, 0, 10).messages
+        found = disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages
         assert [(m.key, m.mark) for m in found] == ([(content_key(7), Mark(left, 0))] if left else [])
         shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.page(lane, 0, 10).messages]
         assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:left]]
     # The key comes back, as it never does in a broker, to show that its count is gone.
     disk.apply(**share(7, key(17), key(18), persistent=persistent))
-    assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(2, 0)]
+    assert [m.mark for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(2, 0)]
 
 
 def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent_one(disk: Disk) -> None:
@@ -719,10 +719,12 @@ def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent
     disk.apply(**share(9, key(9), key(10, OTHER_LANE)))
     disk.apply(**share(11, key(11), key(12, NEXT_QUEUE), persistent=False))
     assert disk.crash().counts == {LANE: 1, OTHER_LANE: 1}
-    assert [(m.key, m.mark) for m in disk.store.page(CONTENTS, 0, 10).messages] == [(content_key(9), Mark(2, 0))]
+    assert [(m.key, m.mark) for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [
+        (content_key(9), Mark(2, 0))
+    ]
     disk.apply(**unshare(9, key(9), key(10, OTHER_LANE)), clean_stop=True)
     assert disk.stop().counts == {}
-    assert disk.store.page(CONTENTS, 0, 10).messages == []
+    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
 
 
 @OF_EITHER_KIND
@@ -730,9 +732,9 @@ def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
     disk.apply(**share(7, *copies, persistent=persistent))
     disk.apply(**unshare(7, *copies[:2], persistent=persistent))
-    assert [m.mark for m in disk.store.page(CONTENTS, 0, 10).messages] == [Mark(1, 0)]
+    assert [m.mark for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(1, 0)]
     disk.apply(**unshare(7, *copies[2:], persistent=persistent))
-    assert disk.store.page(CONTENTS, 0, 10).messages == []
+    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
 
 
 def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: Disk) -> None:
@@ -787,7 +789,7 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
                 assert message.content == b"content %d" % sequence_of(message.key)
     thread.join()
     assert not failures
-    assert [sequence_of(m.key) for m in disk.store.page(CONTENTS, 0, 100).messages] == [*range(291, 300)]
+    assert [sequence_of(m.key) for m in disk.store.page(CONTENTS_LANE_KEY, 0, 100).messages] == [*range(291, 300)]
 
 
 def share(number: int, *copies: bytes, record: bytes = b"", persistent: bool = True) -> dict[str, Any]:
@@ -900,13 +902,15 @@ class Model:
             self.causes.pop(one, None)
         for kind, persistent in (("puts", True), ("transient_puts", False)):
             self.messages.update(
-                {k: (record, persistent) for k, record in changes[kind].items() if not k.startswith(CONTENTS)}
+                {k: (record, persistent) for k, record in changes[kind].items() if not k.startswith(CONTENTS_LANE_KEY)}
             )
             self.used.update(changes[kind])
         all_puts = changes["puts"] | changes["transient_puts"]
-        self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS)}
+        self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS_LANE_KEY)}
         self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
-        self.marks.update({k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS)})
+        self.marks.update(
+            {k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS_LANE_KEY)}
+        )
         for k, said in changes.get("causes", {}).items():
             first, last = self.causes.get(k, ("", ""))
             self.causes[k] = (first or said[0], said[1] or last)
@@ -931,12 +935,12 @@ class Model:
             assert list(map(_shown, found)) == [
                 self._shown(one, record) for one in lanes.get(lane, []) for record in [self.messages[one][0]]
             ]
-        known = store.messages([one for one in self.used if not one.startswith(CONTENTS)])
+        known = store.messages([one for one in self.used if not one.startswith(CONTENTS_LANE_KEY)])
         assert list(map(_shown, known.messages)) == [
             self._shown(one, record) for one, (record, _) in sorted(self.messages.items())
         ]
         references = self.references()
-        assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS, 0, 1000).messages] == [
+        assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS_LANE_KEY, 0, 1000).messages] == [
             (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())
         ]
 
@@ -953,7 +957,7 @@ class Model:
             counts={lane: len(keys) for lane, keys in self.lanes().items()},
             producers=self.producers,
         )
-        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].used_ms, n))
+        assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].last_used_ms, n))
 
 
 def _shown(message: StoredMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[str, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from truenext.batch import Batch
-from truenext.broker import pace
+from truenext.broker import write_time
 from truenext.cli import serve
 from truenext.cli.main import main as truenext
 from truenext.disk_level import DiskLevel
@@ -73,6 +73,6 @@ def main(arguments: Sequence[str]) -> None:
     with (
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
         mock.patch.object(os, "write", _write),
-        mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
+        mock.patch.object(write_time, "INLINE_SMALL_WRITE_SECONDS_MAX", -1),
     ):
         truenext(command)

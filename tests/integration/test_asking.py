@@ -11,14 +11,14 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.broker import asking
+from truenext.broker import control_only
 from truenext.cli.files import FILES_OWN
 from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, Memory
-from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
+from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.server import connection
 
 FEW = 3
-FILES_FOR_FEW = FILES_OWN + FEW + CONNECTIONS_TO_ASK_MAX
+FILES_FOR_FEW = FILES_OWN + FEW + CONTROL_ONLY_CONNECTIONS_MAX
 ANSWERS = "/temp-queue/answers"
 
 
@@ -96,12 +96,12 @@ def test_an_answer_can_be_acknowledged_and_the_subscription_ended(full_broker: B
 def test_the_eleventh_beyond_is_refused_with_both_limits_and_there_is_room_once_others_have_left(
     full_broker: BrokerProcess,
 ) -> None:
-    beyond = [full_broker.connect() for _ in range(CONNECTIONS_TO_ASK_MAX)]
+    beyond = [full_broker.connect() for _ in range(CONTROL_ONLY_CONNECTIONS_MAX)]
     refused = full_broker.connect(says_hello=False)
     said = refused.next_frame()
     assert said.command == "ERROR"
     assert f"there are {FEW} connections" in said.headers["message"]
-    assert f"and {CONNECTIONS_TO_ASK_MAX} more that may only ask" in said.headers["message"]
+    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask" in said.headers["message"]
     refused.await_end()
     assert f"connection refused: there are too many client='127.0.0.1:{refused.local_port}'" in full_broker.log
     full_broker._log_checked = len(full_broker.log)
@@ -151,7 +151,10 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
         for client in others:
             client.disconnect()
 
-    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+    with (
+        mock.patch.object(control_only, "CONTROL_ONLY_IDLE_S", 1.0),
+        mock.patch.object(connection, "CONTROL_ONLY_IDLE_S", 1.0),
+    ):
         run(use)
 
 
@@ -184,7 +187,10 @@ def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_ma
         for client in (back, *others):
             client.disconnect()
 
-    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+    with (
+        mock.patch.object(control_only, "CONTROL_ONLY_IDLE_S", 1.0),
+        mock.patch.object(connection, "CONTROL_ONLY_IDLE_S", 1.0),
+    ):
         run(use)
 
 
@@ -204,7 +210,10 @@ def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
         async with broker_here(connections_max=1) as listener:
             await loop.run_in_executor(None, use, port_of(listener))
 
-    with mock.patch.object(asking, "ASKING_SECONDS_MAX", 1.0), mock.patch.object(connection, "ASKING_SECONDS_MAX", 1.0):
+    with (
+        mock.patch.object(control_only, "CONTROL_ONLY_IDLE_S", 1.0),
+        mock.patch.object(connection, "CONTROL_ONLY_IDLE_S", 1.0),
+    ):
         asyncio.run(here())
 
 
@@ -274,7 +283,7 @@ def test_the_broker_asks_for_as_many_files_as_its_connections_may_need(tmp_path:
     broker = BrokerProcess(tmp_path, files_max="-S -n 200")
     broker.start()
     try:
-        wanted = FILES_OWN + CONNECTIONS_MAX + CONNECTIONS_TO_ASK_MAX
+        wanted = FILES_OWN + CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX
         soft, hard = files_of(broker)
         assert int(soft) == wanted if hard == "unlimited" else int(soft) == min(wanted, int(hard))
         broker.stop()

@@ -35,7 +35,7 @@ def with_context(error: Exception, context: BaseException) -> Exception:
 COUNTED = [ValueError("x"), Refused("x", Code.DESTINATION), TimeoutError("x"), OSError("x")]
 NOT_COUNTED: list[BaseException] = [
     asyncio.CancelledError(),
-    *(ConnectionLost("x"), RolledBack("x"), InDoubt("x", ""), ClosedError("x"), Refused("x", Code.NO_ROOM)),
+    *(ConnectionLost("x"), RolledBack("x"), InDoubt("x", ""), ClosedError("x"), Refused("x", Code.NO_SPACE)),
     *(
         caused(ValueError("x"), ConnectionLost("x")),
         with_context(ValueError("x"), caused(OSError("x"), RolledBack("x"))),

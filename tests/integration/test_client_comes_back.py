@@ -279,7 +279,7 @@ def test_a_consumer_ends_with_the_error_of_a_subscription_that_is_refused_when_i
                     await network.open()
                     with pytest.raises(Refused) as caught:
                         await receiving
-                    assert caught.value.code == "taken"
+                    assert caught.value.code == "in-use"
                     with pytest.raises(Refused):
                         await consumer.receive()
                     await connection.send("/queue/q", "1")

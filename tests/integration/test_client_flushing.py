@@ -63,7 +63,7 @@ def test_what_the_broker_refuses_is_known_after_the_flush_and_charges_nobody(ack
             broker.fill_disk()
             assert await session.receive(PATIENCE_S)
             await session.send("/queue/done", "x")
-            assert await refused_at_flush(session) == Code.NO_ROOM
+            assert await refused_at_flush(session) == Code.NO_SPACE
             broker.free_disk()
             await session.send("/queue/done", "y")
             await session.flush()

@@ -240,7 +240,7 @@ def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_ful
                             raise InterruptedError
                 if how == "commits":
                     cause = caught.value.__cause__
-                    assert isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+                    assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
             # The broker reads what was said while the disk is full.
             await asyncio.sleep(0.1)
             broker.free_disk()

@@ -26,8 +26,8 @@ BEGIN = lines("BEGIN", "transaction:t")
 TEMPORARY = "reply-to:/temp-queue/a"
 
 BEFORE_CONNECT: dict[str, tuple[Code, bytes]] = {
-    "bytes that are no frame": (Code.NO_FRAME, b"CONNECT\nhost\n\n\0"),
-    "a login that is too large": (Code.NO_FRAME, b"CONNECT\nx:%b\n\n\0" % (b"x" * LOGIN_BYTES_MAX)),
+    "bytes that are no frame": (Code.MALFORMED_FRAME, b"CONNECT\nhost\n\n\0"),
+    "a login that is too large": (Code.MALFORMED_FRAME, b"CONNECT\nx:%b\n\n\0" % (b"x" * LOGIN_BYTES_MAX)),
     "a command that there is not": (Code.COMMAND, b"HELLO\nhost:a\n\n\0"),
     "a frame before CONNECT": (Code.COMMAND, SEND),
     "a version that there is not": (Code.LOGIN, lines("CONNECT", "accept-version:9")),
@@ -37,10 +37,10 @@ BEFORE_CONNECT: dict[str, tuple[Code, bytes]] = {
 }
 
 AFTER_CONNECT: dict[str, tuple[Code, bytes]] = {
-    "a header line without a colon": (Code.NO_FRAME, lines("SEND", "destination")),
-    "an undefined escape": (Code.NO_FRAME, lines("SEND", r"a:\x")),
-    "too many headers": (Code.NO_FRAME, lines("SEND", *(f"a{number}:" for number in range(HEADERS_MAX + 1)))),
-    "a body that no frame may have": (Code.NO_FRAME, b"ACK\nid:1@s\n\nbody\0"),
+    "a header line without a colon": (Code.MALFORMED_FRAME, lines("SEND", "destination")),
+    "an undefined escape": (Code.MALFORMED_FRAME, lines("SEND", r"a:\x")),
+    "too many headers": (Code.MALFORMED_FRAME, lines("SEND", *(f"a{number}:" for number in range(HEADERS_MAX + 1)))),
+    "a body that no frame may have": (Code.MALFORMED_FRAME, b"ACK\nid:1@s\n\nbody\0"),
     "an unknown command": (Code.COMMAND, lines("PUBLISH")),
     "an unknown command with a body": (Code.COMMAND, b"PUBLISH\n\nbody\0"),
     "CONNECT once more": (Code.COMMAND, lines("CONNECT", "accept-version:1.2")),
@@ -78,17 +78,17 @@ AFTER_CONNECT: dict[str, tuple[Code, bytes]] = {
         Code.SELECTOR,
         lines("SUBSCRIBE", "id:s", "destination:/queue/q", "selector:a b"),
     ),
-    "a question that is none": (Code.QUESTION, lines("SEND", "destination:/control/nothing", TEMPORARY)),
-    "a question without what it is of": (Code.QUESTION, lines("SEND", "destination:/control/pause", TEMPORARY)),
-    "a question for work that is none": (Code.QUESTION, lines("SEND", "destination:/control/purge", TEMPORARY)),
-    "an UNSUBSCRIBE of nothing": (Code.MISSING, lines("UNSUBSCRIBE", "id:s")),
-    "an ACK for a subscription that there is not": (Code.MISSING, lines("ACK", "id:1@s")),
+    "a question that is none": (Code.CONTROL_REQUEST, lines("SEND", "destination:/control/nothing", TEMPORARY)),
+    "a question without what it is of": (Code.CONTROL_REQUEST, lines("SEND", "destination:/control/pause", TEMPORARY)),
+    "a question for work that is none": (Code.CONTROL_REQUEST, lines("SEND", "destination:/control/purge", TEMPORARY)),
+    "an UNSUBSCRIBE of nothing": (Code.NOT_FOUND, lines("UNSUBSCRIBE", "id:s")),
+    "an ACK for a subscription that there is not": (Code.NOT_FOUND, lines("ACK", "id:1@s")),
     "a question for a queue that there is not": (
-        Code.MISSING,
+        Code.NOT_FOUND,
         b'SEND\ndestination:/control/purge\nreply-to:/temp-queue/a\n\n{"queue":"nobody"}\0',
     ),
-    "a subscription that is there": (Code.TAKEN, SUBSCRIBE + SUBSCRIBE),
-    "a transaction that is open": (Code.TAKEN, BEGIN + BEGIN),
+    "a subscription that is there": (Code.IN_USE, SUBSCRIBE + SUBSCRIBE),
+    "a transaction that is open": (Code.IN_USE, BEGIN + BEGIN),
     "an ACK of what is not held": (Code.NOT_HELD, SUBSCRIBE + lines("ACK", "id:1@s")),
     "an ACK in auto mode": (
         Code.NOT_HELD,
@@ -109,7 +109,7 @@ AFTER_CONNECT: dict[str, tuple[Code, bytes]] = {
         lines("SEND", "destination:/queue/q", "truenext-producer:p", "truenext-number:2", "truenext-gapless:true"),
     ),
     "a question about a producer without its name": (
-        Code.QUESTION,
+        Code.CONTROL_REQUEST,
         lines("SEND", "destination:/control/producer", TEMPORARY),
     ),
     "too many transactions": (
@@ -160,7 +160,7 @@ def test_without_room_the_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "disk_level", DiskLevel.NONE)
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, SEND)))
-    assert codes == [Code.NO_ROOM.value]
+    assert codes == [Code.NO_SPACE.value]
 
 
 def test_a_login_that_does_not_come_has_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ def test_a_login_that_does_not_come_has_a_code(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("truenext.server.listener.CONNECTIONS_TO_ASK_MAX", 1)
-    monkeypatch.setattr("truenext.server.connection.ASKING_SECONDS_MAX", 0.3)
-    monkeypatch.setattr("truenext.broker.asking.ASKING_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("truenext.server.listener.CONTROL_ONLY_CONNECTIONS_MAX", 1)
+    monkeypatch.setattr("truenext.server.connection.CONTROL_ONLY_IDLE_S", 0.3)
+    monkeypatch.setattr("truenext.broker.control_only.CONTROL_ONLY_IDLE_S", 0.3)
     codes: list[str] = []
 
     def use(port: int) -> None:
@@ -206,7 +206,7 @@ def test_a_connection_that_comes_too_late_is_told_so() -> None:
         second.close()
 
     run(use)
-    assert codes == [Code.LATE.value]
+    assert codes == [Code.STALE.value]
 
 
 def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
@@ -220,9 +220,13 @@ def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
         client.close()
 
     run(use)
-    assert codes == [Code.MISSING.value, Code.DOOMED.value]
+    assert codes == [Code.NOT_FOUND.value, Code.ROLLBACK_ONLY.value]
 
 
 def test_each_code_is_said_by_something() -> None:
-    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {Code.NO_ROOM, Code.LATE, Code.DOOMED}
+    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {
+        Code.NO_SPACE,
+        Code.STALE,
+        Code.ROLLBACK_ONLY,
+    }
     assert said | SAID_ELSEWHERE.keys() == set(Code)

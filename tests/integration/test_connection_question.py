@@ -86,8 +86,8 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     answer = said(client)
     assert answer["round"] == 1
     assert answer["transactions"] == [
-        {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "doomed": True},
-        {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "doomed": False},
+        {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "rollback_only": True},
+        {"name": "b", "sends": 1, "acknowledged": 1, "nacked": 1, "rollback_only": False},
     ]
     nothing = {"held": 0, "started": 0, "window": None, "requested": None, "idle": "empty"}
     assert {row.pop("id"): row for row in answer["subscriptions"]} == {
@@ -119,7 +119,7 @@ def test_each_connection_is_told_of_itself(broker: BrokerProcess, queue: str, cl
 @pytest.mark.parametrize("body", [b"{}", b" ", b'{"connection": "1"}'])
 def test_nothing_more_may_be_said(client: RawClient, body: bytes) -> None:
     ask(client, body)
-    assert client.next_error().headers["truenext-code"] == "question"
+    assert client.next_error().headers["truenext-code"] == "control-request"
     assert said(client)["round"] == 0
 
 
@@ -226,7 +226,7 @@ def test_group(broker: BrokerProcess, queue: str, client: RawClient, options: tu
     assert idle(client) == "empty"
 
 
-@pytest.mark.parametrize("while_waiting", ["pass", "hold"])
+@pytest.mark.parametrize("while_waiting", ["skip", "block"])
 @pytest.mark.parametrize("group", [{}, {"JMSXGroupID": "g"}], ids=["no group", "group"])
 def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, group: dict[str, str]) -> None:
     broker = own_broker
@@ -242,7 +242,7 @@ def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, grou
     client.nack(client.message(), headers={"truenext-delay": "60000"})
     assert (idle(client), idle(client, "other")) == ("delayed", "empty")
     fill(broker, queue, 1, n="1", **group)
-    holds = while_waiting == "hold" or bool(group)
+    holds = while_waiting == "block" or bool(group)
     assert len(client.arrived()) == (not holds)
     assert idle(client) == "delayed"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.integration.test_taking_over import is_taken_over, numbered, secret_of
-from truenext.server.connection import COMES_BACK_SECONDS
+from truenext.server.connection import TAKEOVER_GRACE_S
 
 pytestmark = LIMITS
 
@@ -76,9 +76,9 @@ def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, que
     cut(client)
     began = time.monotonic()
     assert other.message().body == b"buffered"
-    assert time.monotonic() - began < COMES_BACK_SECONDS / 2
+    assert time.monotonic() - began < TAKEOVER_GRACE_S / 2
     assert other.message().body == b"begun"
-    assert time.monotonic() - began > COMES_BACK_SECONDS / 2
+    assert time.monotonic() - began > TAKEOVER_GRACE_S / 2
 
 
 @pytest.mark.parametrize("headers", [{}, numbered(1)], ids=["no secret", "nothing begun"])
@@ -94,7 +94,7 @@ def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
     cut(client)
     began = time.monotonic()
     assert other.message().body == b"0"
-    assert time.monotonic() - began < COMES_BACK_SECONDS / 2
+    assert time.monotonic() - began < TAKEOVER_GRACE_S / 2
 
 
 def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(

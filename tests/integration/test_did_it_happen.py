@@ -205,5 +205,5 @@ def test_a_question_that_is_none_is_refused_and_settles_nothing(
     client = broker.connect()
     headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
     client.say("SEND", headers, json.dumps(question).encode())
-    assert code_of(client) == "question"
+    assert code_of(client) == "control-request"
     assert not ask(broker.connect(), "p")["known"]

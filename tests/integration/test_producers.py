@@ -23,8 +23,8 @@ SHORT_MS = 300
 def _few_producers_are_remembered_for_a_short_time() -> Iterator[None]:
     with (
         mock.patch.object(producers, "PRODUCERS_MAX", FEW),
-        mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", SHORT_MS),
-        mock.patch.object(broker_module, "LOOK_SECONDS", 0.02),
+        mock.patch.object(producers, "PRODUCER_RETENTION_MS_MIN", SHORT_MS),
+        mock.patch.object(broker_module, "CHECK_INTERVAL_S", 0.02),
     ):
         yield
 
@@ -92,7 +92,7 @@ def test_one_that_sent_once_goes_for_a_new_one_though_it_is_from_an_earlier_run_
         send(client, "once")
         assert left(client, 6) == ["committer committed", "once1", "twice1", "twice2", "new1", "once1"]
 
-    with mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", 3600_000):
+    with mock.patch.object(producers, "PRODUCER_RETENTION_MS_MIN", 3600_000):
         run(tmp_path, fill)
         run(tmp_path, ask_too_soon)
     time.sleep(SHORT_MS / 1000)
@@ -111,5 +111,5 @@ def test_hundreds_of_processes_that_send_one_message_each_are_all_served(tmp_pat
         client.commit("t", headers=numbered("committer", 1))
         left(client, 501)
 
-    with mock.patch.object(producers, "PRODUCER_MEMORY_MS_MIN", 0):
+    with mock.patch.object(producers, "PRODUCER_RETENTION_MS_MIN", 0):
         run(tmp_path, fill)

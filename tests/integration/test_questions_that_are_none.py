@@ -40,7 +40,7 @@ def test_a_body_that_is_no_question_is_refused_and_ends_nothing_else(
     said = body % field if b"%b" in body else body
     answered = {} if verb == "release" else {"reply-to": ANSWERS}
     client.say("SEND", {"destination": f"/control/{verb}"} | answered, said)
-    assert client.error().headers["truenext-code"] == "question"
+    assert client.error().headers["truenext-code"] == "control-request"
     other.subscribe(queue)
     assert bodies(other.only(1)) == ["still there"]
 

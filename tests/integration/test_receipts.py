@@ -15,7 +15,7 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.unit.mutation import mutated
 from truenext.batch import Batch
-from truenext.broker.pace import Pace
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.writing.ledger import Ledger
 from truenext.server.connection import ServerConnection
 from truenext.store.embedded import EmbeddedStore
@@ -221,7 +221,7 @@ def check(rule: Rule, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_at_once:
-        monkeypatch.setattr(Pace, "is_quick", lambda *_: False)
+        monkeypatch.setattr(WriteTimeEstimate, "is_quick", lambda *_: False)
     check(rule, tmp_path / "data", monkeypatch)
 
 
@@ -250,7 +250,7 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     ),
     "the connection is closed before the receipt of its DISCONNECT is out": (
         after_the_receipt_of_a_disconnect_nothing_comes,
-        *(ServerConnection, "flush", "if self._is_leaving and not self._unsent and", "if self._is_leaving and"),
+        *(ServerConnection, "flush", "if self._is_closing and not self._unsent and", "if self._is_closing and"),
     ),
 }
 
@@ -261,7 +261,7 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest
     faulty: Any = mutated(getattr(owner, name), old, new)
     monkeypatch.setattr(owner, name, faulty)
     # Else the disk is through before anything else can happen.
-    monkeypatch.setattr(Pace, "is_quick", lambda *_: False)
+    monkeypatch.setattr(WriteTimeEstimate, "is_quick", lambda *_: False)
     monkeypatch.setattr("tests.integration.test_receipts.SECONDS", 3.0)
     with pytest.raises(Exception):  # noqa: B017
         check(rule, tmp_path / "data", monkeypatch)

@@ -126,7 +126,7 @@ def moved_back_once_over_kills(broker: BrokerProcess) -> None:
 
 
 def test_what_holds_the_others_back_is_never_overtaken(tmp_path: Path) -> None:
-    with running(tmp_path, delay_ms=300, while_waiting="hold") as broker:
+    with running(tmp_path, delay_ms=300, while_waiting="block") as broker:
         client = broker.connect()
         for number in range(20):
             client.send("q", b"%d" % number, persistent=bool(number % 2))
@@ -148,7 +148,7 @@ def test_what_holds_the_others_back_is_never_overtaken(tmp_path: Path) -> None:
 
 
 @one_of("is_clean", [True, False], ids=["clean stop", "kill -9"])
-@pytest.mark.parametrize("while_waiting", ["pass", "hold"])
+@pytest.mark.parametrize("while_waiting", ["skip", "block"])
 def test_a_delay_goes_on_over_a_restart(tmp_path: Path, is_clean: bool, while_waiting: str) -> None:
     with running(tmp_path, first_delay_ms=4000, while_waiting=while_waiting) as broker:
         client = broker.connect()
@@ -160,8 +160,8 @@ def test_a_delay_goes_on_over_a_restart(tmp_path: Path, is_clean: bool, while_wa
         client = broker.connect()
         client.subscribe("q")
         first, second = client.message(), client.message()
-        assert bodies([first, second]) == (["behind", "failed"] if while_waiting == "pass" else ["failed", "behind"])
-        failed = second if while_waiting == "pass" else first
+        assert bodies([first, second]) == (["behind", "failed"] if while_waiting == "skip" else ["failed", "behind"])
+        failed = second if while_waiting == "skip" else first
         assert failed.headers["truenext-attempts"] == "1"
         # The wall clock's milliseconds are cut off, not rounded.
         assert 3.999 <= time.time() - failed_at < 4 + LATE_SECONDS

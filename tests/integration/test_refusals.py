@@ -37,7 +37,7 @@ def test_an_error_names_the_frame_and_the_connection_goes_on(client: RawClient, 
     client.subscribe(queue)
     assert [of(client.next_error()) for _ in range(4)] == [
         ("destination", 3),
-        ("missing", 5),
+        ("not-found", 5),
         ("command", 6),
         ("header", 7),
     ]
@@ -70,7 +70,7 @@ def test_a_transaction_of_which_a_frame_was_refused_can_only_be_aborted(client: 
     client.send(queue, b"again", transaction="a")
     client.commit("a", headers=numbered(queue, 1))
     client.subscribe(queue)
-    assert [of(client.next_error())[0] for _ in range(3)] == ["destination", "doomed", "doomed"]
+    assert [of(client.next_error())[0] for _ in range(3)] == ["destination", "rollback-only", "rollback-only"]
     assert bodies(client.only(2)) == ["b", "again"]
 
 
@@ -82,7 +82,7 @@ def test_a_refused_acknowledgement_dooms_its_transaction(client: RawClient, queu
     client.ack(message, transaction="t")
     client.ack(message, transaction="t")
     client.commit("t", confirmed=False)
-    assert [of(client.next_error())[0] for _ in range(2)] == ["not-held", "doomed"]
+    assert [of(client.next_error())[0] for _ in range(2)] == ["not-held", "rollback-only"]
     client.abort("t")
     assert client.message().headers["truenext-attempts"] == "1"
 
@@ -95,7 +95,7 @@ def test_a_subscription_that_was_refused_is_not_there_and_can_be_made_otherwise(
     client.say("SUBSCRIBE", said | {"ack": "auto", "truenext-pull": "true"})
     client.say("SUBSCRIBE", said | {"ack": "client"}, confirmed=False)
     client.say("SUBSCRIBE", said | {"ack": "auto"})
-    assert [of(client.next_error())[0] for _ in range(2)] == ["not-supported", "taken"]
+    assert [of(client.next_error())[0] for _ in range(2)] == ["not-supported", "in-use"]
     message = client.message()
     client.ack(message, confirmed=True)
     broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=1)
@@ -109,7 +109,7 @@ def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerP
     other.say_hello("1.2", "0,0", client_id=queue, headers=KEEP_OPEN)
     other.say("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
     other.say("UNSUBSCRIBE", {"id": "d", "durable": "true"})
-    assert of(other.next_error())[0] == "taken"
+    assert of(other.next_error())[0] == "in-use"
     user.say("SEND", {"destination": f"/topic/{queue}"}, b"0")
     assert other.message().headers["ack"].endswith("@d")
     other.unsubscribe("d")
@@ -118,7 +118,7 @@ def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerP
 def test_bytes_that_are_no_frame_end_the_connection(client: RawClient, queue: str) -> None:
     client.send(queue, b"0", confirmed=True)
     client.write(b"SEND\nno colon\n\n\0")
-    assert client.error().headers["truenext-code"] == "no-frame"
+    assert client.error().headers["truenext-code"] == "malformed-frame"
 
 
 def test_a_receipt_that_is_no_name_is_refused_before_its_frame_does_anything(
@@ -141,7 +141,7 @@ def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
     client.send(queue, b"refused", persistent=True)
     client.begin("t")
     client.say("SEND", {"destination": "/temp-queue/replies"}, b"a reply to myself", confirmed=True)
-    assert [of(client.next_error())[0] for _ in range(2)] == ["no-room", "no-room"]
+    assert [of(client.next_error())[0] for _ in range(2)] == ["no-space", "no-space"]
     assert bodies([client.message()]) == ["a reply to myself"]
     broker.set_disk_level(DiskLevel.PLENTY)
     client.send(queue, b"after", persistent=True, confirmed=True)
@@ -175,10 +175,10 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
     ("verb", "headers", "body", "code"),
     [
         ("nothing", {}, b"", "header"),
-        ("nothing", {"reply-to": "/temp-queue/a"}, b"", "question"),
-        ("connection", {"reply-to": "/queue/a"}, b"", "question"),
+        ("nothing", {"reply-to": "/temp-queue/a"}, b"", "control-request"),
+        ("connection", {"reply-to": "/queue/a"}, b"", "control-request"),
         ("wake", {}, b"", "header"),
-        ("wake", {"id": "other"}, b"", "missing"),
+        ("wake", {"id": "other"}, b"", "not-found"),
         ("wake", {"id": "1", "transaction": "t"}, b"", "header"),
         ("wake", {"id": "1", "truenext-number": "1", "truenext-producer": "p"}, b"", "header"),
         ("wake", {"id": "1", "reply-to": "/temp-queue/a"}, b"", "header"),
@@ -193,7 +193,7 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("credit", {"id": "1", "messages": "1", "correlation-id": "c" * 256}, b"", "header"),
         ("release", {}, b'{"subscriptions":["1"]}', "not-supported"),
         ("release", {}, b'{"subscriptions":["1"],"keep":["x"]}', "header"),
-        ("release", {}, b"{}", "question"),
+        ("release", {}, b"{}", "control-request"),
     ],
 )
 def test_what_is_asked_for_by_send_is_refused_as_the_page_says(

@@ -166,10 +166,10 @@ def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: s
     ("ack", "named", "others", "code"),
     [
         ("auto", "1", {}, "not-held"),
-        ("client", "2", {}, "missing"),
+        ("client", "2", {}, "not-found"),
         ("client", "1", {"abort": "t"}, "no-transaction"),
-        ("client", "1", {"count_attempts": "none"}, "question"),
-        ("client", "1", {"spare": []}, "question"),
+        ("client", "1", {"count_attempts": "none"}, "control-request"),
+        ("client", "1", {"spare": []}, "control-request"),
     ],
 )
 def test_a_request_that_cannot_be_carried_out_is_refused_by_name(

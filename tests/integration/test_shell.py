@@ -13,7 +13,7 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
 from truenext.batch import Batch
-from truenext.broker import pace
+from truenext.broker import write_time
 from truenext.broker.config import Configuration
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
@@ -144,7 +144,7 @@ def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
         is_beat = self._parts == [b"\n"]
         flush(self)
         if is_beat:
-            self._lose("closed by a test")
+            self._end_lost("closed by a test")
 
     def use(port: int) -> None:
         client = RawClient(port)
@@ -241,7 +241,7 @@ def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails(
     with (
         mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
         mock.patch.object(serve, "new_event_loop", StoreThatSeesItsEnd.new_event_loop),
-        mock.patch.object(pace, "WRITE_AT_ONCE_SECONDS_MAX", -1),
+        mock.patch.object(write_time, "INLINE_SMALL_WRITE_SECONDS_MAX", -1),
         mock.patch.object(serve, "_spare_the_collector"),
         mock.patch("sys.setswitchinterval"),
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),

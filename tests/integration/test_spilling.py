@@ -195,7 +195,7 @@ def test_only_who_stands_still_is_ended_when_room_is_short_and_is_told_why(
         assert "stalled_subscriber_ms" in error.body.decode()
         broker.set_disk_level(DiskLevel.PLENTY)
         publish(sender, MANY, 1)
-        assert broker.status()["subscriptions"] == {"durable": 0, "others": 1}
+        assert broker.status()["subscriptions"] == {"durable": 0, "non_durable": 1}
         broker.stop()
     finally:
         broker.clean_up()

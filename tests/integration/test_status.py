@@ -130,7 +130,7 @@ def test_a_stuck_queue_is_in_the_status_and_once_in_the_log(caplog: pytest.LogCa
             client.disconnect()
 
     with (
-        mock.patch.object(broker_module, "LOOK_SECONDS", 0.02),
+        mock.patch.object(broker_module, "CHECK_INTERVAL_S", 0.02),
         mock.patch.object(stuck, "STUCK_MS", 100),
         mock.patch("truenext.engine.engine.Dispatcher", StuckDispatcher),
         caplog.at_level(logging.ERROR),

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import bodies
-from truenext.limits import HISTORY_SECONDS
+from truenext.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.frame import FRAME
 
 
@@ -168,7 +168,7 @@ def test_a_journal_that_lost_its_end_after_a_kill_is_damaged_if_the_history_tell
     # It is told to the history's files within moments.
     while b"".join(path.read_bytes() for path in (own_broker.data / "history").glob("*.history")).count(b"orders") < 1:
         own_broker.status()
-    time.sleep(3 * HISTORY_SECONDS)
+    time.sleep(3 * HISTORY_FLUSH_SECONDS)
     own_broker.kill()
     assert store("check", own_broker.data).returncode == 0
     lose_half(own_broker.data, by="zeros")

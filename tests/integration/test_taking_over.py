@@ -96,12 +96,12 @@ def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerPro
         late = broker.connect(says_hello=False)
         late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(number, secret))
         late.send(queue, b"late")
-        assert late.error().headers["truenext-code"] == "late"
+        assert late.error().headers["truenext-code"] == "stale"
     assert third.arrived() == []
     third.disconnect()
     late = broker.connect(says_hello=False)
     late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret))
-    assert late.error().headers["truenext-code"] == "late"
+    assert late.error().headers["truenext-code"] == "stale"
 
 
 def test_what_the_old_connection_says_afterwards_is_not_read(broker: BrokerProcess, queue: str) -> None:

@@ -451,7 +451,7 @@ def test_on_a_full_disk_whoever_does_not_wait_is_refused(broker: BlockingBroker,
     client = clients.connect(broker.url, headers=KEEP_OPEN)
     broker.fill_disk()
     client.send("orders", b"1", persistent=True)
-    assert client.next_error().headers["truenext-code"] == "no-room"
+    assert client.next_error().headers["truenext-code"] == "no-space"
     broker.free_disk()
     client.send("orders", b"2", persistent=True, confirmed=True)
     assert broker.queue("orders").bodies == [b"2"]
@@ -681,7 +681,7 @@ def test_a_restart_on_a_slow_and_full_disk_with_frozen_connections_takes_no_time
     # The faults go on.
     client = clients.connect(broker.url, headers=KEEP_OPEN)
     client.send("orders", b"2")
-    assert client.next_error().headers["truenext-code"] == "no-room"
+    assert client.next_error().headers["truenext-code"] == "no-space"
 
 
 # ---- In the running loop ----

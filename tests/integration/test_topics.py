@@ -191,7 +191,7 @@ def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broke
     waiting = [(queue["topic"], queue["waiting"]) for queue in asked(reader, "queues")]  # type: ignore[attr-defined]
     assert waiting == [("news", 3001)]
     status = asked(reader, "status")
-    assert status["subscriptions"] == {"durable": 1, "others": 0}  # type: ignore[index]
+    assert status["subscriptions"] == {"durable": 1, "non_durable": 0}  # type: ignore[index]
     own_broker.stop()
 
 

@@ -84,11 +84,11 @@ from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
 from truenext.envelope import group_of, read_header
-from truenext.errors import NoRoomError, RemoteProtocolError, StoreError
+from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
 from truenext.limits import PRODUCERS_MAX, RESOLVED_MAX
 from truenext.message import SentMessage
 from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
-from truenext.record import CONTENTS, content_key, decode, reference_of, sequence_of, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, content_key, decode, reference_of, sequence_of, split_lane_key
 from truenext.schedule import Schedule
 from truenext.store.store import Recovered
 
@@ -545,7 +545,7 @@ class BrokerMachine(RuleBasedStateMachine):
             delay_ms=retries.delay,
             backoff=retries.backoff,
             delay_max_ms=retries.delay_max,
-            while_waiting=WhileWaiting.HOLD if retries.holds else WhileWaiting.PASS,
+            while_waiting=WhileWaiting.BLOCK if retries.holds else WhileWaiting.SKIP,
             **circumstances,
         )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
@@ -805,7 +805,7 @@ class BrokerMachine(RuleBasedStateMachine):
         spelling = selector
         if durable and selector is not None:
             spelling = SPELLINGS[len(self.names) % len(SPELLINGS)](selector)
-        wanted = None if spelling is None else truenext.selector.selector(spelling)
+        wanted = None if spelling is None else truenext.selector.compile_selector(spelling)
         key = f"c,{durable}" if durable else ""
         self.engine.subscribe(
             session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
@@ -879,7 +879,7 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(who)
         name = self._fresh("l")
         note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
-        wanted = None if selector == "TRUE" else truenext.selector.selector(selector)
+        wanted = None if selector == "TRUE" else truenext.selector.compile_selector(selector)
         self.engine.browse(session, Browse(name, parse(f"/queue/{queue}", session.id), wanted))
         self.looks.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 
@@ -1487,7 +1487,7 @@ class BrokerMachine(RuleBasedStateMachine):
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
             self.engine.send(session, _send(parse(_address(queue), session.id), parcel, transaction))
-        except NoRoomError as error:
+        except NoSpaceError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
             self.disconnect(who, True, 0)
@@ -1576,7 +1576,7 @@ class BrokerMachine(RuleBasedStateMachine):
             puts = [
                 (key, decode(key, record, records.get(content_key(reference_of(record)), b"")))
                 for key, record in records.items()
-                if not key.startswith(CONTENTS)
+                if not key.startswith(CONTENTS_LANE_KEY)
             ]
             puts = [
                 (key, message) for key, message in puts if not (self.disk.has_ended(key) or self.disk.is_hidden(key))
@@ -1720,7 +1720,7 @@ class BrokerMachine(RuleBasedStateMachine):
             else:
                 schedule = Schedule(due_ms=self.oracle.now_ms + delay, ttl_ms=parcel.ttl_ms)
             self.engine.send(session, Send(destination, _message(parcel), schedule=schedule))
-            planned = destination.address if destination.is_spread else queue
+            planned = destination.address if destination.is_multi_queue else queue
             self.oracle.schedule(peer, planned, parcel, delay)
 
     def read_scheduled(self, queue: str, rank: int) -> None:
@@ -2696,7 +2696,7 @@ class SelectingMachine(BrokerMachine):
         # So few that more than one slice is needed, and too much can be found.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             size, found_max = self.SLICES
-            rooms.SCAN_SIZE.replace(patch, size)
+            rooms.SCAN_MESSAGES_PER_TURN.replace(patch, size)
             rooms.SCAN_PAGE_SIZE.replace(patch, size)
             rooms.SCAN_FOUND_MAX.replace(patch, found_max)
             rooms.SCAN_CHUNK.replace(patch, 2 * size)
@@ -2914,7 +2914,7 @@ class WildcardMachine(BrokerMachine):
     def _comparing(self) -> Iterator[None]:
         # So few that more than one turn is needed to join all.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            rooms.JOIN_PIECE.replace(patch, 1)
+            rooms.JOIN_QUEUES_PER_TURN.replace(patch, 1)
             yield
 
 

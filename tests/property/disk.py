@@ -15,7 +15,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from truenext.batch import Batch, Causes, Mark
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
 from truenext.engine.memory.timers import TimerRead, TimersRead
@@ -23,7 +23,7 @@ from truenext.engine.state.pages import Found, Look, PageRead, Read
 from truenext.message import SentMessage
 from truenext.order import RANKS
 from truenext.record import (
-    CONTENTS,
+    CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,
     decode,
@@ -120,7 +120,7 @@ class Disk:
         return self._pages[-1]
 
     def read_at_once(self, read: Read) -> PageRead:
-        page = page_of(self._store, read)
+        page = read_page(self._store, read)
         found = [found_of(each) for each in page.messages]
         return PageRead(found, page.as_of, page.is_end)
 
@@ -181,7 +181,10 @@ class Disk:
 
     def wrong_contents(self) -> dict[bytes, tuple[int, int]]:
         """References that contents are said to have, and those that they have, where that differs; by key."""
-        said = {each.key: each.mark.attempts for each in self._store.page(CONTENTS, 0, maxsize - 1, maxsize).messages}
+        said = {
+            each.key: each.mark.attempts
+            for each in self._store.page(CONTENTS_LANE_KEY, 0, maxsize - 1, maxsize).messages
+        }
         numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
         have = Counter(content_key(number) for number in numbers if number)
         return {key: (said.get(key, 0), have[key]) for key in said | have if said.get(key, 0) != have[key]}

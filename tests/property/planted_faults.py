@@ -105,10 +105,10 @@ from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Known, Producers
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import SentMessage, living
+from truenext.message import SentMessage, with_ttl
 from truenext.pattern import matches
 from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.record import DUE_TIMERS, message_key, sequence_of, split_due_timer
+from truenext.record import SCHEDULED_TIMERS, message_key, sequence_of, split_scheduled_timer
 from truenext.schedule import Schedule
 
 Patch = pytest.MonkeyPatch
@@ -929,12 +929,12 @@ def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_no
 
 @shows_in(ProducersMachine)
 def a_producer_is_forgotten_within_the_hour(patch: Patch) -> None:
-    rooms.PRODUCER_MEMORY_MS_MIN.replace(patch, 45 * 60 * 1000)
+    rooms.PRODUCER_RETENTION_MS_MIN.replace(patch, 45 * 60 * 1000)
 
 
 @shows_in(ProducersMachine)
 def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> None:
-    rooms.PRODUCER_MEMORY_MS_MIN.replace(patch, 3600 * 1000 + 1)
+    rooms.PRODUCER_RETENTION_MS_MIN.replace(patch, 3600 * 1000 + 1)
 
 
 @shows_in(ProducersMachine)
@@ -1734,7 +1734,7 @@ def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch:
 
     def faulty(sending: Sending, session: ConnectionState, send: Send) -> None:
         if send.transaction is not None and send.ttl_ms:
-            send.message = living(send.message, send.ttl_ms, rooms.ledger_of(sending).now_ms)
+            send.message = with_ttl(send.message, send.ttl_ms, rooms.ledger_of(sending).now_ms)
             send.ttl_ms = 0
         send_in(sending, session, send)
 
@@ -1747,7 +1747,7 @@ def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patc
 
     def faulty(scheduler: Scheduler, name: str, message: SentMessage, wanted: Schedule) -> None:
         if wanted.ttl_ms:
-            message = living(message, wanted.ttl_ms, rooms.ledger_of(scheduler).now_ms)
+            message = with_ttl(message, wanted.ttl_ms, rooms.ledger_of(scheduler).now_ms)
         accept(scheduler, name, message, structs.replace(wanted, ttl_ms=0))
 
     rooms.ACCEPT_SCHEDULED.replace(patch, faulty)
@@ -1802,7 +1802,7 @@ def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
 
 def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
     def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
-        left = [timer for timer in page.timers if timer < DUE_TIMERS]
+        left = [timer for timer in page.timers if timer < SCHEDULED_TIMERS]
         page_read(timers, read, TimersRead(left, page.as_of, True))
 
     return faulty
@@ -2596,7 +2596,7 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
     schedule = rooms.SCHEDULE.original
 
     def faulty(sending: Sending, destination: Destination, message: SentMessage, wanted: Schedule) -> None:
-        if not destination.is_spread:
+        if not destination.is_multi_queue:
             schedule(sending, destination, message, wanted)
             return
         for queue in rooms.QUEUES_OF_PARTS.of(sending)(destination, message, rooms.QUEUE_OF.of(sending)):
@@ -2788,7 +2788,7 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 
     def faulty(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
         first = scheduler.timers.in_memory[: len(look.lanes)]
-        scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_due_timer(timer)[1])
+        scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_scheduled_timer(timer)[1])
         page_read(scheduler, look, page)
 
     rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
@@ -2823,7 +2823,7 @@ def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
 def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays, Entry, int], bool]:
     def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
         delay(delays, entry, delay_ms)
-        return entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
+        return entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
     return faulty
 

@@ -111,8 +111,8 @@ from truenext.envelope import closes_group
 from truenext.message import SentMessage
 from truenext.pattern import matches
 from truenext.policy import Policies
-from truenext.record import due_timer, split_due_timer
-from truenext.selector import Selector, are_same
+from truenext.record import scheduled_timer, split_scheduled_timer
+from truenext.selector import Selector, are_equivalent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -307,7 +307,7 @@ NEW_NUMBER = Target(Numbers.new, Numbers)
 UNPIN = Target(ResidentSet.unpin, ResidentSet)
 LANE_OF = Target(Queues.lane_of, Queues)
 DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
-ARE_SAME = Target(are_same, subscribing_module)
+ARE_SAME = Target(are_equivalent, subscribing_module)
 END_SUBSCRIPTION = Target(Queues.end, Queues)
 ADD_ENDING = Target(Endings.add, Endings)
 DEREFERENCE_CONTENT_OF_ENDED = Target(dereference, endings_module)
@@ -399,8 +399,8 @@ UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
 LOOK_AT_SCHEDULED = Target(Scheduler.look_at, Scheduler)
 WRITE_SCHEDULED = Target(put, scheduled_module)
 REMOVE_SCHEDULED = Target(remove, scheduled_module)
-DUE_TIMER = Target(due_timer, scheduled_module)
-SPLIT_DUE_TIMER = Target(split_due_timer, scheduled_module)
+DUE_TIMER = Target(scheduled_timer, scheduled_module)
+SPLIT_DUE_TIMER = Target(split_scheduled_timer, scheduled_module)
 
 # Bulk work ------------------------------------------------------------------------------------------------------------
 TAKE_IN_BULK = Target(take, bulk_module)
@@ -432,7 +432,7 @@ USE_NUMBER = Target(Producer.use, Producer)
 MAY_HAVE_LEFT_OUT = Target(Producer.may_have_left_out, Producer)
 RESOLVE = Target(Producer.resolve, Producer)
 CHECK_GAP = Target(check_gap, producer_module, producers_module)
-PRODUCER_MEMORY_MS_MIN = Attribute("PRODUCER_MEMORY_MS_MIN", producers_module)
+PRODUCER_RETENTION_MS_MIN = Attribute("PRODUCER_RETENTION_MS_MIN", producers_module)
 
 # Selectors of consumers -----------------------------------------------------------------------------------------------
 THAT_MAY_WANT = Target(KeyedScans.that_may_want, KeyedScans)
@@ -487,13 +487,13 @@ STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", run_modul
 DUE_PAGE_BYTES = Attribute("PAGE_BYTES", scheduled_module)
 PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)
 RESOLVED_MAX = Attribute("RESOLVED_MAX", producer_module)
-SCAN_SIZE = Attribute("SCAN_SIZE", selecting_module)
+SCAN_MESSAGES_PER_TURN = Attribute("SCAN_MESSAGES_PER_TURN", selecting_module)
 SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selections_module)
 SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", scan_module)
 SCAN_CHUNK = Attribute("CHUNK", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
-JOIN_PIECE = Attribute("JOIN_PIECE", wildcards_module)
+JOIN_QUEUES_PER_TURN = Attribute("JOIN_QUEUES_PER_TURN", wildcards_module)
 
 
 # What the engine has noted -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.property.selector_oracle import Node, conditions, is_wanted, messages
 from truenext.errors import RemoteProtocolError
 from truenext.message import SentMessage
 from truenext.order import rank
-from truenext.selector import are_same, selector
+from truenext.selector import are_equivalent, compile_selector
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 
@@ -28,14 +28,14 @@ def test_a_selector_wants_what_the_oracle_wants(
     node: Node, sent: list[tuple[SentMessage, dict[str, str]]], is_converted: bool
 ) -> None:
     text = written(node, is_converted=is_converted)
-    compiled = selector(text)
+    compiled = compile_selector(text)
     for message, headers in sent:
         wanted = is_wanted(node, message, headers)
         assert compiled.matches(message) is wanted, f"{text!r} of {message}"
         assert not wanted or rank(message.priority) in compiled.ranks, f"{text!r} of {message}"
         if wanted and compiled.required is not None:
             its, texts = compiled.required
-            assert its.of(message.header) in texts, f"{text!r} of {message}"
+            assert its.value_in(message.header) in texts, f"{text!r} of {message}"
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
@@ -44,9 +44,9 @@ def test_another_spelling_of_a_selector_is_the_same_one(
     node: Node, other: Node, sent: tuple[SentMessage, dict[str, str]]
 ) -> None:
     text = written(node)
-    assert are_same(text, respelled(text))
-    assert are_same(text, written(node, is_grouped=True))
-    assert not are_same(text, written(other)) or is_wanted(node, *sent) is is_wanted(other, *sent)
+    assert are_equivalent(text, respelled(text))
+    assert are_equivalent(text, written(node, is_grouped=True))
+    assert not are_equivalent(text, written(other)) or is_wanted(node, *sent) is is_wanted(other, *sent)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
@@ -60,7 +60,7 @@ def test_another_spelling_of_a_selector_is_the_same_one(
 @example("\ud800")
 def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(text: str) -> None:
     try:
-        compiled = selector(text)
+        compiled = compile_selector(text)
     except RemoteProtocolError as error:
         assert "at character" in str(error) or "at its end" in str(error)
     else:
@@ -85,17 +85,17 @@ def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(tex
     ],
 )
 def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[str] | None) -> None:
-    required = selector(text).required
+    required = compile_selector(text).required
     assert (required and required[1]) == texts
     if required is not None:
-        assert required[0].of(b"xa:0\na:\\\\1\n") == "\\1"
-        assert required[0].of(b"a:\n") == ""
-        assert required[0].of(b"aa:x\n") is None
+        assert required[0].value_in(b"xa:0\na:\\\\1\n") == "\\1"
+        assert required[0].value_in(b"a:\n") == ""
+        assert required[0].value_in(b"aa:x\n") is None
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])
 def test_however_many_properties_it_asks_for_each_is_found_under_either_name(length: int) -> None:
-    compiled = selector(" AND ".join(f"p_{number} = '{number}'" for number in range(length)))
+    compiled = compile_selector(" AND ".join(f"p_{number} = '{number}'" for number in range(length)))
     hyphens = b"".join(b"p-%d:%d\n" % (number, number) for number in range(length))
     assert compiled.matches(SentMessage(4, True, 0, hyphens, b""))
     assert compiled.matches(SentMessage(4, True, 0, hyphens.replace(b"p-0:0", b"p-0:9\np_0:0"), b""))
@@ -105,7 +105,7 @@ def test_however_many_properties_it_asks_for_each_is_found_under_either_name(len
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])
 def test_however_many_properties_it_asks_for_each_is_found(length: int) -> None:
-    compiled = selector(" AND ".join(f"p{number} = '{number}\n'" for number in range(length)))
+    compiled = compile_selector(" AND ".join(f"p{number} = '{number}\n'" for number in range(length)))
     header = b"".join(b"p%d:%d\\n\n" % (number, number) for number in range(length))
     assert compiled.matches(SentMessage(4, True, 0, header, b""))
     assert not compiled.matches(SentMessage(4, True, 0, header.replace(b"p0:0", b"p0:9"), b""))

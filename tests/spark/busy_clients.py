@@ -22,7 +22,7 @@ from truenext.commands import (
 )
 from truenext.destination import parse
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 QUEUES = ("/queue/orders", "/queue/orders", "/queue/orders.eu", "/queue/orders.>")
 WAYS = (AckMode.AUTO, AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL)
@@ -69,7 +69,7 @@ class BusyClients:
                 window,
                 has_express=self.chance(0.1) and not pulls,
                 is_pulling=pulls,
-                selector=selector("JMSPriority > 3") if self.chance(0.15) else None,
+                selector=compile_selector("JMSPriority > 3") if self.chance(0.15) else None,
                 is_exclusive=self.chance(0.15),
                 priority=self.random.choice([-127, 0, 0, 5]),
             ),

@@ -46,7 +46,7 @@ backoff = 2.0
 jitter = 0.2
 expired = "dead-letter"
 [policy.held]
-while_waiting = "hold"
+while_waiting = "block"
 [policy.concurrent]
 store_and_dispatch = "concurrent"
 """

@@ -12,9 +12,9 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import Found, PageRead, Read
 from truenext.errors import RemoteProtocolError, StoreError
-from truenext.limits import BROWSE_SIZE, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
+from truenext.limits import BROWSE_MESSAGES_PER_TURN, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 A = parse("/queue/a", "s")
 
@@ -39,7 +39,7 @@ class World:
             self.engine.send(self.session, Send(A, SentMessage(4, False, 0, b"content-length:0\n", bytes(size))))
 
     def browse(self, name: str = "b", *, wanted: str | None = None, session: ConnectionState | None = None) -> None:
-        browse = Browse(name, A, None if wanted is None else selector(wanted))
+        browse = Browse(name, A, None if wanted is None else compile_selector(wanted))
         self.engine.browse(session or self.session, browse)
 
     def turns(self, count: int = 100, *, takes: bool = True) -> list[BrowseSlice]:
@@ -59,13 +59,17 @@ def counts(browse_slices: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
 
 
 def test_one_slice_is_shown_in_a_turn() -> None:
-    world = World(2 * BROWSE_SIZE + 1)
+    world = World(2 * BROWSE_MESSAGES_PER_TURN + 1)
     world.browse()
-    assert counts(world.turns()) == [("b", BROWSE_SIZE, False), ("b", BROWSE_SIZE, False), ("b", 1, True)]
+    assert counts(world.turns()) == [
+        ("b", BROWSE_MESSAGES_PER_TURN, False),
+        ("b", BROWSE_MESSAGES_PER_TURN, False),
+        ("b", 1, True),
+    ]
 
 
 def test_what_a_selector_does_not_want_counts_too() -> None:
-    world = World(2 * BROWSE_SIZE + 1)
+    world = World(2 * BROWSE_MESSAGES_PER_TURN + 1)
     world.browse(wanted="missing = 1")
     assert counts(world.turns(2)) == []
     assert counts(world.turns(1)) == [("b", 0, True)]
@@ -81,25 +85,25 @@ def test_large_headers_make_a_slice_shorter() -> None:
 
 
 def test_browsers_are_served_in_turns() -> None:
-    world = World(BROWSE_SIZE + 1)
+    world = World(BROWSE_MESSAGES_PER_TURN + 1)
     world.browse("first")
     world.browse("second")
     assert counts(world.turns()) == [
-        ("first", BROWSE_SIZE, False),
-        ("second", BROWSE_SIZE, False),
+        ("first", BROWSE_MESSAGES_PER_TURN, False),
+        ("second", BROWSE_MESSAGES_PER_TURN, False),
         ("first", 1, True),
         ("second", 1, True),
     ]
 
 
 def test_what_was_sent_after_it_began_is_not_waited_for() -> None:
-    world = World(BROWSE_SIZE + 1)
+    world = World(BROWSE_MESSAGES_PER_TURN + 1)
     world.browse()
     shown = 0
     for _ in range(3):
-        world.send(BROWSE_SIZE)
+        world.send(BROWSE_MESSAGES_PER_TURN)
         shown += sum(len(each.entries) for each in world.turns(1))
-    assert shown == BROWSE_SIZE + 1
+    assert shown == BROWSE_MESSAGES_PER_TURN + 1
     assert not world.engine.has_work
 
 
@@ -164,7 +168,7 @@ def test_it_is_a_subscription_until_it_unsubscribes() -> None:
 
 @pytest.mark.parametrize("ends_by", ["UNSUBSCRIBE", "DISCONNECT"])
 def test_who_is_gone_is_shown_nothing_more(ends_by: str) -> None:
-    world = World(BROWSE_SIZE + 1)
+    world = World(BROWSE_MESSAGES_PER_TURN + 1)
     world.browse()
     world.turns(1)
     if ends_by == "UNSUBSCRIBE":

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from truenext.errors import Code, NoRoomError, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 
 PAGE = Path(__file__).parents[2] / "docs" / "stomp.md"
 
@@ -17,5 +17,5 @@ def test_the_page_has_the_codes_in_the_order_of_the_enumeration() -> None:
 def test_a_refusal_has_the_code_that_was_given_or_else_that_of_headers() -> None:
     assert RemoteProtocolError("text").code is Code.HEADER
     assert RemoteProtocolError("text", Code.LIMIT).code is Code.LIMIT
-    assert NoRoomError("text").code is Code.NO_ROOM
+    assert NoSpaceError("text").code is Code.NO_SPACE
     assert str(RemoteProtocolError("text", Code.LIMIT)) == "text"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from truenext.broker.config import Configuration, configure, header, shown
+from truenext.broker.config import Configuration, configure, format_value, header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.policy import Policies, Policy, WhenFull
-from truenext.setting import NO_WORD, Setting, settings_of
+from truenext.setting import NO_NONE_VALUE, Setting, settings_of
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,9 @@ def test_a_pattern_inherits_from_the_default_and_from_no_other_pattern(file: Pat
         attempts_max = 3
         """
     policies = read(file, text).policies
-    assert policies.of("orders.eu.new") == Policy(attempts_max=3, memory_limit=77)
-    assert policies.of("orders.us") == Policy(attempts_max=3, page_size=5)
-    assert policies.of("other") == Policy(attempts_max=3)
+    assert policies.for_queue("orders.eu.new") == Policy(attempts_max=3, memory_limit=77)
+    assert policies.for_queue("orders.us") == Policy(attempts_max=3, page_size=5)
+    assert policies.for_queue("other") == Policy(attempts_max=3)
 
 
 def test_each_value_of_a_policy_has_a_source(file: Path) -> None:
@@ -118,8 +118,8 @@ def test_options_go_before_the_file(file: Path) -> None:
         """
     found = read(file, text, broker={"memory_limit": 1 << 30}, policy={"page_size": 9})
     assert (found.broker.memory_limit, found.broker.history_days_max) == (1 << 30, 3)
-    assert (found.policies.of("b").page_size, found.policies.of("b").attempts_max) == (9, 6)
-    assert found.policies.of("a").page_size == 7
+    assert (found.policies.for_queue("b").page_size, found.policies.for_queue("b").attempts_max) == (9, 6)
+    assert found.policies.for_queue("a").page_size == 7
 
 
 def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(file: Path) -> None:
@@ -280,7 +280,7 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
     else:
         assert kind in (float, str), f"{setting.name}: say here how to make a {kind}"
         strategy = st.floats(setting.least, setting.most) if kind is float else st.text("ab.", min_size=1)
-    return strategy if setting.none is NO_WORD else strategy | st.just(setting.none)
+    return strategy if setting.none is NO_NONE_VALUE else strategy | st.just(setting.none)
 
 
 def tables(described: type) -> st.SearchStrategy[dict[str, Any]]:
@@ -306,7 +306,7 @@ def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[s
     lines = []
     for head, described, table in sections:
         lines.append(head)
-        lines += [f"{name} = {shown(settings_of(described)[name], value)}" for name, value in table.items()]
+        lines += [f"{name} = {format_value(settings_of(described)[name], value)}" for name, value in table.items()]
     return "\n".join(lines)
 
 

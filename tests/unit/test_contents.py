@@ -12,7 +12,7 @@ from truenext.destination import parse
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import SentMessage
 from truenext.policy import StoreAndDispatch
-from truenext.record import CONTENTS, lane_key
+from truenext.record import CONTENTS_LANE_KEY, lane_key
 from truenext.schedule import Schedule
 from truenext.store.store import StoredMessage
 
@@ -29,7 +29,7 @@ def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = 
 
 
 def contents(run: Run) -> list[StoredMessage]:
-    return run.store.page(CONTENTS, 0, 100).messages
+    return run.store.page(CONTENTS_LANE_KEY, 0, 100).messages
 
 
 def stored(run: Run) -> list[StoredMessage]:
@@ -159,7 +159,7 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
         (sequence,) = session.consumers[queue].held
         engine.acknowledge(session, Ack(queue, sequence))
         batch = rooms.gathering(engine)
-        (content,) = (key for key in batch.puts if key.startswith(CONTENTS))
+        (content,) = (key for key in batch.puts if key.startswith(CONTENTS_LANE_KEY))
         assert (batch.marks[content].attempts, len(batch.puts), batch.dereferenced) == (left, left + 1, [])
     (sequence,) = session.consumers["c"].held
     engine.acknowledge(session, Ack("c", sequence))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
-from truenext.broker import producer_question
+from truenext.broker import producer_request
 from truenext.broker.control import CHANGES, VERBS
 from truenext.engine.background import bulk
 
@@ -17,7 +17,7 @@ SAID = set(re.findall(r"`([a-z_]+)`", PAGE))
 def test_each_verb_is_there_and_no_other() -> None:
     table = PAGE[PAGE.index("| verb |") : PAGE.index("## What ends with its connection")]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, producer_question.VERB, *bulk.VERBS}
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, producer_request.VERB, *bulk.VERBS}
 
 
 @pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledShown, bulk.ScheduledSendInfo])

@@ -254,7 +254,7 @@ def test_a_queue_whose_messages_wait_for_their_next_try_is_not_stuck(while_waiti
     world.send()
     (sequence,) = world.turn()
     world.nack(sequence)
-    if while_waiting is WhileWaiting.HOLD:
+    if while_waiting is WhileWaiting.BLOCK:
         world.send()
     assert world.said_within(5 * STUCK_MS) == []
 
@@ -289,18 +289,18 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
     )
     said = read_header(letter.header)
     assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
-    assert (said["truenext-original-destination"], letter.way_back) == (
+    assert (said["truenext-original-destination"], letter.redrive_queue) == (
         ("/queue/a", "") if origin == "a" else ("/topic/news", origin)
     )
     _, there = moved(letter, Destination(DestinationKind.QUEUE, "DLQ.other"))
-    assert there.way_back == letter.way_back
+    assert there.redrive_queue == letter.redrive_queue
     back = revived(there, WALL_MS)
     assert back is not None and back[0].name == origin
     assert read_header(back[1].header) == read_header(message.header) | {
         "persistent": "false",
         "destination": said["truenext-original-destination"],
     }
-    assert back[1].way_back == ""
+    assert back[1].redrive_queue == ""
 
 
 def test_a_letter_of_a_subscription_from_before_still_finds_its_way_back() -> None:
@@ -340,7 +340,7 @@ def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after
     world.send(expires_ms=WALL_MS + 5000)
     (first,) = world.turn()
     world.nack(first)
-    if while_waiting is WhileWaiting.HOLD:
+    if while_waiting is WhileWaiting.BLOCK:
         world.send()
         assert world.turn() == []
         world.pass_time(4999)

@@ -10,12 +10,12 @@ from truenext.destination import (
     DEAD_LETTER_PREFIX,
     Destination,
     DestinationKind,
-    accepted_address,
     dead_letter_name,
     durable_key,
     durable_subscription,
     parse,
-    queue_called,
+    parse_queue_name,
+    parse_stored_address,
     split_options,
 )
 from truenext.errors import RemoteProtocolError
@@ -149,7 +149,7 @@ def test_the_address_of_a_destination_means_it_for_everybody(name: str, prefix: 
 def test_a_composite_destination_has_parts_each_of_which_means_what_it_means_alone() -> None:
     composite = parse("/queue/a, /topic/b,/temp-queue/c", "me")
     assert composite.parts == tuple(parse(each, "me") for each in ("/queue/a", "/topic/b", "/temp-queue/c"))
-    assert composite.is_spread
+    assert composite.is_multi_queue
 
 
 @given(NAMES, NAMES)
@@ -212,7 +212,7 @@ def test_options_are_read_or_refused(text: str) -> None:
 
 
 def test_what_was_accepted_when_names_could_have_a_question_mark_is_still_known() -> None:
-    assert accepted_address("/topic/a?b") == Destination(DestinationKind.TOPIC, "a?b")
-    assert [part.name for part in accepted_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
+    assert parse_stored_address("/topic/a?b") == Destination(DestinationKind.TOPIC, "a?b")
+    assert [part.name for part in parse_stored_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
     with pytest.raises(RemoteProtocolError, match="no name has a"):
-        queue_called("a?b")
+        parse_queue_name("a?b")

@@ -11,7 +11,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersRead
 from truenext.engine.state.pages import Found, PageRead
 from truenext.envelope import read_header
-from truenext.errors import NoRoomError
+from truenext.errors import NoSpaceError
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 from truenext.message import SentMessage
 from truenext.policy import Expired, Policies, Policy
@@ -95,9 +95,9 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
     engine.ledger.now_ms = NOW_MS + 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "truenext.engine.queues.queues.Queues.queues_for", lambda *_: (_ for _ in ()).throw(NoRoomError(""))
+            "truenext.engine.queues.queues.Queues.queues_for", lambda *_: (_ for _ in ()).throw(NoSpaceError(""))
         )
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoSpaceError):
             engine.commit(session, Commit("t"))
     engine.ledger.now_ms = NOW_MS + 1000
     engine.commit(session, Commit("t"))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.test_engine import commit, started
 from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import queue_called
+from truenext.destination import parse_queue_name
 from truenext.message import SentMessage
 
 COUNT = 1000
@@ -45,7 +45,7 @@ def test_a_message_costs_no_more_calls_than_it_did(
 ) -> None:
     engine = started()
     session = engine.connect("s")
-    orders = queue_called("orders")
+    orders = parse_queue_name("orders")
     engine.subscribe(session, Subscribe("1", orders, AckMode.INDIVIDUAL, COUNT))
     engine.turn()
     sends = [Send(orders, SentMessage(4, persistent, 0, b"", b"body", 0)) for _ in range(COUNT)]

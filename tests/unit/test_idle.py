@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from truenext.broker import connection_question
+from truenext.broker import connection_request
 from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.idle import LOOKED_AT_AT_ONCE, Idle, why_idle
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.limits import JOIN_PIECE, SCAN_SIZE, UNSENT_BYTES_MAX
+from truenext.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 
 class World:
@@ -43,7 +43,7 @@ class World:
         destination = parse(f"/queue/{queue}", "s")
         subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
         if wanted:
-            subscribe.selector = selector(wanted)
+            subscribe.selector = compile_selector(wanted)
         self.engine.subscribe(self.session, subscribe)
         return self.session.consumers[name]
 
@@ -57,7 +57,7 @@ class World:
         return why
 
     def answer(self) -> tuple[dict[str, Any], int]:
-        body, steps = finished(connection_question.answer(self.engine, self.session))
+        body, steps = finished(connection_request.make_report(self.engine, self.session))
         return json.loads(body), steps
 
 
@@ -96,7 +96,7 @@ def test_a_full_socket() -> None:
 
 def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
     world = World()
-    for number in range(3 * JOIN_PIECE):
+    for number in range(3 * JOIN_QUEUES_PER_TURN):
         world.send(f"q.{number}", priority=number % 10)
     world.turn()
     consumer = world.subscribe("q.*", window=1)
@@ -152,7 +152,7 @@ def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
 
 def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_compared() -> None:
     world = World()
-    for _ in range(2 * SCAN_SIZE):
+    for _ in range(2 * SCAN_MESSAGES_PER_TURN):
         world.send("a")
     consumer = world.subscribe("a", wanted="JMSPriority = 9 OR colour = 'red'")
     assert world.why(consumer) is Idle.COMPARED
@@ -161,7 +161,7 @@ def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_com
 
 
 def test_what_holds_the_others_back_need_not_be_read() -> None:
-    world = World(Policy(while_waiting=WhileWaiting.HOLD))
+    world = World(Policy(while_waiting=WhileWaiting.BLOCK))
     consumer = world.subscribe("a")
     world.send("a")
     world.turn()
@@ -213,7 +213,7 @@ def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
     world.subscribe("q.*")
     world.subscribe("other")
     world.turn()
-    answer = connection_question.answer(world.engine, world.session)
+    answer = connection_request.make_report(world.engine, world.session)
     next(answer)
     world.engine.disconnect(world.session, is_clean=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

@@ -28,53 +28,53 @@ DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
 PUT_TOGETHER = {
     *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
     *("CAUSE_BYTES_MAX", "HEADERS_MAX", "HEADER_BYTES_MAX", "MESSAGE_HEADERS_MAX", "MESSAGE_HEADER_BYTES_MAX"),
-    *("QUESTION_SEQUENCES_MAX", "SCHEDULE_TIME_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
+    *("CONTROL_REQUEST_SEQUENCES_MAX", "SCHEDULE_TIME_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
 }
 """What is said stands nowhere as a whole; the last tests here ask for it."""
 
 TUNING = {
-    "ANSWERS_OUT_BYTES",
+    "ANSWERS_IN_FLIGHT_BYTES_MAX",
     "BROKER_BYTES",
-    "BROWSE_BYTES",
-    "BROWSE_SIZE",
-    "BULK_PIECE",
+    "BROWSE_BYTES_PER_TURN",
+    "BROWSE_MESSAGES_PER_TURN",
+    "BULK_MESSAGES_PER_PIECE",
     "CONTENT_BYTES_MIN",
-    "DUE_PIECE",
+    "DUE_SENDS_PER_READ",
     "GATHERING_BYTES_MAX",
     "GROUP_FOUND_MIN",
-    "HEART_BEAT_GRACE",
+    "HEART_BEAT_GRACE_FACTOR",
     "HISTORY_FILE_BYTES",
-    "HISTORY_SECONDS",
-    "JOIN_PIECE",
+    "HISTORY_FLUSH_SECONDS",
+    "JOIN_QUEUES_PER_TURN",
     "LAZY_COMMIT_SECONDS",
-    "NAMING_BYTES",
+    "QUEUE_REMOVAL_BYTES",
     "PAGE_BYTES",
     "PAGE_BYTES_SHORT",
     "PAGE_SIZE_SHORT",
     "PAUSE_BYTES",
     "READ_BYTES",
-    "REPLIES_BYTES",
-    "REFUSALS_AT_ONCE",
-    "ROOM_SECONDS",
+    "REPLIES_EXCESS_BYTES_MAX",
+    "REFUSALS_PER_PASS_MAX",
+    "CAPACITY_CHECK_INTERVAL_S",
     "SCAN_BYTES",
     "SCAN_FOUND_MAX",
     "SCAN_PAGE_SIZE",
-    "SCAN_SIZE",
+    "SCAN_MESSAGES_PER_TURN",
     "POLL_US_MAX",
-    "SELECTORS_KEPT_BYTES",
+    "SELECTOR_CACHE_BYTES",
     "SEQUENCE_BLOCK",
     "SEQUENCE_MAX",
     "SEQUENCE_RESERVE",
-    "SHOWN_PIECE",
+    "SHOWN_SENDS_PER_PIECE",
     "SMALL_BATCH_BYTES",
     "STORE_TRANSACTION_BYTES_MAX",
-    "UNUSED_LOOK",
-    "UNUSED_PIECE",
-    "UNUSED_SECONDS",
-    "UNUSED_SECONDS_SHORT",
-    "WAITING_ANSWER_BYTES",
-    "WRITE_AT_ONCE_SECONDS_MAX",
-    "WRITE_SECONDS_MAX",
+    "UNUSED_QUEUES_CHECKED_MAX",
+    "UNUSED_QUEUES_REMOVED_MAX",
+    "UNUSED_QUEUE_SECONDS",
+    "UNUSED_QUEUE_SECONDS_SHORT",
+    "PENDING_ANSWER_BYTES",
+    "INLINE_SMALL_WRITE_SECONDS_MAX",
+    "INLINE_WRITE_SECONDS_MAX",
 }
 """How the broker does something, of which nobody is told."""
 
@@ -158,7 +158,7 @@ def test_its_setting_is_one_and_a_refusal_names_it(row: Row) -> None:
 
 
 def named_too_many_messages() -> None:
-    sequences = ",".join(map(str, range(limits.QUESTION_SEQUENCES_MAX + 1)))
+    sequences = ",".join(map(str, range(limits.CONTROL_REQUEST_SEQUENCES_MAX + 1)))
     wanted("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
 
 
@@ -231,7 +231,7 @@ def took_too_large_an_answer() -> None:
     [
         ("BODY_BYTES_MAX", sent_too_large_a_body),
         ("ANSWER_BYTES_MAX", took_too_large_an_answer),
-        ("QUESTION_SEQUENCES_MAX", named_too_many_messages),
+        ("CONTROL_REQUEST_SEQUENCES_MAX", named_too_many_messages),
         ("DELAY_MS_MAX", asked_for_too_long_a_delay),
         ("CAUSE_BYTES_MAX", said_too_much_of_a_cause),
         ("HEADERS_MAX", sent_too_many_headers),

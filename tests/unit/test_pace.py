@@ -9,56 +9,56 @@ import pytest
 from truenext.batch import Batch
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import Committer
-from truenext.broker.pace import Pace
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.store.store import Store
 
 SMALL, LARGE = 10_000, 300_000
 
 
 def test_a_small_batch_is_written_at_once_until_the_disk_is_known() -> None:
-    assert Pace().is_quick(SMALL)
+    assert WriteTimeEstimate().is_quick(SMALL)
 
 
 def test_a_batch_of_two_hundred_messages_is_written_at_once_on_a_quick_disk() -> None:
-    pace = Pace()
+    pace = WriteTimeEstimate()
     for _ in range(100):
         assert pace.is_quick(LARGE)
-        pace.took(LARGE, 0.001, is_at_once=True)
+        pace.add_write(LARGE, 0.001, is_inline=True)
 
 
 def test_nobody_waits_for_a_batch_that_takes_long_even_on_a_quick_disk() -> None:
-    assert not Pace().is_quick(8 << 20)
+    assert not WriteTimeEstimate().is_quick(8 << 20)
 
 
 def test_of_a_disk_that_is_slow_for_each_byte_the_thread_has_the_large_batches() -> None:
-    pace = Pace()
+    pace = WriteTimeEstimate()
     for _ in range(50):
-        pace.took(LARGE, 0.004, is_at_once=False)
-        pace.took(SMALL, 0.0001, is_at_once=True)
+        pace.add_write(LARGE, 0.004, is_inline=False)
+        pace.add_write(SMALL, 0.0001, is_inline=True)
     assert pace.is_quick(SMALL)
     assert not pace.is_quick(LARGE)
 
 
 def test_of_a_disk_that_is_slow_each_time_the_thread_has_all_batches() -> None:
-    pace = Pace()
+    pace = WriteTimeEstimate()
     for _ in range(50):
-        pace.took(SMALL, 0.0012, is_at_once=False)
+        pace.add_write(SMALL, 0.0012, is_inline=False)
     assert not pace.is_quick(SMALL)
 
 
 def test_a_disk_that_was_slow_once_is_as_quick_as_its_next_quick_write() -> None:
-    pace = Pace()
-    pace.took(SMALL, 1.0, is_at_once=True)
+    pace = WriteTimeEstimate()
+    pace.add_write(SMALL, 1.0, is_inline=True)
     assert not pace.is_quick(SMALL)
-    pace.took(LARGE, 0.5, is_at_once=False)
+    pace.add_write(LARGE, 0.5, is_inline=False)
     assert not pace.is_quick(SMALL)
-    pace.took(LARGE, 0.001, is_at_once=False)
+    pace.add_write(LARGE, 0.001, is_inline=False)
     assert pace.is_quick(SMALL) and pace.is_quick(LARGE)
 
 
 def test_a_large_batch_that_took_the_thread_its_time_says_nothing_of_small_ones() -> None:
-    pace = Pace()
-    pace.took(8 << 20, 0.03, is_at_once=False)
+    pace = WriteTimeEstimate()
+    pace.add_write(8 << 20, 0.03, is_inline=False)
     assert pace.is_quick(SMALL)
 
 
@@ -98,7 +98,9 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
         """Who wrote each of nine batches: True is the event loop."""
         loop = asyncio.get_running_loop()
         done: asyncio.Queue[Batch] = asyncio.Queue()
-        committer = Committer(cast(Store, disk), None, loop, Pace(), committed=done.put_nowait, failed=fail)
+        committer = Committer(
+            cast(Store, disk), None, loop, WriteTimeEstimate(), on_committed=done.put_nowait, on_failed=fail
+        )
         for number, seconds in enumerate([0.0001, 0.0001, 0.0021, 0.01, 0.01, 0.0001, 0.0001, 0.0001, 0.0001], 1):
             disk.seconds = seconds
             while not committer._is_thread_idle:

@@ -35,12 +35,12 @@ def test_the_most_specific_pattern_counts_wherever_it_stands() -> None:
         for first in range(len(patterns)):
             left = [pattern for pattern in order if patterns.index(pattern) >= first]
             policies = Policies(by_pattern={one: Policy(page_size=1 + patterns.index(one)) for one in left})
-            assert policies.of("orders.new.eu").page_size == 1 + first
+            assert policies.for_queue("orders.new.eu").page_size == 1 + first
 
 
 def test_what_no_pattern_speaks_of_has_the_default() -> None:
     policies = Policies(Policy(page_size=5), {"a.*": Policy(page_size=6)})
-    assert (policies.of("a").page_size, policies.of("a.b").page_size) == (5, 6)
+    assert (policies.for_queue("a").page_size, policies.for_queue("a.b").page_size) == (5, 6)
 
 
 def _stands_for(pattern: list[str], words: list[str]) -> bool:

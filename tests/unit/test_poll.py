@@ -6,7 +6,7 @@ from typing import Any, cast
 from unittest import mock
 
 from truenext.broker.broker import Broker
-from truenext.broker.poll import Poll
+from truenext.broker.busy_poll import BusyPoll
 from truenext.broker.recovery import recover
 from truenext.commands import Begin
 from truenext.policy import Policies
@@ -34,8 +34,8 @@ class Loop:
         return passes
 
 
-def poll_of(loop: Loop, microseconds: int) -> Poll:
-    return Poll(cast(Any, loop), microseconds, lambda: loop.now_ns)
+def poll_of(loop: Loop, microseconds: int) -> BusyPoll:
+    return BusyPoll(cast(Any, loop), microseconds, lambda: loop.now_ns)
 
 
 def test_it_looks_again_for_as_long_as_it_is_told() -> None:
@@ -72,14 +72,14 @@ def test_an_idle_broker_sleeps_though_it_looks_after_its_queues() -> None:
         await broker.start()
         session = broker.connect(mock.Mock())
         await asyncio.sleep(0.02)
-        with mock.patch.object(Poll, "start") as begin:
-            broker._look_soon()
+        with mock.patch.object(BusyPoll, "start") as begin:
+            broker._periodic_checks()
             await asyncio.sleep(0.02)
             idle = begin.call_count
             broker.execute(session, [Begin("t")])
             await asyncio.sleep(0.02)
             asked = begin.call_count
-        broker.forget(session)
+        broker.connection_closed(session)
         await broker.stop()
         broker.close()
         return idle, asked

@@ -15,14 +15,14 @@ from truenext.engine.writing.event_log import NoEventLog
 from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
+from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
 from truenext.message import SentMessage
 from truenext.store.changes import producer_from_v9
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
 NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_SO_FAR, CommitOutcome.UNKNOWN
 
-LATER_MS = PRODUCERS_MAX + PRODUCER_MEMORY_MS_MIN
+LATER_MS = PRODUCERS_MAX + PRODUCER_RETENTION_MS_MIN
 
 
 def send(name: str, number: int = 1, *, is_gapless: bool = False) -> Send:
@@ -71,7 +71,7 @@ class World:
     def restart(self) -> None:
         states = self.batch.producers.items()
         self.producers = Producers(self.ledger)
-        self.producers.restore(sorted(states, key=lambda item: item[1].used_ms))
+        self.producers.restore(sorted(states, key=lambda item: item[1].last_used_ms))
 
     def gone(self) -> list[str]:
         """Since the last call."""
@@ -98,7 +98,7 @@ def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest
 
 
 def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(world: World) -> None:
-    world.ledger.now_ms = 1 + PRODUCER_MEMORY_MS_MIN - 2
+    world.ledger.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     with pytest.raises(RemoteProtocolError, match=f"there are {PRODUCERS_MAX} producers"):
         world.send("new")
     assert not world.send("new"), "a millisecond later"
@@ -125,7 +125,7 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
     with pytest.raises(RemoteProtocolError, match="none of them had one SEND alone"):
         ledger.now_ms = LATER_MS
         producers.repeated(commit("new"))
-    ledger.now_ms = PRODUCER_MEMORY_MS
+    ledger.now_ms = PRODUCER_RETENTION_MS
     producers.forget_old()
     assert producers.repeated(commit("new")) is None
     assert len(batch.forgotten_producers) == PRODUCERS_MAX
@@ -332,7 +332,7 @@ def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> Non
 
 def test_a_question_for_which_there_is_no_room_settles_nothing() -> None:
     world = World()
-    world.ledger.now_ms = 1 + PRODUCER_MEMORY_MS_MIN - 2
+    world.ledger.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     known = world.producers.ask("new", 1, resolves=True)
     assert (known.producer, known.outcome) == (None, NOT_SO_FAR)
     world.ledger.now_ms = LATER_MS

@@ -12,12 +12,19 @@ from msgspec import structs
 
 from tests.unit.looking import looked
 from truenext.broker import slices as slices_module
-from truenext.broker.control import LARGEST_SHOWN, LOOKED_AT_AT_ONCE, SORTED_AT_ONCE, VERBS, Asked, Caller
+from truenext.broker.control import (
+    ITEMS_PER_STEP,
+    LARGEST_COUNT,
+    NAMES_SORTED_PER_STEP,
+    VERBS,
+    ClientInfo,
+    QueryContext,
+)
+from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.pager import Pager
-from truenext.broker.questions import SMALL, Questions
 from truenext.broker.reload import NO_FILE
 from truenext.broker.slices import Slices, Steps
-from truenext.commands import AckMode, Control, Send, Subscribe
+from truenext.commands import AckMode, ControlRequest, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
@@ -25,7 +32,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError
-from truenext.limits import ANSWERS_OUT_BYTES, ANSWERS_OUT_SECONDS, ANSWERS_OUT_SECONDS_MAX, PIECES_MAX
+from truenext.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 from truenext.message import SentMessage
 from truenext.order import RANKS
 
@@ -54,12 +61,12 @@ class World:
         self.engine.subscribe(session or self.session, subscribe)
 
     def begin(self, verb: str) -> Generator[None, None, bytes]:
-        pager = mock.Mock(spec=Pager, under_way=set())
-        return VERBS[verb](Asked(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
+        pager = mock.Mock(spec=Pager, pending=set())
+        return VERBS[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
 
     @staticmethod
-    def caller(session: ConnectionState) -> Caller:
-        return Caller(f"host of {session.id}", f"id of {session.id}")
+    def caller(session: ConnectionState) -> ClientInfo:
+        return ClientInfo(f"host of {session.id}", f"id of {session.id}")
 
     def answer(self, verb: str) -> Any:
         return json.loads(finished(self.begin(verb)))
@@ -84,7 +91,7 @@ def test_each_queue_is_there_once_in_the_order_of_names_whatever_number_there_ar
     for name in names:
         world.send(name)
     assert world.answer("queues") == [row(name, waiting=1) for name in sorted(names)]
-    assert MANY > 2 * SORTED_AT_ONCE
+    assert MANY > 2 * NAMES_SORTED_PER_STEP
 
 
 def test_what_somebody_holds_who_takes_from_many_queues_is_counted_in_each() -> None:
@@ -153,7 +160,7 @@ def test_what_ends_with_its_connection_is_summed_and_the_largest_are_named() -> 
 
 def test_of_many_that_end_with_their_connection_only_the_largest_are_named_those_that_are_left() -> None:
     world = World()
-    sessions = [world.engine.connect(f"s{number}") for number in range(2 * LARGEST_SHOWN)]
+    sessions = [world.engine.connect(f"s{number}") for number in range(2 * LARGEST_COUNT)]
     for number, session in enumerate(sessions):
         world.subscribe("/topic/t", session)
         world.send_to("/topic/t", bytes(1000 * number))
@@ -161,7 +168,7 @@ def test_of_many_that_end_with_their_connection_only_the_largest_are_named_those
     next(answer)
     world.engine.disconnect(sessions[0], is_clean=True)
     largest = json.loads(finished(answer))["temporary"]["largest"]
-    assert [each["client"] for each in largest] == [f"host of s{number}" for number in range(1, LARGEST_SHOWN)]
+    assert [each["client"] for each in largest] == [f"host of s{number}" for number in range(1, LARGEST_COUNT)]
 
 
 @pytest.mark.parametrize("verb", ["queues", "status"])
@@ -171,7 +178,7 @@ def test_no_step_looks_at_more_than_a_few_consumers_of_one_queue(verb: str) -> N
     for number in range(1000):
         world.engine.subscribe(world.session, structs.replace(subscribe, subscription=str(number)))
     steps = sum(1 for _ in world.begin(verb))
-    assert steps >= 1000 // LOOKED_AT_AT_ONCE
+    assert steps >= 1000 // ITEMS_PER_STEP
 
 
 @pytest.mark.parametrize("verb", ["queues", "status"])
@@ -190,7 +197,7 @@ def test_no_step_looks_at_more_than_a_few_queues(verb: str) -> None:
     with mock.patch.object(Queue, "waiting", counted):
         for _ in world.begin(verb):
             step += 1
-    assert max(looks.values()) == LOOKED_AT_AT_ONCE
+    assert max(looks.values()) == ITEMS_PER_STEP
     assert sum(looks.values()) >= MANY
 
 
@@ -273,11 +280,11 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
     slices.add(work("b"))
     expected = [["a0", "a1"], ["a2", "b0"], ["b1", "b2"]]
     for some in expected:
-        slices.go_on()
+        slices.run_slice()
         assert done == some
         done.clear()
         assert slices.pending
-    slices.go_on()
+    slices.run_slice()
     assert not slices.pending
 
 
@@ -290,7 +297,7 @@ class Asking:
         self.size = size
         self.gone: set[ConnectionState] = set()
         self.replies: list[tuple[str, str | None, bytes]] = []
-        self.questions = Questions(self.slices, self.begin, self.reply)
+        self.questions = ControlRequests(self.slices, self.begin, self.reply)
 
     def begin(self, verb: str, of: ConnectionState | None) -> Generator[None, None, bytes]:
         yield
@@ -299,14 +306,16 @@ class Asking:
         self.made += 1
         return f"{verb} {self.made}".encode().ljust(self.size)
 
-    def reply(self, session: ConnectionState, question: Control, body: bytes) -> bool:
+    def reply(self, session: ConnectionState, question: ControlRequest, body: bytes) -> bool:
         self.replies.append((session.id, question.correlation, body.strip()))
         return session not in self.gone
 
     def ask(
         self, session: ConnectionState, correlation: str, verb: str = "queues", *, of: ConnectionState | None = None
     ) -> None:
-        self.questions.ask(session, Control(verb, b"", parse("/temp-queue/a", session.id), correlation), of=of)
+        self.questions.add(
+            session, ControlRequest(verb, b"", parse("/temp-queue/a", session.id), correlation), about=of
+        )
 
 
 def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets_another() -> None:
@@ -318,15 +327,15 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
     started = asking.slices.pending
     next(started[0])
     asking.ask(one, "4")
-    assert asking.questions.owed(one) == 3
-    asking.slices.go_on()
+    assert asking.questions.pending_count(one) == 3
+    asking.slices.run_slice()
     assert asking.replies == [
         ("one", "1", b"queues 1"),
         ("other", "2", b"queues 1"),
         ("one", "3", b"status 2"),
         ("one", "4", b"queues 3"),
     ]
-    assert asking.questions.owed(one) == asking.questions.owed(other) == 0
+    assert asking.questions.pending_count(one) == asking.questions.pending_count(other) == 0
 
 
 def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
@@ -335,7 +344,7 @@ def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
     for session in (one, other, one):
         asking.ask(session, "1", "connection", of=session)
     while asking.slices.pending:
-        asking.slices.go_on()
+        asking.slices.run_slice()
     assert asking.replies == [
         ("one", "1", b"connection of one 1"),
         ("one", "1", b"connection of one 1"),
@@ -351,7 +360,7 @@ def test_a_connection_may_wait_for_a_hundred_answers_and_no_more() -> None:
     with pytest.raises(RemoteProtocolError, match=f"waits for {PIECES_MAX} answers"):
         asking.ask(one, "one too many")
     asking.ask(other, "another's")
-    asking.slices.go_on()
+    asking.slices.run_slice()
     asking.ask(one, "again")
     assert len(asking.replies) == PIECES_MAX + 1
 
@@ -361,50 +370,50 @@ def asked_by(asking: Asking, count: int) -> list[ConnectionState]:
     for session in sessions:
         asking.ask(session, "1")
     while asking.slices.pending:
-        asking.slices.go_on()
+        asking.slices.run_slice()
     return sessions
 
 
 def test_of_large_answers_only_some_are_on_their_way_at_once_and_the_next_come_when_those_are_taken() -> None:
     """Fixed: two hundred who asked at once made the broker take 783 MiB, and ended those who read."""
-    asking = Asking(size=ANSWERS_OUT_BYTES // 3)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX // 3)
     sessions = asked_by(asking, 7)
     assert [session for session, _, _ in asking.replies] == ["0", "1", "2"]
-    asking.questions.taken(sessions[5])
+    asking.questions.all_sent(sessions[5])
     assert len(asking.replies) == 3, "it has got nothing yet"
-    asking.questions.taken(sessions[1])
-    assert len(asking.replies) == 4 and asking.questions.owed(sessions[4]) == 1
-    asking.questions.ended(sessions[0])
+    asking.questions.all_sent(sessions[1])
+    assert len(asking.replies) == 4 and asking.questions.pending_count(sessions[4]) == 1
+    asking.questions.connection_closed(sessions[0])
     asking.gone.add(sessions[5])
-    asking.questions.taken(sessions[2])
+    asking.questions.all_sent(sessions[2])
     # Who has gone meanwhile stands in nobody's way.
     assert len(asking.replies) == 7
     for session in (*sessions[3:5], sessions[6]):
-        asking.questions.taken(session)
-    assert not asking.questions.out
+        asking.questions.all_sent(session)
+    assert not asking.questions.in_flight
 
 
 def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and_small_ones_wait_for_nobody() -> None:
-    asking = Asking(size=3 * ANSWERS_OUT_BYTES)
+    asking = Asking(size=3 * ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, second = asked_by(asking, 2)
     assert len(asking.replies) == 1
-    asking.questions.taken(first)
-    assert len(asking.replies) == 2 and list(asking.questions.out) == [second]
+    asking.questions.all_sent(first)
+    assert len(asking.replies) == 2 and list(asking.questions.in_flight) == [second]
     small = Asking(size=1000)
     asked_by(small, 100)
-    assert len(small.replies) == 100 and not small.questions.out
+    assert len(small.replies) == 100 and not small.questions.in_flight
 
 
 def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     session = ConnectionState("one")
     asking.ask(session, "1")
     asking.ask(session, "2", "status")
-    asking.questions.ended(session)
+    asking.questions.connection_closed(session)
     asking.gone.add(session)
     while asking.slices.pending:
-        asking.slices.go_on()
-    assert not asking.questions._owed and not asking.questions.out
+        asking.slices.run_slice()
+    assert not asking.questions._pending_counts and not asking.questions.in_flight
 
 
 def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
@@ -419,62 +428,62 @@ def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
 
 
 def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, _ = asked_by(asking, 2)
     first.temporary_queues.append(mock.Mock(waiting=lambda: 1, is_reply_queue=True))
-    asking.questions.taken(first)
+    asking.questions.all_sent(first)
     assert len(asking.replies) == 1
     # What waits in its subscriptions to topics is something else.
     first.temporary_queues[0] = mock.Mock(waiting=lambda: 1, is_reply_queue=False)
-    asking.questions.taken(first)
+    asking.questions.all_sent(first)
     assert len(asking.replies) == 2
 
 
 def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     _, second = asked_by(asking, 2)
     asking.size = 10
     asking.ask(second, "2", "status")
     asking.ask(ConnectionState("other"), "3", "status")
     while asking.slices.pending:
-        asking.slices.go_on()
+        asking.slices.run_slice()
     assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
 
 
 def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, second = ConnectionState("first"), ConnectionState("second")
     for session, correlation in ((first, "1"), (first, "2"), (second, "3")):
         asking.ask(session, correlation)
     while asking.slices.pending:
-        asking.slices.go_on()
-    asking.questions.ended(first)
+        asking.slices.run_slice()
+    asking.questions.connection_closed(first)
     assert [correlation for _, correlation, _ in asking.replies] == ["1", "3"]
-    assert asking.questions.owed(first) == 0
+    assert asking.questions.pending_count(first) == 0
 
 
 def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_seconds() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     taken = Counter[ConnectionState]()
-    hindering = partial(asking.questions.hindering, bytes_taken=lambda session: taken[session])
+    hindering = partial(asking.questions.find_blocking, bytes_sent=lambda session: taken[session])
     deaf, waiting = asked_by(asking, 2)
     assert hindering(0.0) is None
-    taken[deaf] = SMALL
+    taken[deaf] = SMALL_ANSWER_BYTES
     assert hindering(9.0) is None and hindering(18.0) is None, "it took something meanwhile"
     taken[deaf] += 40
-    assert hindering(9.0 + ANSWERS_OUT_SECONDS) is deaf, "those were heart-beats"
-    asking.questions.ended(deaf)
+    assert hindering(9.0 + ANSWER_STALL_SECONDS) is deaf, "those were heart-beats"
+    asking.questions.connection_closed(deaf)
     assert [session for session, _, _ in asking.replies] == ["0", "1"]
     for now_s in (30.0, 60.0):
         assert hindering(now_s) is None, "nobody waits for another to be taken"
-    assert asking.questions.owed(waiting) == 0
+    assert asking.questions.pending_count(waiting) == 0
 
 
 def test_who_has_not_all_of_its_answer_after_a_minute_is_ended_if_others_wait() -> None:
-    asking = Asking(size=ANSWERS_OUT_BYTES)
+    asking = Asking(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     slow, _ = asked_by(asking, 2)
     taken = Counter[ConnectionState]()
-    for second in range(ANSWERS_OUT_SECONDS_MAX):
-        assert asking.questions.hindering(second, taken.__getitem__) is None
-        taken[slow] += SMALL
-    assert asking.questions.hindering(ANSWERS_OUT_SECONDS_MAX, taken.__getitem__) is slow
+    for second in range(ANSWER_SECONDS_MAX):
+        assert asking.questions.find_blocking(second, taken.__getitem__) is None
+        taken[slow] += SMALL_ANSWER_BYTES
+    assert asking.questions.find_blocking(ANSWER_SECONDS_MAX, taken.__getitem__) is slow

@@ -33,7 +33,7 @@ MESSAGES = st.builds(
     header=st.binary(max_size=60).filter(lambda header: b"JMSXGroup" not in header),
     body=st.binary(max_size=60),
     arrived_ms=NUMBERS,
-    way_back=st.just("") | st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
+    redrive_queue=st.just("") | st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
 )
 EXAMPLE = SentMessage(
     priority=4,
@@ -116,7 +116,7 @@ def test_a_record_of_a_later_version_is_refused() -> None:
 def test_a_record_without_a_way_back_is_what_it_was_before_there_was_one() -> None:
     key = key_of(EXAMPLE)
     assert encode(key, EXAMPLE)[4] == RECORD_VERSION
-    letter = replace(EXAMPLE, way_back="subscription,me,n,news")
+    letter = replace(EXAMPLE, redrive_queue="subscription,me,n,news")
     record = encode(key, letter)
     assert record[4] == RECORD_VERSION + 1 and b"subscription,me,n,news\ncontent-length:5\nhello" in record
     # What an earlier version cannot read it refuses, and shows to nobody.

@@ -17,8 +17,8 @@ from truenext.engine.state import memory as memory_module
 from truenext.engine.state.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
-from truenext.limits import JOIN_PIECE, SELECTOR_LENGTH_MAX, SELECTORS_KEPT_BYTES
-from truenext.selector import Selector, selector
+from truenext.limits import JOIN_QUEUES_PER_TURN, SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX
+from truenext.selector import Selector, compile_selector
 
 KEY = durable_key("client", "reader")
 
@@ -28,7 +28,7 @@ def long_selector(number: int = 0) -> Selector:
     text = f"n = {number}"
     while len(text) < SELECTOR_LENGTH_MAX - 20:
         text += f" or n{len(text)}=1"
-    return selector(text)
+    return compile_selector(text)
 
 
 def subscribe(
@@ -68,7 +68,9 @@ def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     assert run.engine.memory.queues < before + 10_000
     for name in ("a", "b"):
         run.engine.unsubscribe(run.session, Unsubscribe(name))
-    assert run.engine.memory.selectors == {selector(text): 2}, "its subscriber has it, and what is copied to its queue"
+    assert run.engine.memory.selectors == {compile_selector(text): 2}, (
+        "its subscriber has it, and what is copied to its queue"
+    )
 
 
 def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_after_a_restart() -> None:
@@ -114,7 +116,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
         run.engine.browse(run.session, Browse("b", parse("/queue/q", "s"), long_selector()))
     assert run.engine.memory.queues == before and {queue.name for queue in run.engine.queues()} == names
     assert not run.session.consumers and not run.session.browsers
-    subscribe(run, "/queue/q", selector("n = 1"))
+    subscribe(run, "/queue/q", compile_selector("n = 1"))
 
 
 def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
@@ -152,10 +154,10 @@ def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.
 
 def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
     run = Passing()
-    for number in range(5 * JOIN_PIECE):
+    for number in range(5 * JOIN_QUEUES_PER_TURN):
         run.publish(f"q{number}")
     before, counted = run.engine.memory.queues, []
-    subscribed = Subscribe("1", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=selector("x = 1"))
+    subscribed = Subscribe("1", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=compile_selector("x = 1"))
     run.engine.subscribe(run.session, subscribed)
     consumer = run.session.consumers["1"]
     assert isinstance(consumer, Wildcard)
@@ -201,7 +203,7 @@ def test_of_selectors_that_nobody_has_any_more_the_last_few_are_kept() -> None:
     known = [ref(long_selector(number)) for number in range(8)]
     kept = [one() for one in known]
     assert kept[0] is None and kept[-1] is not None
-    assert sum(one.size for one in kept if one is not None) <= SELECTORS_KEPT_BYTES
+    assert sum(one.size for one in kept if one is not None) <= SELECTOR_CACHE_BYTES
 
 
 def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
@@ -237,7 +239,7 @@ def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts:
     for number in range(300):
         run.publish(f"q{number}")
     run.settle()
-    wanted = selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
+    wanted = compile_selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
     taken, counted = traced(run, lambda: subscribe(run, "/queue/>", wanted))
     assert taken < counted + 300 * JOIN_BYTES + 100_000
     run.engine.unsubscribe(run.session, Unsubscribe("1"))

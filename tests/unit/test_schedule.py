@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.property.disk import found_of
 from truenext.batch import Batch
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.disk_level import DiskLevel
@@ -29,7 +29,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import SentMessage
 from truenext.record import split_lane_key
-from truenext.schedule import FOR_EVER, Schedule, checked, due, started
+from truenext.schedule import FOR_EVER, Schedule, check_schedule, fire, start_schedule
 from truenext.store.memory import MemoryStore
 
 NOON_MS = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() * 1000)
@@ -67,7 +67,7 @@ class Run:
         while True:
             effects = engine.turn()
             for read in effects.reads:
-                page = page_of(self.store, read)
+                page = read_page(self.store, read)
                 found = [found_of(one) for one in page.messages]
                 engine.page_read(read, PageRead(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
@@ -102,7 +102,7 @@ class Run:
             read = self.engine.read_for_bulk(piece)
             if read is None:
                 break
-            page = page_of(self.store, read)
+            page = read_page(self.store, read)
             if while_it_is_read is not None:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]
@@ -214,11 +214,11 @@ def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> N
 
 
 def test_each_hit_of_a_cron_expression_has_its_own_time_to_live_before_and_behind_its_delay() -> None:
-    schedule = started(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
+    schedule = start_schedule(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
     assert schedule is not None
-    is_sent, (own, hit) = due(schedule, NOON_MS + HOUR_MS)
+    is_sent, (own, hit) = fire(schedule, NOON_MS + HOUR_MS)
     assert (is_sent, own.ttl_ms, hit.ttl_ms) == (False, 7, 7)
-    is_sent, (again,) = due(own, own.due_ms)
+    is_sent, (again,) = fire(own, own.due_ms)
     assert (is_sent, again) == (True, Schedule(period_ms=1000, ttl_ms=7, due_ms=own.due_ms + 1000))
 
 
@@ -314,15 +314,15 @@ def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
 )
 def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
-        checked(schedule)
+        check_schedule(schedule)
 
 
 def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
     schedule = Schedule(cron="30 12 * * *")
-    first = started(schedule, NOON_MS)
+    first = start_schedule(schedule, NOON_MS)
     assert first is not None
     assert first.due_ms == NOON_MS + 30 * MINUTE_MS
-    is_sent, rest = due(first, first.due_ms + 50 * HOUR_MS)
+    is_sent, rest = fire(first, first.due_ms + 50 * HOUR_MS)
     assert is_sent
     assert [each.due_ms for each in rest] == [first.due_ms + 72 * HOUR_MS]
 

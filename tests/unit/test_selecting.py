@@ -8,7 +8,7 @@ from collections import deque
 from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.looking import looked
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
@@ -17,10 +17,10 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageRead, Read
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.limits import SCAN_FOUND_MAX, SCAN_PAGE_SIZE, SCAN_SIZE
+from truenext.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import selector
+from truenext.selector import compile_selector
 from truenext.store.memory import MemoryStore
 
 A = parse("/queue/a", "s")
@@ -74,7 +74,7 @@ class World:
                 window,
                 is_exclusive=is_exclusive,
                 has_express=has_express,
-                selector=None if wanted is None else selector(wanted),
+                selector=None if wanted is None else compile_selector(wanted),
             ),
         )
 
@@ -91,7 +91,7 @@ class World:
     def read_page(self) -> tuple[Read, PageRead]:
         """What the store shows by now of the page that was wanted first."""
         read = self.reads.popleft()
-        page = page_of(self.store, read)
+        page = read_page(self.store, read)
         found = [found_of(each) for each in page.messages]
         self.pages += 1
         return read, PageRead(found, page.as_of, page.is_end)
@@ -168,7 +168,7 @@ def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
 
 def test_what_was_there_before_is_compared_in_slices_and_others_are_served_between_them() -> None:
     world = World()
-    world.send(*numbers(4 * SCAN_SIZE), colour="blue")
+    world.send(*numbers(4 * SCAN_MESSAGES_PER_TURN), colour="blue")
     world.send("r", colour="red")
     world.subscribe("red", RED)
     turns = 0
@@ -184,18 +184,18 @@ def test_what_was_there_before_is_compared_in_slices_and_others_are_served_betwe
 
 def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that_is_not_wanted() -> None:
     world = World()
-    world.send(*numbers(10 * SCAN_SIZE), colour="blue", persistent=True)
+    world.send(*numbers(10 * SCAN_MESSAGES_PER_TURN), colour="blue", persistent=True)
     world.send("r", colour="red", persistent=True)
     world.settle()
     world.leave_memory()
     world.subscribe("red", RED)
-    for _ in range(10 * SCAN_SIZE // SCAN_PAGE_SIZE):
+    for _ in range(10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE):
         world.turn()
         assert len(world.reads) == 1 and isinstance(world.reads[0], ScanRead)
         assert world.engine.memory.used == 0
         world.read_pages()
     assert world.settle() == {"red": ["r"]}
-    assert world.pages == 10 * SCAN_SIZE // SCAN_PAGE_SIZE + 1
+    assert world.pages == 10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE + 1
 
 
 def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> None:
@@ -277,7 +277,7 @@ def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_whe
 
 
 def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
-    world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.HOLD))
+    world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.BLOCK))
     world.subscribe("red", RED)
     world.send("r1", colour="red")
     world.settle()
@@ -363,7 +363,7 @@ def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> Non
 
 def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_before_it() -> None:
     world = World()
-    count = SCAN_FOUND_MAX + 3 * SCAN_SIZE
+    count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
     world.send(*numbers(count), colour="red")
     world.subscribe("red", RED, window=1)
     assert world.turn() == {"red": ["0"]}
@@ -377,7 +377,7 @@ def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_b
 
 def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() -> None:
     world = World()
-    count = SCAN_FOUND_MAX + 3 * SCAN_SIZE
+    count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
     world.send(*numbers(count), colour="red")
     world.subscribe("red", RED, window=1)
     world.turn()

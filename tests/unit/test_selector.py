@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from truenext.envelope import HOP_HEADERS, write_header
+from truenext.envelope import HOP_BY_HOP_HEADERS, write_header
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SELECTOR_ANY_MAX, SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX
+from truenext.limits import SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
 from truenext.message import SentMessage
 from truenext.order import rank
-from truenext.selector import are_same, selector, stored_selector
+from truenext.selector import are_equivalent, compile_selector, compile_stored_selector
 
 TRUE, FALSE, UNKNOWN = "TRUE", "FALSE", "unknown"
 _SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}
@@ -20,9 +20,9 @@ def message(headers: dict[str, str]) -> SentMessage:
 
 
 def outcome(text: str, of: SentMessage) -> str:
-    if selector(text).matches(of):
+    if compile_selector(text).matches(of):
         return TRUE
-    return FALSE if selector(f"NOT ({text})").matches(of) else UNKNOWN
+    return FALSE if compile_selector(f"NOT ({text})").matches(of) else UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_specification_means(text: str, headers: dict[str, str], expected: s
 
 
 def test_where_a_header_is_repeated_the_first_line_counts() -> None:
-    assert selector("a = '1'").matches(SentMessage(4, True, 0, b"a:1\na:2\n", b""))
+    assert compile_selector("a = '1'").matches(SentMessage(4, True, 0, b"a:1\na:2\n", b""))
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,12 @@ def test_where_a_header_is_repeated_the_first_line_counts() -> None:
         ("timestamp > 2", "ask for JMSTimestamp, at character 1"),
         ("a" * (SELECTOR_LENGTH_MAX + 1), "4097 characters; at most 4096"),
         ("(" * (SELECTOR_DEPTH_MAX + 1) + "a" + ")" * 99, "more than 32 parentheses in one another at character 33"),
-        (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_ANY_MAX} characters of LIKE"),
+        (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_SCAN_MAX} characters of LIKE"),
     ],
 )
 def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=re.escape(reason)):
-        selector(text)
+        compile_selector(text)
 
 
 @pytest.mark.parametrize(
@@ -272,21 +272,21 @@ def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, r
     ],
 )
 def test_as_long_and_as_deep_as_it_may_be_it_is_compiled_and_tested(text: str) -> None:
-    assert selector(text).matches(message({"a": "1"}))
-    assert not selector(text).matches(message({"b": "1"}))
+    assert compile_selector(text).matches(message({"a": "1"}))
+    assert not compile_selector(text).matches(message({"b": "1"}))
 
 
-@pytest.mark.parametrize("name", sorted(HOP_HEADERS))
+@pytest.mark.parametrize("name", sorted(HOP_BY_HOP_HEADERS))
 def test_a_header_that_no_stored_message_has_is_refused_by_name(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"cannot be selected by {name}, "):
-        selector(f"hyphenated_props:{name} IS NULL")
+        compile_selector(f"hyphenated_props:{name} IS NULL")
 
 
 def test_a_selector_that_was_accepted_before_names_were_looked_at_goes_on() -> None:
     text = "content-type > 1 OR truenext-attempts > 2"
-    assert stored_selector(text).matches(message({"content": "3", "type": "1"}))
+    assert compile_stored_selector(text).matches(message({"content": "3", "type": "1"}))
     with pytest.raises(RemoteProtocolError, match="content-type is a subtraction"):
-        selector(text)
+        compile_selector(text)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_selector_that_was_accepted_before_names_were_looked_at_goes_on() -> N
     ],
 )
 def test_another_spelling_is_the_same_selector(one: str, other: str) -> None:
-    assert are_same(one, other) and are_same(other, one)
+    assert are_equivalent(one, other) and are_equivalent(other, one)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_another_spelling_is_the_same_selector(one: str, other: str) -> None:
     ],
 )
 def test_what_may_want_other_messages_is_another_selector(one: str, other: str) -> None:
-    assert not are_same(one, other) and not are_same(other, one)
+    assert not are_equivalent(one, other) and not are_equivalent(other, one)
 
 
 @pytest.mark.parametrize(
@@ -373,4 +373,4 @@ def test_what_may_want_other_messages_is_another_selector(one: str, other: str) 
     ],
 )
 def test_ranks_are_those_of_the_priorities_that_can_match(text: str, priorities: range | list[int]) -> None:
-    assert selector(text).ranks == {rank(priority) for priority in priorities}
+    assert compile_selector(text).ranks == {rank(priority) for priority in priorities}

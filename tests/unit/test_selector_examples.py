@@ -10,7 +10,7 @@ import pytest
 from truenext.cli.main import main
 from truenext.envelope import write_header
 from truenext.message import SentMessage
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,4 +75,4 @@ def test_each_command_with_a_selector_shows_one() -> None:
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_a_selector_that_is_shown_wants_what_it_is_shown_for(text: str) -> None:
     message = SentMessage(9, True, 0, write_header(EXAMPLES[text]), b"", 1800000000000)
-    assert selector(text).matches(message)
+    assert compile_selector(text).matches(message)

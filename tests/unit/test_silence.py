@@ -65,7 +65,7 @@ class Loop:
 class Broker:
     """Takes everything and says nothing, but notes when a client is lost."""
 
-    has_room = True
+    has_capacity = True
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -78,15 +78,15 @@ class Broker:
     def execute(self, _: object, commands: Iterator[object]) -> None:
         for command in commands:
             if isinstance(command, Login):
-                self._connection.greet(command, "", has_taken_over=False)
+                self._connection.send_connected(command, "", has_taken_over=False)
 
-    def lose(self, _: object, **__: object) -> None:
+    def connection_lost(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()
 
-    def taken(self, *_: object, **__: object) -> None:
+    def all_sent(self, *_: object, **__: object) -> None:
         pass
 
-    forget = answer = wait_for_room = taken
+    connection_closed = answer = wait_for_capacity = all_sent
 
 
 class Client:
@@ -152,12 +152,12 @@ def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> 
 
 
 def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client) -> None:
-    client.broker.has_room = False
+    client.broker.has_capacity = False
     client.say(b"\n")
     client.loop.go_on_until(client.loop.time() + 50 * client.interval)
     assert client.broker.lost_at is None
-    client.broker.has_room = True
-    client.connection.read_on()
+    client.broker.has_capacity = True
+    client.connection.resume_reading()
     client.say(b"\n")
     last = client.loop.time()
     client.loop.go_on_until(last + 2 * client.interval)

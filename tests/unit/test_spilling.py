@@ -8,7 +8,7 @@ from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.test_schedule import Run
 from truenext.answers import Receipt
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import ENDED_PREFIX, parse
 from truenext.disk_level import DiskLevel
@@ -17,7 +17,7 @@ from truenext.engine.state.pages import PageRead
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
-from truenext.record import CONTENTS, lane_key
+from truenext.record import CONTENTS_LANE_KEY, lane_key
 from truenext.store.store import StoredMessage
 
 LARGE = CONTENT_BYTES_MIN
@@ -60,7 +60,7 @@ def stored(run: Run) -> list[StoredMessage]:
 
 
 def contents(run: Run) -> list[StoredMessage]:
-    return run.store.page(CONTENTS, 0, 1000).messages
+    return run.store.page(CONTENTS_LANE_KEY, 0, 1000).messages
 
 
 def taken(run: Run, consumer: BrokerConsumer) -> list[str]:
@@ -214,7 +214,7 @@ def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(
     assert reads
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     for read in reads:
-        page = page_of(run.store, read)
+        page = read_page(run.store, read)
         run.engine.page_read(read, PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end))
     run.settle()
     assert (list(run.engine.queues()), run.engine.memory.used, stored(run)) == ([], 0, [])

@@ -155,9 +155,7 @@ def feed(server: StompServer, pieces: list[bytes]) -> None:
         except RemoteProtocolError as error:
             # Nothing more is asked, and the client can be told.
             assert list(commands) == []
-            answer = server.replies.encode_fault(
-                Fault(str(error)[:200], error.code, str(error), server.receipt_in_question)
-            )
+            answer = server.replies.encode_fault(Fault(str(error)[:200], error.code, str(error), server.last_receipt))
             assert answer.startswith(b"ERROR\n") and answer.index(b"\0\n") == len(answer) - 2
             return
 
@@ -200,9 +198,7 @@ def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes,
         assert list(server.receive(login[:place] + token + login[place:])) in ([], [Login()])
     except RemoteProtocolError as error:
         if not server.is_connected:
-            answer = server.replies.encode_fault(
-                Fault(str(error)[:200], error.code, str(error), server.receipt_in_question)
-            )
+            answer = server.replies.encode_fault(Fault(str(error)[:200], error.code, str(error), server.last_receipt))
             assert SECRET not in str(error) and SECRET.encode() not in answer
 
 

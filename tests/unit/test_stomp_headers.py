@@ -12,7 +12,7 @@ from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, TABLE, WINDOW
+from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, SUBSCRIBE_RULES, WINDOW
 from truenext.wire.stomp.server import StompServer
 
 QUEUES = ["/queue/a", "a", "/queue/a.*"]
@@ -98,7 +98,7 @@ AS_OPTIONS = {
 
 
 def test_this_table_is_the_whole_table() -> None:
-    assert {name for name, *_ in ROWS} | AS_OPTIONS.keys() == TABLE.keys()
+    assert {name for name, *_ in ROWS} | AS_OPTIONS.keys() == SUBSCRIBE_RULES.keys()
     assert AS_OPTIONS.keys() < set(OPTIONS)
 
 
@@ -175,7 +175,7 @@ def test_any_other_name_is_the_user_s(name: str, address: str) -> None:
     assert command == Unsubscribe("s")
 
 
-@pytest.mark.parametrize("name", [*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, "requeue", "selector"])
+@pytest.mark.parametrize("name", [*SUBSCRIBE_RULES, *WINDOW, *PRIORITY, *DURABLE_NAME, "requeue", "selector"])
 def test_on_send_all_names_are_the_user_s(name: str) -> None:
     if name == "persistent":
         return
@@ -187,7 +187,9 @@ def test_the_decision_names_every_name() -> None:
     page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
     text = page.read_text()
     assert [
-        name for name in (*TABLE, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *REJECT) if f"`{name}" not in text
+        name
+        for name in (*SUBSCRIBE_RULES, *WINDOW, *PRIORITY, *DURABLE_NAME, *OPTIONS, *REJECT)
+        if f"`{name}" not in text
     ] == []
 
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from truenext.errors import OtherProtocolError
-from truenext.wire.stomp.protocol_detector import ProtocolDetector, opening_of_client, opening_of_server
+from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client, detector_for_server
 
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32)
 OTHERS = [
@@ -61,7 +61,7 @@ def pieces_of(data: bytes, size: int) -> list[bytes]:
 
 
 def recognized(pieces: list[bytes], opening: ProtocolDetector | None = None) -> OtherProtocolError:
-    opening = opening or opening_of_client()
+    opening = opening or detector_for_client()
     with pytest.raises(OtherProtocolError) as error:
         for piece in pieces:
             assert opening.receive(piece) is None
@@ -81,7 +81,7 @@ def test_first_bytes_of_another_protocol_are_named_however_they_are_cut(protocol
 def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_cut(
     protocol: str, data: bytes, size: int
 ) -> None:
-    error = recognized(pieces_of(data, size), opening_of_server())
+    error = recognized(pieces_of(data, size), detector_for_server())
     assert (error.protocol, error.answer) == (protocol, b"")
     assert str(error) == f"the server there speaks {protocol}, not STOMP"
 
@@ -89,13 +89,13 @@ def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_
 @pytest.mark.parametrize("data", STOMP_SERVERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_a_server_of_stomp_all_go_on(data: bytes, size: int) -> None:
-    goes_on(opening_of_server(), data, size)
+    goes_on(detector_for_server(), data, size)
 
 
 @pytest.mark.parametrize("data", STOMP)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_stomp_and_of_the_unknown_all_go_on(data: bytes, size: int) -> None:
-    goes_on(opening_of_client(), data, size)
+    goes_on(detector_for_client(), data, size)
 
 
 def goes_on(opening: ProtocolDetector, data: bytes, size: int) -> None:

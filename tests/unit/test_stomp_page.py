@@ -5,12 +5,12 @@ from pathlib import Path
 
 from msgspec.structs import fields
 
-from truenext.broker import connection_question, producer_question
+from truenext.broker import connection_request, producer_request
 from truenext.engine.idle import Idle
 from truenext.engine.state.producer import CommitOutcome
 from truenext.wire.stomp.actions import ACTIONS, _Release
-from truenext.wire.stomp.headers import OF_MESSAGE, OURS, UNDERSTOOD
-from truenext.wire.stomp.login import OF_CONNECT
+from truenext.wire.stomp.headers import BROKER_HEADERS, OWN_HEADERS, OWN_PREFIX
+from truenext.wire.stomp.login import CONNECT_HEADERS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "stomp.md").read_text()
@@ -40,15 +40,15 @@ def said_on(command: str) -> set[str]:
 def in_code(*files: str) -> set[str]:
     """All of our names in these."""
     texts = [(ROOT / "src" / "truenext" / file).read_text() for file in files]
-    return set(re.findall(rf"\b{OURS}[a-z-]+[a-z]\b", " ".join(texts)))
+    return set(re.findall(rf"\b{OWN_PREFIX}[a-z-]+[a-z]\b", " ".join(texts)))
 
 
 def test_each_header_of_connect_is_there() -> None:
-    assert first_column("on CONNECT") == list(OF_CONNECT)
+    assert first_column("on CONNECT") == list(CONNECT_HEADERS)
 
 
 def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -> None:
-    understood = {(command, name) for command, all_names in UNDERSTOOD.items() for name in all_names}
+    understood = {(command, name) for command, all_names in OWN_HEADERS.items() for name in all_names}
     commands = {command for frames, *_ in rows("frame") for command in frames.split(", ")}
     said = {(command, name) for command in commands - {"MESSAGE", "RECEIPT", "ERROR"} for name in said_on(command)}
     assert said == understood
@@ -56,9 +56,9 @@ def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -
 
 def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
     said = said_on("MESSAGE") | said_on("RECEIPT") | said_on("ERROR")
-    assert said_on("MESSAGE") > OF_MESSAGE
-    in_replies = in_code("wire/stomp/replies.py") - OF_MESSAGE
-    assert said - OF_MESSAGE == in_replies
+    assert said_on("MESSAGE") > BROKER_HEADERS
+    in_replies = in_code("wire/stomp/replies.py") - BROKER_HEADERS
+    assert said - BROKER_HEADERS == in_replies
     connected = set(first_column("on CONNECTED, if any of these was asked for"))
     assert connected == in_code("wire/stomp/server.py")
 
@@ -66,17 +66,17 @@ def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
 def test_each_verb_is_there_and_no_other() -> None:
     """Those that anybody may ask are in docs/control.md."""
     assert first_column("verb | header or body") == list(ACTIONS)
-    assert first_column("verb | question") == [producer_question.VERB, connection_question.VERB]
+    assert first_column("verb | question") == [producer_request.VERB, connection_request.VERB]
 
 
 def test_each_field_is_there_and_no_other() -> None:
     assert first_column("field of `release`") == [field.encode_name for field in fields(_Release)]
-    subscription = [field.encode_name for field in fields(connection_question.SubscriptionInfo)]
+    subscription = [field.encode_name for field in fields(connection_request.SubscriptionInfo)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}
-    shapes = (connection_question.Answer, connection_question.OpenTransaction)
+    shapes = (connection_request.ConnectionReport, connection_request.OpenTransaction)
     assert {field.encode_name for shape in shapes for field in fields(shape)} == answers["`connection`"]
-    producer = {field.encode_name for field in fields(producer_question.ProducerAnswer)}
+    producer = {field.encode_name for field in fields(producer_request.ProducerAnswer)}
     assert producer | {outcome.value for outcome in CommitOutcome} == answers["`producer`"]
 
 

@@ -59,7 +59,7 @@ def test_a_frame_may_come_exactly_when_the_specification_says_so(
 ) -> None:
     protocol = protocol_in(side, state)
     allowed = command in MAY_COME[side, state]
-    assert command not in protocol.steady or allowed
+    assert command not in protocol.stateless or allowed
     if allowed:
         protocol.check(Frame(command, {}))
     else:
@@ -128,7 +128,7 @@ def test_a_frame_leads_to_the_next_state(
 
 @pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
 def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, state: ProtocolState) -> None:
-    steady = protocol_in(side, state).steady
+    steady = protocol_in(side, state).stateless
     if state is ProtocolState.CONNECTED:
         assert steady == MAY_COME[side, state] - {"DISCONNECT", "ERROR"}
     for command in steady:

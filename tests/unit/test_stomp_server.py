@@ -20,7 +20,7 @@ from truenext.commands import (
     Command,
     Commit,
     Confirm,
-    Control,
+    ControlRequest,
     Disconnect,
     Login,
     Nack,
@@ -176,7 +176,7 @@ def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str],
     """1.2, "Heart-beating": MAX of what one side can do and the other wants; 0 is none."""
     server = connecting()
     ask(server, "CONNECT", "accept-version:1.2", *heart_beat)
-    assert (server.sends_every_ms, server.expects_every_ms) == (sends, expects)
+    assert (server.send_interval_ms, server.receive_interval_ms) == (sends, expects)
 
 
 @pytest.mark.parametrize("heart_beat", ["0,0", "10000,0", "0,20000", "1,2", "60000,30000"])
@@ -192,7 +192,7 @@ def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_
         max(server_can, wants) if server_can and wants else 0,
         max(can, server_wants) if can and server_wants else 0,
     )
-    assert (server_can, server_wants) == reckoned == (server.sends_every_ms, server.expects_every_ms)
+    assert (server_can, server_wants) == reckoned == (server.send_interval_ms, server.receive_interval_ms)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_frame_is_looked_at_only_after_the_one_before_was_done() -> None:
     server = connected()
     commands = server.receive(text("BEGIN", "transaction:t", "receipt:1") + text("ABORT"))
     assert next(commands) == Begin("t")
-    assert server.receipt_in_question == "1"
+    assert server.last_receipt == "1"
     assert next(commands) == Confirm("1")
     with pytest.raises(RemoteProtocolError, match="ABORT without the header 'transaction'"):
         next(commands)
@@ -436,7 +436,7 @@ def test_a_reply_to_without_a_subscription_to_it_is_refused_with_what_to_do(vers
     server = connected(version)
     with pytest.raises(RemoteProtocolError, match=why) as refusal:
         ask(server, *request)
-    assert refusal.value.code is Code.MISSING
+    assert refusal.value.code is Code.NOT_FOUND
     # One that ends leaves the other, by either name of the queue; a browser gets no reply.
     server = connected(version)
     ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:1")
@@ -584,9 +584,9 @@ def test_a_send_needs_a_destination() -> None:
 
 def test_a_send_to_control_is_a_question() -> None:
     lines = ["destination:/control/status", "reply-to:/temp-queue/r", "correlation-id:c"]
-    control = asked(Control, Version.V1_2, "SEND", *lines, body=b"{}")
-    assert control == Control("status", b"{}", parse("/temp-queue/r", "me"), "c")
-    assert asked(Control, Version.V1_2, "SEND", *lines[:2]).correlation is None
+    control = asked(ControlRequest, Version.V1_2, "SEND", *lines, body=b"{}")
+    assert control == ControlRequest("status", b"{}", parse("/temp-queue/r", "me"), "c")
+    assert asked(ControlRequest, Version.V1_2, "SEND", *lines[:2]).correlation is None
 
 
 @pytest.mark.parametrize(
@@ -1017,7 +1017,7 @@ def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None
     assert len(list(server.receive(good))) == 2
     with pytest.raises(RemoteProtocolError):
         list(server.receive(good + text("SEND", "receipt:2") + text("SEND", QUEUE, "receipt:3")))
-    assert server.receipt_in_question == "2"
+    assert server.last_receipt == "2"
 
 
 @pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"x\0", text("SEND", "x")])
@@ -1026,7 +1026,7 @@ def test_no_earlier_receipt_is_in_question_if_the_refused_frame_asked_for_none(b
     list(server.receive(text("SEND", QUEUE, "receipt:1")))
     with pytest.raises(RemoteProtocolError):
         list(server.receive(bad))
-    assert server.receipt_in_question is None
+    assert server.last_receipt is None
 
 
 @pytest.mark.parametrize("receipt", ["4", None])
@@ -1035,7 +1035,7 @@ def test_a_frame_out_of_turn_has_its_receipt_in_question(receipt: str | None) ->
     lines = [] if receipt is None else [f"receipt:{receipt}"]
     with pytest.raises(RemoteProtocolError):
         list(server.receive(text("BEGIN", "transaction:t", "receipt:1") + text("CONNECT", *lines)))
-    assert server.receipt_in_question == receipt
+    assert server.last_receipt == receipt
 
 
 @pytest.mark.parametrize("broken", [b"x\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
@@ -1157,17 +1157,17 @@ def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
     server = connected(version)
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.TAKEN, "at length", "r")))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.IN_USE, "at length", "r")))
     assert frame.command == "ERROR"
     assert frame.headers == {
         "message": "short",
-        "truenext-code": "taken",
+        "truenext-code": "in-use",
         "content-type": "text/plain",
         "receipt-id": "r",
         "content-length": "9",
     }
     assert frame.body == b"at length"
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.TAKEN)))
+    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.IN_USE)))
     assert "receipt-id" not in frame.headers and frame.body == b"short"
 
 
@@ -1177,7 +1177,7 @@ def test_a_refused_login_is_told_the_versions() -> None:
     (frame,) = decode(None, connecting().replies.encode_fault(fault))
     assert frame.headers["truenext-code"] == "login"
     assert frame.headers["version"] == "1.0,1.1,1.2"
-    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x", Code.TAKEN)))
+    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x", Code.IN_USE)))
     assert "version" not in frame.headers
 
 
@@ -1211,7 +1211,7 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
     end_of_browse = server.replies.encode_end_of_browse("s", parse("/queue/a", "me"))
     answers = [
         server.replies.encode_receipt(Receipt("r")),
-        server.replies.encode_fault(Fault("short", Code.TAKEN)),
+        server.replies.encode_fault(Fault("short", Code.IN_USE)),
         end_of_browse,
     ]
     for frame in [*messages, *answers, answer_of(server)]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.broker.toml_lines import Path, lines_of
+from truenext.broker.toml_lines import KeyPath, lines_of
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from truenext.broker.toml_lines import Path, lines_of
         ("a = 1979-05-27 07:32:00Z\nb = inf", ("b",), 2),
     ],
 )
-def test_a_key_stands_in(text: str, path: Path, line: int) -> None:
+def test_a_key_stands_in(text: str, path: KeyPath, line: int) -> None:
     tomllib.loads(text)
     assert lines_of(text)[path] == line
 
@@ -71,7 +71,7 @@ LINES = st.lists(
 )
 
 
-def paths(content: dict[str, Any], above: Path = ()) -> set[Path]:
+def paths(content: dict[str, Any], above: KeyPath = ()) -> set[KeyPath]:
     found = set()
     for name, value in content.items():
         found.add((*above, name))
@@ -86,8 +86,8 @@ def test_every_key_of_a_file_has_the_line_that_it_was_written_to(
 ) -> None:
     """What TOML does not allow (keys twice) is left out when it shows."""
     text = ""
-    written: dict[Path, int] = {}
-    table: Path = ()
+    written: dict[KeyPath, int] = {}
+    table: KeyPath = ()
     for kind, names, value in parts:
         dotted = " . ".join(names)
         more = {"key": f"{dotted} = {value} # c\n", "table": f"[ {dotted} ]\n", "array": f"[[{dotted}]]\n"}.get(

@@ -11,9 +11,9 @@ from tests.unit.test_schedule import NOON_MS, Run
 from truenext import selector
 from truenext.answers import Receipt
 from truenext.batch import Batch
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
-from truenext.destination import parse, queue_called, virtual_topic
+from truenext.destination import parse, parse_queue_name, virtual_topic
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
@@ -292,7 +292,7 @@ DURABLE = "subscription,me,n,t"
 
 
 def follow(run: Run, topic: str = "t", *, wanted: str = "", name: str = "1", durable: str = "me,n") -> None:
-    chosen = selector.selector(wanted) if wanted else None
+    chosen = selector.compile_selector(wanted) if wanted else None
     command = Subscribe(name, parse(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable)
     run.engine.subscribe(run.session, command)
     run.settle()
@@ -398,7 +398,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
             "1",
             parse("/topic/t", "s"),
             AckMode.INDIVIDUAL,
-            selector=selector.stored_selector("content-type > 1"),
+            selector=selector.compile_stored_selector("content-type > 1"),
             durable="me,n",
         ),
     )
@@ -484,7 +484,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     effects = run.engine.turn()
     (read,) = effects.reads
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
-    page = page_of(run.store, read)
+    page = read_page(run.store, read)
     found = [found_of(one) for one in page.messages]
     run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
     shown = [run.engine.turn().browse_slices for _ in range(3)]
@@ -530,7 +530,7 @@ def test_a_scheduled_send_may_wait_under_the_number_of_an_ended_subscription() -
 @pytest.mark.parametrize("name", ["a,/queue/b", "a,b", DURABLE])
 def test_no_name_with_a_comma_becomes_a_queue(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match="comma"):
-        queue_called(name)
+        parse_queue_name(name)
     with pytest.raises(RemoteProtocolError, match="comma"):
         Run().engine.pause(name)
 

@@ -12,7 +12,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import TRANSACTIONS_MOST
+from truenext.limits import TRANSACTIONS_CEILING
 from truenext.message import SentMessage
 
 MANY = 1000
@@ -66,7 +66,7 @@ def steps_of(action: Callable[[], object]) -> int:
 
 def steps_beside(others: int) -> dict[str, int]:
     """What each thing costs that comes with a message, while so many transactions are open in which nothing is said."""
-    engine = started(TransactionLimits(transactions=TRANSACTIONS_MOST))
+    engine = started(TransactionLimits(transactions=TRANSACTIONS_CEILING))
     session = connected(engine)
     for number in range(others):
         engine.begin(session, Begin(f"idle {number}"))

@@ -12,7 +12,7 @@ from tests.property import rooms
 from tests.property.disk import found_of
 from tests.unit.looking import groups_of
 from tests.unit.test_schedule import NOON_MS, Run
-from truenext.broker.pager import page_of
+from truenext.broker.pager import read_page
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.background.bulk import Move, Purge
@@ -29,7 +29,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import HISTORY_FILE_BYTES, SUBSCRIPTIONS_MAX
 from truenext.message import SentMessage
 from truenext.schedule import Schedule
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 EACH = QUEUE_BYTES + LANE_BYTES
 
@@ -58,7 +58,7 @@ class Passing(Run):
             self.settle()
 
     def read(self, read: Read) -> PageRead:
-        page = page_of(self.store, read)
+        page = read_page(self.store, read)
         return PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end)
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
@@ -739,7 +739,7 @@ def grouped(run: Passing, queue: str, group: str = "g") -> None:
 
 def choose(run: Passing, pattern: str, wanted: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
     destination = parse(f"/queue/{pattern}", "s")
-    chosen = None if wanted is None else selector(wanted)
+    chosen = None if wanted is None else compile_selector(wanted)
     run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
     run.settle()
     return run.session.consumers[name]
@@ -878,7 +878,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
 def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted: str | None, is_grouped: bool) -> None:
     run = Passing()
     many = 1000
-    selector("x = 1")
+    compile_selector("x = 1")
     publish = grouped if is_grouped else Passing.publish
     for number in range(many):
         publish(run, f"q{number}")

@@ -16,10 +16,10 @@ from truenext.engine.state import wildcard
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.limits import JOIN_PIECE
+from truenext.limits import JOIN_QUEUES_PER_TURN
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import selector
+from truenext.selector import compile_selector
 
 
 class World:
@@ -148,7 +148,7 @@ def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_fro
 def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_want_it_overtake() -> None:
     """Fixed: it counted as wanted before it was read, so nothing of its queue seemed to be ready, and a message of
     another queue came first."""
-    world = StoredWorld(Policy(while_waiting=WhileWaiting.HOLD, first_delay_ms=60_000, delay_ms=60_000, page_size=1))
+    world = StoredWorld(Policy(while_waiting=WhileWaiting.BLOCK, first_delay_ms=60_000, delay_ms=60_000, page_size=1))
     # Queues are compared in the order in which they were made.
     world.engine.pause("b")
     world.engine.resume("b")
@@ -164,7 +164,7 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     world.engine.memory.limit = maxsize
     other = SentMessage(4, True, 0, b"colour:red\n", b"behind it")
     world.engine.send(world.session, Send(parse("/queue/b", "s"), other))
-    wanted = selector("colour = 'red'")
+    wanted = compile_selector("colour = 'red'")
     world.engine.subscribe(
         world.session, Subscribe("w", parse("/queue/*", "s"), AckMode.INDIVIDUAL, 1, selector=wanted)
     )
@@ -268,19 +268,19 @@ def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.Monkey
 
 def test_who_joins_many_queues_joins_some_in_each_turn_and_gets_nothing_before_it_has_joined_all() -> None:
     world = World()
-    for number in range(2 * JOIN_PIECE + 1):
+    for number in range(2 * JOIN_QUEUES_PER_TURN + 1):
         world.send(f"q.{number}", priority=number % 10)
     world.subscribe("q.*", window=3)
     consumer = world.session.consumers["w"]
     joined = []
     while not world.turn():
         joined.append(len(consumer.all_queues()))
-    assert joined == [2 * JOIN_PIECE] and len(consumer.all_queues()) == 2 * JOIN_PIECE + 1
+    assert joined == [2 * JOIN_QUEUES_PER_TURN] and len(consumer.all_queues()) == 2 * JOIN_QUEUES_PER_TURN + 1
     assert [entry.lane.queue.name for entry in consumer.held.values()] == ["q.9", "q.19", "q.29"]
 
 
 def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcards, "JOIN_PIECE", 2)
+    monkeypatch.setattr(wildcards, "JOIN_QUEUES_PER_TURN", 2)
     world = World()
     for name in ("q.1", "q.2", "q.3", "q.4", "q.5", "q.6"):
         world.send(name)
@@ -297,7 +297,7 @@ def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(mon
 
 
 def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcards, "JOIN_PIECE", 2)
+    monkeypatch.setattr(wildcards, "JOIN_QUEUES_PER_TURN", 2)
     world = World()
     for number in range(10):
         world.send(f"q.{number}")
@@ -314,7 +314,7 @@ def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.Monke
 
 
 def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wildcards, "JOIN_PIECE", 1)
+    monkeypatch.setattr(wildcards, "JOIN_QUEUES_PER_TURN", 1)
     world = World()
     for number in range(3):
         world.send(f"q.{number}")

@@ -22,17 +22,17 @@ import msgspec
 
 from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
-from truenext.broker import connection_question, control, producer_question
+from truenext.broker import connection_request, control, producer_request
 from truenext.broker.alarm import Alarm
-from truenext.broker.asking import Asking
+from truenext.broker.busy_poll import BusyPoll
 from truenext.broker.committer import Committer
-from truenext.broker.pace import Pace
+from truenext.broker.control_only import ControlOnlyConnections
+from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.pager import Pager
-from truenext.broker.poll import Poll
-from truenext.broker.questions import AnswerInTheMaking, Questions
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slices import Slices, Steps
 from truenext.broker.takeovers import Takeovers
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.commands import (
     Abort,
     Ack,
@@ -42,7 +42,7 @@ from truenext.commands import (
     Command,
     Commit,
     Confirm,
-    Control,
+    ControlRequest,
     Credit,
     Disconnect,
     InvalidFrame,
@@ -68,18 +68,18 @@ from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import History
 from truenext.limits import (
-    ANSWERS_OUT_SECONDS,
-    ANSWERS_OUT_SECONDS_MAX,
+    ANSWER_SECONDS_MAX,
+    ANSWER_STALL_SECONDS,
+    CAPACITY_CHECK_INTERVAL_S,
     LAZY_COMMIT_SECONDS,
-    REFUSALS_AT_ONCE,
-    ROOM_SECONDS,
+    REFUSALS_PER_PASS_MAX,
 )
 from truenext.policy import Policies
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL_S = 1.0
 """Time between two looks for queues that are stuck."""
 
 
@@ -98,46 +98,46 @@ class Peer(Protocol):
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         """Add messages to the next flush."""
 
-    def show(self, showing: BrowseSlice) -> None:
+    def show(self, browse_slice: BrowseSlice) -> None:
         """Add what a browser is shown to the next flush."""
 
     def flush(self) -> None:
-        """Write what was added; call `Broker.taken` once the socket has taken all of it."""
+        """Write what was added; call `Broker.all_sent` once the socket has taken all of it."""
 
-    def greet(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
+    def send_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
         """Answer a login that is accepted; `secret` is "" if none was asked for."""
 
-    def refused(self, error: RemoteProtocolError) -> None:
+    def send_error(self, error: RemoteProtocolError) -> None:
         """Say that the command that came last was refused, and go on."""
 
-    def give_place(self, *, is_exempt: bool) -> None:
+    def close_for_takeover(self, *, is_exempt: bool) -> None:
         """End at once, as another connection of the client takes over."""
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
         """Add to the next flush that nothing more comes of what was asked for."""
 
-    def recall(
+    def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
         """Drop what is not sent yet of the messages of some consumers (None: of all).
 
         Says how many messages of each consumer in auto mode the socket has taken since the last call of
-        `Broker.taken`, and whose message is half-way out: if the connection goes on that one is sent to its end, and
-        `Broker.finished` called then.
+        `Broker.all_sent`, and whose message is half-way out: if the connection goes on that one is sent to its end, and
+        `Broker.partial_frame_sent` called then.
         """
 
-    def read_on(self) -> None:
-        """There is room again, see `Broker.wait_for_room`."""
+    def resume_reading(self) -> None:
+        """There is room again, see `Broker.wait_for_capacity`."""
 
-    def cut(self, reason: str) -> None:
+    def end_slow_client(self, reason: str) -> None:
         """End the connection of a client that does not read what it asks for, so that we keep too much."""
 
     @property
-    def bytes_taken(self) -> int:
+    def bytes_sent(self) -> int:
         """By its socket, since the connection began."""
 
     @property
-    def caller(self) -> control.Caller:
+    def client_info(self) -> control.ClientInfo:
         """Who the client is."""
 
 
@@ -145,7 +145,7 @@ class PendingCommand(NamedTuple):
     """What a connection has asked for, and is not done yet."""
 
     command: Command
-    on_disk: bool
+    needs_disk: bool
     """It waits for room there."""
 
 
@@ -157,41 +157,46 @@ class Broker:
         loop: AbstractEventLoop,
         *,
         clock_ns: Callable[[], int] = time.time_ns,
-        steady_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
         history: History | None = None,
         poll_us: int = 0,
-        pace: Pace | None = None,
+        write_time: WriteTimeEstimate | None = None,
     ) -> None:
-        """`clock_ns` gives nanoseconds since the epoch, `steady_ns` those of a clock that does not jump. Of `poll_us`
-        see BrokerSettings. `pace` is what is known of the disk; None is nothing."""
+        """`clock_ns` gives nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump. Of
+        `poll_us` see BrokerSettings. `write_time` is what is known of the disk; None is nothing."""
         self._engine = engine
         self._ledger = engine.ledger
         self._loop = loop
         self._clock_ns = clock_ns
-        self._steady_ns = steady_ns
+        self._monotonic_ns = monotonic_ns
         self._committer = Committer(
-            store, history, loop, pace or Pace(), committed=self._on_committed, failed=self._on_failed
+            store,
+            history,
+            loop,
+            write_time or WriteTimeEstimate(),
+            on_committed=self._on_committed,
+            on_failed=self._on_failed,
         )
         self._store = store
         self._pager = Pager(
-            store, loop, there=self._on_page_read, timers_there=self._on_timers_read, failed=self._on_failed
+            store, loop, on_page=self._on_page_read, on_timers=self._on_timers_read, on_failed=self._on_failed
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[ConnectionState, Peer] = {}
         self._takeovers = Takeovers()
-        self._asking = Asking(loop.time)
-        self._kept: set[ConnectionState] = set()
+        self._control_only = ControlOnlyConnections(loop.time)
+        self._parked: set[ConnectionState] = set()
         """Connections without a socket, which wait for their clients."""
-        self._waiting_for_room: dict[ConnectionState, bool] = {}
+        self._waiting_for_capacity: dict[ConnectionState, bool] = {}
         """Whether they need room on the disk."""
-        self._room_check: TimerHandle | None = None
-        self._half_sent: dict[ConnectionState, Entry] = {}
+        self._capacity_timer: TimerHandle | None = None
+        self._partially_sent: dict[ConnectionState, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
-        self._slices = Slices(steady_ns)
-        self._questions = Questions(self._slices, self._start_answer, self._answer_question)
+        self._slices = Slices(monotonic_ns)
+        self._control_requests = ControlRequests(self._slices, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
-        self._has_noted_login = False
+        self._has_logged_login = False
         self._logged_disk_level = DiskLevel.PLENTY
         """The least room for messages that the log has named since there was enough."""
         self._other_protocols: dict[str, float] = {}
@@ -200,10 +205,10 @@ class Broker:
         self._has_ticked = False
         """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
         self._lazy_commit: TimerHandle | None = None
-        self._poll = Poll(loop, poll_us, steady_ns) if poll_us else None
+        self._busy_poll = BusyPoll(loop, poll_us, monotonic_ns) if poll_us else None
         self._stuck_audit = StuckAudit()
-        self._next_look: TimerHandle | None = None
-        self._look = Slices(steady_ns)
+        self._check_timer: TimerHandle | None = None
+        self._stuck_check = Slices(monotonic_ns)
         """The one that is under way for queues that are stuck."""
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
@@ -226,30 +231,30 @@ class Broker:
             Commit: engine.commit,
             Abort: engine.abort,
             Started: engine.mark_started,
-            Credit: self._ask_credit,
+            Credit: self._request_credit,
             Wake: engine.wake,
             Release: self._release,
-            Disconnect: self._take_leave,
-            Control: self._control,
+            Disconnect: self._disconnect,
+            ControlRequest: self._control,
         }
 
     # ---- Connections ----
 
-    def connect(self, peer: Peer, *, only_asks: str = "") -> ConnectionState:
-        """If `only_asks` it is beyond the limit that this names, and may only ask; see `seconds_left_to_ask`."""
+    def connect(self, peer: Peer, *, control_only_reason: str = "") -> ConnectionState:
+        """If `control_only_reason` it is beyond the limit that this names, and may only ask; see `idle_time_left`."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
-        if only_asks:
-            self._asking.add(session, only_asks)
+        if control_only_reason:
+            self._control_only.add(session, control_only_reason)
         return session
 
-    def note_unchecked_login(self, client: str) -> None:
+    def log_unchecked_login(self, client: str) -> None:
         """Say in the log that nobody checks who clients are; once, as many of them say it each time."""
-        if not self._has_noted_login:
-            self._has_noted_login = True
+        if not self._has_logged_login:
+            self._has_logged_login = True
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
-    def note_other_protocol(self, client: str, protocol: str) -> None:
+    def log_other_protocol(self, client: str, protocol: str) -> None:
         """Log a client of another protocol: once a minute for each protocol, since a port scan makes many."""
         now = self._loop.time()
         if now < self._other_protocols.get(protocol, now):
@@ -258,15 +263,15 @@ class Broker:
         self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
-    def may_only_ask(self, session: ConnectionState) -> bool:
+    def is_control_only(self, session: ConnectionState) -> bool:
         """It is beyond a limit."""
-        return session in self._asking.since
+        return session in self._control_only.idle_since
 
-    def seconds_left_to_ask(self, session: ConnectionState) -> float:
+    def idle_time_left(self, session: ConnectionState) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
-        if self._questions.owed(session) or self._engine.pieces.owed(session):
-            self._asking.goes_on(session)
-        return self._asking.seconds_left(session)
+        if self._control_requests.pending_count(session) or self._engine.pieces.owed(session):
+            self._control_only.note_activity(session)
+        return self._control_only.seconds_left(session)
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         """Do what a client asks, one command after the other.
@@ -279,119 +284,121 @@ class Broker:
         engine = self._engine
         self._tick()
         self._has_ticked = True
-        is_short = self._ledger.disk_level is not DiskLevel.PLENTY
+        is_disk_short = self._ledger.disk_level is not DiskLevel.PLENTY
         actions = self._actions
         self._schedule_turn()
-        if self._asking.since and session in self._asking.since:
-            commands = self._asking.checked(session, commands)
+        if self._control_only.idle_since and session in self._control_only.idle_since:
+            commands = self._control_only.check_commands(session, commands)
         refused = 0
         commands = iter(commands)
         for command in commands:
             try:
-                if is_short and engine.must_wait(session, command):
-                    return PendingCommand(command, on_disk=True)
+                if is_disk_short and engine.must_wait(session, command):
+                    return PendingCommand(command, needs_disk=True)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
                 if not session.keeps_open or isinstance(command, Login):
                     raise
-                self._go_on_without(session, command, error)
+                self._refuse_command(session, command, error)
                 refused += 1
-                if refused < REFUSALS_AT_ONCE:
+                if refused < REFUSALS_PER_PASS_MAX:
                     continue
             else:
                 continue
             # A frame that is refused may have four bytes: others are served in between.
             following = next(commands, None)
-            return None if following is None else PendingCommand(following, on_disk=False)
+            return None if following is None else PendingCommand(following, needs_disk=False)
         return None
 
-    def _go_on_without(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
+    def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
         """A command was refused, and its connection goes on."""
         name = getattr(command, "transaction", None)
         if name is not None:
             self._engine.doom(session, name)
-        self._peers[session].refused(error)
+        self._peers[session].send_error(error)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Say something to a connection, behind all that it has asked for so far."""
         self._engine.answer(session, answer)
         self._schedule_turn()
 
-    def taken(self, session: ConnectionState) -> None:
+    def all_sent(self, session: ConnectionState) -> None:
         """The connection's socket has taken everything delivered to it so far."""
         self._engine.taken(session)
-        if self._questions.out:
-            self._questions.taken(session)
+        if self._control_requests.in_flight:
+            self._control_requests.all_sent(session)
         # In a turn that is decided at its end.
         if not self._is_turn_due and (self._ledger.has_batch or self._engine.has_work):
             self._schedule_turn()
 
-    def keep(self, session: ConnectionState) -> bool:
+    def park_for_takeover(self, session: ConnectionState) -> bool:
         """The socket of a connection has ended, and its client took no leave, but may come back and take it over. True
         if it is to be lost only later; all that nobody would be charged with has ended, or returned, already."""
-        if not self._takeovers.may_come_back(session):
+        if not self._takeovers.can_be_taken_over(session):
             return False
         self._tick()
-        self._recall(session, None)
-        self._resolve_half_sent(session, is_taken=False)
-        self._questions.ended(session)
-        self._waiting_for_room.pop(session, None)
+        self._cancel_unsent(session, None)
+        self._resolve_partially_sent(session, is_sent=False)
+        self._control_requests.connection_closed(session)
+        self._waiting_for_capacity.pop(session, None)
         self._schedule_turn()
-        is_kept = self._engine.keep(session)
-        if is_kept:
-            self._kept.add(session)
-        return is_kept
+        is_parked = self._engine.keep(session)
+        if is_parked:
+            self._parked.add(session)
+        return is_parked
 
-    def lose(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
-        """End the session of a client that took no leave; answers may still follow until `forget`.
+    def connection_lost(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
+        """End the session of a client that took no leave; answers may still follow until `connection_closed`.
 
         If `is_exempt`, it is as if it had taken leave: nothing that it held counts as an attempt.
         """
         self._tick()
-        self._recall(session, None)
+        self._cancel_unsent(session, None)
         self._engine.disconnect(session, is_clean=is_exempt)
-        self._takeovers.ended(session)
-        self._questions.ended(session)
+        self._takeovers.remove(session)
+        self._control_requests.connection_closed(session)
         self._schedule_turn()
 
-    def forget(self, session: ConnectionState) -> None:
+    def connection_closed(self, session: ConnectionState) -> None:
         """The connection is closed; nothing can be said to it any more."""
-        self._resolve_half_sent(session, is_taken=False)
+        self._resolve_partially_sent(session, is_sent=False)
         self._peers.pop(session, None)
-        self._asking.remove(session)
-        self._kept.discard(session)
-        self._questions.ended(session)
-        self._waiting_for_room.pop(session, None)
+        self._control_only.remove(session)
+        self._parked.discard(session)
+        self._control_requests.connection_closed(session)
+        self._waiting_for_capacity.pop(session, None)
 
-    def finished(self, session: ConnectionState) -> None:
-        """The socket has taken the rest of a message that was half-way out, see `Peer.recall`."""
-        self._resolve_half_sent(session, is_taken=True)
+    def partial_frame_sent(self, session: ConnectionState) -> None:
+        """The socket has taken the rest of a message that was half-way out, see `Peer.cancel_unsent`."""
+        self._resolve_partially_sent(session, is_sent=True)
 
     @property
-    def has_room(self) -> bool:
-        """Connections may be read. If not, `wait_for_room`."""
-        return self._ledger.has_room
+    def has_capacity(self) -> bool:
+        """Connections may be read. If not, `wait_for_capacity`."""
+        return self._ledger.has_capacity
 
-    def wait_for_room(self, session: ConnectionState, *, on_disk: bool = False) -> None:
-        """Call `read_on` of its peer when there is room for more commands; if `on_disk`, there as well."""
-        self._waiting_for_room[session] = on_disk
-        if self._room_check is None:
-            self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
+    def wait_for_capacity(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
+        """Call `resume_reading` of its peer when there is room for more commands; if `needs_disk`, there as well."""
+        self._waiting_for_capacity[session] = needs_disk
+        if self._capacity_timer is None:
+            self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         """Room on the disk comes back without anything else happening here."""
-        self._room_check = None
-        self._read_on()
-        if self._waiting_for_room:
-            self._room_check = self._loop.call_later(ROOM_SECONDS, self._check_room)
+        self._capacity_timer = None
+        self._resume_reading()
+        if self._waiting_for_capacity:
+            self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
 
-    def _read_on(self) -> None:
-        if not self._ledger.has_room:
+    def _resume_reading(self) -> None:
+        if not self._ledger.has_capacity:
             return
-        has_disk = self._store.disk_level is DiskLevel.PLENTY
-        for session in [session for session, on_disk in self._waiting_for_room.items() if has_disk or not on_disk]:
-            del self._waiting_for_room[session]
-            self._peers[session].read_on()
+        has_disk_space = self._store.disk_level is DiskLevel.PLENTY
+        for session in [
+            session for session, needs_disk in self._waiting_for_capacity.items() if has_disk_space or not needs_disk
+        ]:
+            del self._waiting_for_capacity[session]
+            self._peers[session].resume_reading()
 
     @property
     def is_writing(self) -> bool:
@@ -420,7 +427,7 @@ class Broker:
         self._engine.start(after_clean_stop=after_clean_stop)
         await self._drain()
         self._log_disk_level()
-        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
+        self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     async def stop(self) -> None:
         """Finish what is under way, and write down what waits. Connections must not be read any more.
@@ -429,11 +436,11 @@ class Broker:
         """
         self._engine.pieces.drop()
         self._slices.drop()
-        self._look.drop()
+        self._stuck_check.drop()
         await self._drain()
         for session in list(self._peers):
-            self._recall(session, None)
-            self._resolve_half_sent(session, is_taken=False)
+            self._cancel_unsent(session, None)
+            self._resolve_partially_sent(session, is_sent=False)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.last_batches():
@@ -446,8 +453,8 @@ class Broker:
 
     def close(self) -> None:
         """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
-        if self._next_look is not None:
-            self._next_look.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self._alarm.cancel()
         self._pager.close()
         self._committer.close()
@@ -476,23 +483,23 @@ class Broker:
     def _turn(self) -> None:
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
-        has_news = self._has_ticked
+        had_input = self._has_ticked
         if not self._has_failed:
-            self._take_turn()
+            self._run_turn()
         self._is_turn_due = False
         if self._has_failed:
             return
-        if self._engine.has_work or self._slices.pending or self._look.pending:
+        if self._engine.has_work or self._slices.pending or self._stuck_check.pending:
             self._schedule_turn()
-        if has_news and self._poll is not None:
-            self._poll.start()
+        if had_input and self._busy_poll is not None:
+            self._busy_poll.start()
 
-    def _take_turn(self) -> None:
+    def _run_turn(self) -> None:
         engine, ledger = self._engine, self._ledger
         if not self._has_ticked:
             self._tick()
         self._has_ticked = False
-        written: dict[Peer, None] = {}
+        to_flush: dict[Peer, None] = {}
         # The disk first: it works while we write to sockets.
         if ledger.is_awaited:
             self._commit()
@@ -501,7 +508,7 @@ class Broker:
                 for peer, session in self._answer(engine.take_answers()).items():
                     if session.consumers:
                         # It may get messages in this turn as well; then both leave together.
-                        written[peer] = None
+                        to_flush[peer] = None
                     else:
                         peer.flush()
         answers, deliveries, reads, browse_slices, timer_reads, finished, ended_pull_requests = engine.turn()
@@ -510,37 +517,37 @@ class Broker:
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
         # Right behind what was dispatched: else any queue may have a message and a consumer for it.
-        if self._look.pending:
-            self._look.go_on()
+        if self._stuck_check.pending:
+            self._stuck_check.run_slice()
         peers = self._peers
         if answers:
-            written |= dict.fromkeys(self._answer(answers))
+            to_flush |= dict.fromkeys(self._answer(answers))
         for consumer, entries in deliveries.items():
             peer = peers[consumer.session]
             peer.deliver(consumer, entries)
-            written[peer] = None
-        for showing in browse_slices:
-            peer = peers[showing.browser.session]
-            peer.show(showing)
-            written[peer] = None
+            to_flush[peer] = None
+        for browse_slice in browse_slices:
+            peer = peers[browse_slice.browser.session]
+            peer.show(browse_slice)
+            to_flush[peer] = None
         for ended in ended_pull_requests:
             peer = peers[ended.consumer.session]
             peer.end_pull_request(ended)
-            written[peer] = None
-        for peer in written:
+            to_flush[peer] = None
+        for peer in to_flush:
             peer.flush()
         for piece, done in finished:
-            self._answer_question(piece.session, piece.question, msgspec.json.encode(done))
+            self._send_answer(piece.session, piece.question, msgspec.json.encode(done))
         for session, reason in engine.evict().items():
-            peers[session].cut(reason)
+            peers[session].end_slow_client(reason)
         self._alarm.set(engine.next_due_ms, ledger.now_ms)
         self._commit()
         if self._slices.pending:
-            self._slices.go_on()
+            self._slices.run_slice()
 
     def _tick(self) -> None:
         self._ledger.disk_level = self._store.disk_level
-        self._ledger.tick(self._clock_ns() // 1000, self._steady_ns() // 1000)
+        self._ledger.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
 
     def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:
         """Those to whom something was said, and whose flush is due."""
@@ -558,46 +565,48 @@ class Broker:
         if level == self._logged_disk_level or DiskLevel.PLENTY < level < self._logged_disk_level:
             return
         self._logged_disk_level = level
-        found: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_bytes.items()}
-        short = {"disk_level": level.name.lower()} | found
+        sizes: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_bytes.items()}
+        short = {"disk_level": level.name.lower()} | sizes
         if level is DiskLevel.PLENTY:
-            logger.warning("there is room for messages again: producers go on", extra=found)
+            logger.warning("there is room for messages again: producers go on", extra=sizes)
         elif level is DiskLevel.LITTLE:
             logger.warning("too little room for messages: those of producers are not taken", extra=short)
         else:
             logger.warning("no room for messages: all sends to queues and topics are refused", extra=short)
 
-    def _look_soon(self) -> None:
+    def _periodic_checks(self) -> None:
         self._tick()
         self._log_disk_level()
-        if not self._look.pending:
-            self._look.add(self._look_for_stuck_queues())
+        if not self._stuck_check.pending:
+            self._stuck_check.add(self._check_stuck_queues())
             self._slices.add(self._stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
         self._engine.let_unused_go()
-        stalled = self._engine.stalled(lambda session: self._peers[session].bytes_taken)
+        stalled = self._engine.stalled(lambda session: self._peers[session].bytes_sent)
         if stalled is not None:
             session, reason = stalled
-            self._peers[session].cut(reason)
-        hindering = self._questions.hindering(self._loop.time(), lambda session: self._peers[session].bytes_taken)
-        if hindering is not None:
-            self._peers[hindering].cut(
-                f"took next to nothing of the answer to its question for {ANSWERS_OUT_SECONDS} seconds, "
-                f"or not all of it for {ANSWERS_OUT_SECONDS_MAX}, and others wait for theirs: read what comes, and "
+            self._peers[session].end_slow_client(reason)
+        blocking = self._control_requests.find_blocking(
+            self._loop.time(), lambda session: self._peers[session].bytes_sent
+        )
+        if blocking is not None:
+            self._peers[blocking].end_slow_client(
+                f"took next to nothing of the answer to its question for {ANSWER_STALL_SECONDS} seconds, "
+                f"or not all of it for {ANSWER_SECONDS_MAX}, and others wait for theirs: read what comes, and "
                 "acknowledge it"
             )
         self._schedule_turn()
-        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look_soon)
+        self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
-    def _look_for_stuck_queues(self) -> Steps:
+    def _check_stuck_queues(self) -> Steps:
         stuck = yield from self._stuck_audit.look(self._engine, self._read_lanes)
         for queue in stuck:
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _read_lanes(self) -> set[Lane]:
-        return {read.lane for read in self._pager.under_way if not isinstance(read, Look)}
+        return {read.lane for read in self._pager.pending if not isinstance(read, Look)}
 
     def _stretch_windows(self) -> Steps:
         yield from self._engine.stretch_windows()
@@ -648,8 +657,8 @@ class Broker:
             return
         self._has_ticked = True
         self._turn()
-        if self._waiting_for_room:
-            self._read_on()
+        if self._waiting_for_capacity:
+            self._resume_reading()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
@@ -690,54 +699,54 @@ class Broker:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
         self._engine.answer(session, receipt)
 
-    def _control(self, session: ConnectionState, question: Control) -> None:
-        self._engine.expect_reply(question.reply_to)
-        self._asking.goes_on(session)
-        if question.verb in bulk.VERBS:
+    def _control(self, session: ConnectionState, request: ControlRequest) -> None:
+        self._engine.expect_reply(request.reply_to)
+        self._control_only.note_activity(session)
+        if request.verb in bulk.VERBS:
             # Whatever is wrong with it is said at once.
-            self._engine.pieces.ask(session, question)
+            self._engine.pieces.ask(session, request)
             return
-        if question.verb in control.CHANGES:
-            changed = control.change(self._engine, question.verb, question.body)
-            self._engine.reply(control.reply(question, changed, self._engine.now_ms))
+        if request.verb in control.CHANGES:
+            changed = control.apply_change(self._engine, request.verb, request.body)
+            self._engine.reply(control.reply(request, changed, self._engine.now_ms))
             return
-        if question.verb == producer_question.VERB:
-            known, batch = producer_question.answer(self._engine, question.body)
-            self._engine.reply(control.reply(question, known, self._engine.now_ms), batch)
+        if request.verb == producer_request.VERB:
+            known, batch = producer_request.make_report(self._engine, request.body)
+            self._engine.reply(control.reply(request, known, self._engine.now_ms), batch)
             return
-        if question.verb == connection_question.VERB:
-            connection_question.check(question.body)
-            self._questions.ask(session, question, of=session)
+        if request.verb == connection_request.VERB:
+            connection_request.check_body(request.body)
+            self._control_requests.add(session, request, about=session)
             return
-        control.check(question.verb)
-        self._questions.ask(session, question)
+        control.check_verb(request.verb)
+        self._control_requests.add(session, request)
 
-    def _start_answer(self, verb: str, of: ConnectionState | None) -> AnswerInTheMaking:
-        if of is not None:
-            return connection_question.answer(self._engine, of)
-        asked = control.Asked(
-            self._engine, self._stuck_audit, self._pager, self.reload, self._caller, self._store.disk_bytes
+    def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
+        if about is not None:
+            return connection_request.make_report(self._engine, about)
+        context = control.QueryContext(
+            self._engine, self._stuck_audit, self._pager, self.reload, self._client_info, self._store.disk_bytes
         )
-        return control.VERBS[verb](asked)
+        return control.VERBS[verb](context)
 
-    def _caller(self, session: ConnectionState) -> control.Caller:
-        return self._peers[session].caller
+    def _client_info(self, session: ConnectionState) -> control.ClientInfo:
+        return self._peers[session].client_info
 
-    def _answer_question(self, session: ConnectionState, question: Control, body: bytes) -> bool:
+    def _send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """False if the connection has ended."""
-        self._asking.goes_on(session)
-        self._engine.reply(control.reply(question, body, self._engine.now_ms))
+        self._control_only.note_activity(session)
+        self._engine.reply(control.reply(request, body, self._engine.now_ms))
         self._schedule_turn()
         return self._engine.is_connected(session)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        if self._kept and subscribe.durable:
+        if self._parked and subscribe.durable:
             self._free_durable(subscribe.durable)
         self._engine.subscribe(session, subscribe)
         if subscribe.durable:
-            self._note_discarded()
+            self._log_discarded()
 
-    def _note_discarded(self) -> None:
+    def _log_discarded(self) -> None:
         discarded = self._engine.take_discarded()
         if discarded is None:
             return
@@ -758,35 +767,35 @@ class Broker:
     def _free_durable(self, name: str) -> None:
         """Nobody else is refused it because of a connection that only waits for its client."""
         for session in self._engine.users_of_durable(name):
-            if session in self._kept:
-                self._peers[session].give_place(is_exempt=False)
+            if session in self._parked:
+                self._peers[session].close_for_takeover(is_exempt=False)
 
     def _unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        if self._kept and unsubscribe.durable:
+        if self._parked and unsubscribe.durable:
             self._free_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
-            self._recall(session, [consumer])
+            self._cancel_unsent(session, [consumer])
         self._engine.unsubscribe(session, unsubscribe)
 
-    def _take_leave(self, session: ConnectionState, leave: Disconnect) -> None:
-        self._recall(session, None)
+    def _disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
+        self._cancel_unsent(session, None)
         self._engine.disconnect(session, is_clean=True)
-        self._takeovers.ended(session)
-        if leave.forgotten:
-            self._engine.forget_producers(session, leave.forgotten)
+        self._takeovers.remove(session)
+        if disconnect.forgotten_producers:
+            self._engine.forget_producers(session, disconnect.forgotten_producers)
 
     def _log_in(self, session: ConnectionState, login: Login) -> None:
         secret, former = self._takeovers.take_over(session, login) if login.number else ("", None)
         if former is not None:
-            if former not in self._asking.since:
+            if former not in self._control_only.idle_since:
                 # It had a place among those that may do everything.
-                self._asking.remove(session)
-            self._peers[former].give_place(is_exempt=login.is_blameless)
+                self._control_only.remove(session)
+            self._peers[former].close_for_takeover(is_exempt=login.is_blameless)
         self._engine.log_in(session, login)
-        self._peers[session].greet(login, secret, has_taken_over=former is not None)
+        self._peers[session].send_connected(login, secret, has_taken_over=former is not None)
 
-    def _ask_credit(self, session: ConnectionState, credit: Credit) -> None:
+    def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
         withdrawn = self._engine.ask_credit(session, credit)
         if withdrawn is not None:
             # At once: what is asked for next is dispatched behind it.
@@ -795,24 +804,24 @@ class Broker:
 
     def _release(self, session: ConnectionState, request: Release) -> None:
         # What cannot be done must not have dropped what is on its way.
-        self._recall(session, self._engine.check_release(session, request))
+        self._cancel_unsent(session, self._engine.check_release(session, request))
         self._engine.release(session, request)
 
-    def _recall(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
+    def _cancel_unsent(self, session: ConnectionState, consumers: Collection[BrokerConsumer] | None) -> None:
         peer = self._peers.get(session)
         if peer is None:
             return
-        taken, half_sent = peer.recall(consumers)
-        for consumer, count in taken.items():
+        sent, partially_sent = peer.cancel_unsent(consumers)
+        for consumer, count in sent.items():
             self._engine.taken_before_loss(consumer, count)
-        if isinstance(half_sent, BrokerConsumer) and half_sent.mode is AckMode.AUTO:
-            self._half_sent[session] = self._engine.hold_half_sent(half_sent)
+        if isinstance(partially_sent, BrokerConsumer) and partially_sent.mode is AckMode.AUTO:
+            self._partially_sent[session] = self._engine.hold_half_sent(partially_sent)
 
-    def _resolve_half_sent(self, session: ConnectionState, *, is_taken: bool) -> None:
+    def _resolve_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
         """Acknowledge or give back the message that was half-way out, if there is one."""
-        entry = self._half_sent.pop(session, None)
+        entry = self._partially_sent.pop(session, None)
         if entry is not None:
-            self._engine.resolve_half_sent(entry, is_taken=is_taken)
+            self._engine.resolve_half_sent(entry, is_taken=is_sent)
             self._schedule_turn()
 
 

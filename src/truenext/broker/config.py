@@ -19,12 +19,12 @@ from typing import Any
 
 from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
-from truenext.destination import queue_called
+from truenext.destination import parse_queue_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.pattern import fault_of_pattern
 from truenext.policy import Policies, Policy
-from truenext.setting import NO_WORD, Setting, settings_of
-from truenext.size import parse_size, said
+from truenext.setting import NO_NONE_VALUE, Setting, settings_of
+from truenext.size import format_size, parse_size
 from truenext.url import parse_url
 
 BROKER = "broker"
@@ -58,24 +58,24 @@ def configure(
     Raises: FaultyFileError, ConfigurationError if the file cannot be read
     """
     tables = _Reader(file).read() if file is not None else {}
-    of_broker = tables.get(header(BROKER), {})
+    broker_values = tables.get(header(BROKER), {})
     if broker and ("data" in broker or "memory" in broker):
         # One or the other: what is said on the command line is instead of both.
-        of_broker = {name: value for name, value in of_broker.items() if name not in ("data", "memory")}
+        broker_values = {name: value for name, value in broker_values.items() if name not in ("data", "memory")}
         if broker.get("memory"):
-            of_broker.pop("disk_limit", None)
-            of_broker.pop("history", None)
+            broker_values.pop("disk_limit", None)
+            broker_values.pop("history", None)
     default = Policy(**{**tables.get(header(POLICY), {}), **(policy or {})})
-    patterns = {each: values for each, values in tables.items() if isinstance(each, Pattern)}
+    patterns = {each: values for each, values in tables.items() if isinstance(each, PatternHeader)}
     return Configuration(
-        broker=BrokerSettings(**{**of_broker, **(broker or {})}),
+        broker=BrokerSettings(**{**broker_values, **(broker or {})}),
         policies=Policies(default, {each.pattern: replace(default, **values) for each, values in patterns.items()}),
         file=file,
         tables={each: frozenset(values) for each, values in tables.items()},
     )
 
 
-class Pattern(str):
+class PatternHeader(str):
     """The header of a pattern's table."""
 
     __slots__ = ("pattern",)
@@ -91,7 +91,7 @@ def header(section: str, pattern: str | None = None) -> str:
     if pattern is None:
         return f"[{section}]"
     quoted = pattern.replace("\\", "\\\\").replace('"', '\\"')
-    found = Pattern(f'[{section}."{quoted}"]')
+    found = PatternHeader(f'[{section}."{quoted}"]')
     found.pattern = pattern
     return found
 
@@ -101,7 +101,7 @@ class _Reader:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lines: dict[toml_lines.Path, int] = {}
+        self._lines: dict[toml_lines.KeyPath, int] = {}
         self._faults: list[tuple[int, str]] = []
 
     def read(self) -> dict[str, dict[str, Any]]:
@@ -114,9 +114,9 @@ class _Reader:
         for section, table in content.items():
             path = (section,)
             if section not in (BROKER, POLICY):
-                self._fault(path, f"there is no section [{section}]" + _nearest(section, (BROKER, POLICY)))
+                self._add_fault(path, f"there is no section [{section}]" + _suggestion(section, (BROKER, POLICY)))
             elif not isinstance(table, dict):
-                self._fault(path, f"{section} must be a table: [{section}]")
+                self._add_fault(path, f"{section} must be a table: [{section}]")
             elif section == BROKER:
                 tables[header(BROKER)] = self._settings(BrokerSettings, path, table)
             else:
@@ -124,8 +124,8 @@ class _Reader:
                 own = {name: value for name, value in table.items() if name not in patterns}
                 tables[header(POLICY)] = self._settings(Policy, path, own)
                 for pattern, values in patterns.items():
-                    tables[header(POLICY, pattern)] = self._of_pattern(pattern, values)
-        self._look_at_broker(tables.get(header(BROKER), {}))
+                    tables[header(POLICY, pattern)] = self._pattern_settings(pattern, values)
+        self._check_broker(tables.get(header(BROKER), {}))
         self._raise_if_faulty()
         return tables
 
@@ -145,7 +145,7 @@ class _Reader:
             parsed = tomllib.loads(text)
             self._lines = toml_lines.lines_of(text)
         except tomllib.TOMLDecodeError as error:
-            raise self._faulty_file([_place(str(error), text)]) from error
+            raise self._faulty_file([_line_and_reason(str(error), text)]) from error
         except RecursionError as error:
             raise self._faulty_file([(1, "tables or arrays stand too deep in one another")]) from error
         except ValueError as error:
@@ -155,34 +155,34 @@ class _Reader:
 
     # ---- Tables ----
 
-    def _of_pattern(self, pattern: str, values: dict[str, Any]) -> dict[str, Any]:
+    def _pattern_settings(self, pattern: str, values: dict[str, Any]) -> dict[str, Any]:
         path = (POLICY, pattern)
         fault = fault_of_pattern(pattern)
         if fault is not None:
-            self._fault(path, f"{pattern!r} is no pattern of names: {fault}")
+            self._add_fault(path, f"{pattern!r} is no pattern of names: {fault}")
         elif pattern.startswith("/"):
-            self._fault(path, f"{pattern!r}: a pattern is of names, without /queue/")
+            self._add_fault(path, f"{pattern!r}: a pattern is of names, without /queue/")
         tables = [name for name, value in values.items() if isinstance(value, dict)]
         for name in tables:
-            self._fault(
+            self._add_fault(
                 (*path, name),
                 f"{pattern}.{name} is not in quotes: a pattern with dots in it must be, "
                 f"as in {header(POLICY, f'{pattern}.{name}')}",
             )
         return self._settings(Policy, path, {name: values[name] for name in values if name not in tables})
 
-    def _settings(self, described: type, path: toml_lines.Path, table: dict[str, Any]) -> dict[str, Any]:
+    def _settings(self, described: type, path: toml_lines.KeyPath, table: dict[str, Any]) -> dict[str, Any]:
         known = settings_of(described)
         values = {}
         for name, raw in table.items():
             if name not in known:
                 where = header(path[0], *path[1:])
-                self._fault((*path, name), f"there is no setting {name!r} in {where}" + _nearest(name, known))
+                self._add_fault((*path, name), f"there is no setting {name!r} in {where}" + _suggestion(name, known))
                 continue
             try:
                 values[name] = self._value(known[name], raw)
             except ValueError as error:
-                self._fault((*path, name), f"{name} {error}")
+                self._add_fault((*path, name), f"{name} {error}")
         return values
 
     def _value(self, setting: Setting, raw: Any) -> Any:
@@ -197,24 +197,24 @@ class _Reader:
                     raise ValueError(f"names what cannot be listened on: {error}") from error
         if setting.name == "dead_letters":
             try:
-                queue_called(value)
+                parse_queue_name(value)
             except RemoteProtocolError as error:
                 raise ValueError(f"is no name of a queue, without /queue/: {error}") from error
         if setting.name == "server_name" and (fault := fault_of_server_name(value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
 
-    def _look_at_broker(self, values: dict[str, Any]) -> None:
+    def _check_broker(self, values: dict[str, Any]) -> None:
         """What is wrong only beside another setting."""
         if not values.get("memory"):
             return
         for name in ("data", "disk_limit", "history"):
             if values.get(name) not in (None, False):
-                self._fault((BROKER, name), f"{name} cannot be with memory = true: then nothing is kept on disk")
+                self._add_fault((BROKER, name), f"{name} cannot be with memory = true: then nothing is kept on disk")
 
     # ---- Faults ----
 
-    def _fault(self, path: toml_lines.Path, reason: str) -> None:
+    def _add_fault(self, path: toml_lines.KeyPath, reason: str) -> None:
         self._faults.append((self._lines[path], reason))
 
     def _raise_if_faulty(self) -> None:
@@ -231,28 +231,28 @@ def _read(setting: Setting, raw: Any) -> Any:
     Raises: ValueError, what of the value; the name of the setting goes before it.
     """
     kind = setting.kind
-    if raw == "none" and setting.none is not NO_WORD:
+    if raw == "none" and setting.none is not NO_NONE_VALUE:
         return setting.none
     if kind is bool:
-        return _checked(raw, isinstance(raw, bool), "must be true or false")
+        return _check(raw, isinstance(raw, bool), "must be true or false")
     if issubclass(kind, Enum):
         choices = [each.value for each in kind]
-        return kind(_checked(raw, raw in choices, f"must be {_either(choices)}"))
+        return kind(_check(raw, raw in choices, f"must be {_join_choices(choices)}"))
     if kind is tuple:
         is_list = isinstance(raw, list) and bool(raw) and all(isinstance(each, str) for each in raw)
-        return tuple(_checked(raw, is_list, 'must be a list of texts with one at least, such as ["..."]'))
+        return tuple(_check(raw, is_list, 'must be a list of texts with one at least, such as ["..."]'))
     if kind is int and setting.unit == "bytes":
         size = parse_size(raw) if isinstance(raw, str) else raw
-        or_none = "" if setting.none is NO_WORD else ' or "none"'
+        or_none = "" if setting.none is NO_NONE_VALUE else ' or "none"'
         what = f'must be a number of bytes, such as "64MiB" or 65536{or_none}'
-        return _in_range(setting, _checked(raw, type(size) is int, what) and size)
+        return _in_range(setting, _check(raw, type(size) is int, what) and size)
     if kind is int:
-        return _in_range(setting, _checked(raw, type(raw) is int, "must be a whole number"))
+        return _in_range(setting, _check(raw, type(raw) is int, "must be a whole number"))
     if kind is float:
         is_number = type(raw) in (int, float) and isfinite(raw)
-        return float(_in_range(setting, _checked(raw, is_number, "must be a number")))
+        return float(_in_range(setting, _check(raw, is_number, "must be a number")))
     is_text = isinstance(raw, str) and raw.isprintable() and bool(raw)
-    text: str = _checked(raw, is_text, "must be a text that is not empty")
+    text: str = _check(raw, is_text, "must be a text that is not empty")
     return Path(text) if kind is Path else text
 
 
@@ -262,27 +262,27 @@ def range_of(setting: Setting) -> str:
     >>> range_of(settings_of(Policy)["page_size"])
     '1 to 100,000'
     """
-    least, most = (None if end is None else _said(setting, end) for end in (setting.least, setting.most))
+    least, most = (None if end is None else _format_number(setting, end) for end in (setting.least, setting.most))
     if least is None:
         return "" if most is None else f"at most {most}"
     return f"at least {least}" if most is None else f"{least} to {most}"
 
 
-def shown(setting: Setting, value: Any) -> str:
+def format_value(setting: Setting, value: Any) -> str:
     """A value as it may stand in the file.
 
-    >>> shown(settings_of(Policy)["memory_limit"], 1 << 20)
+    >>> format_value(settings_of(Policy)["memory_limit"], 1 << 20)
     '"1MiB"'
     """
-    if value is None or (setting.none is not NO_WORD and value == setting.none):
+    if value is None or (setting.none is not NO_NONE_VALUE and value == setting.none):
         return '"none"'
     if setting.unit == "bytes":
-        size = said(value)
+        size = format_size(value)
         return size if size.isdigit() else f'"{size}"'
-    return _as_written(value)
+    return _to_toml(value)
 
 
-def _as_written(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -292,19 +292,19 @@ def _as_written(value: Any) -> str:
             text = str(value).replace("\\", "\\\\").replace('"', '\\"')
             return f'"{text}"'
         case list() | tuple():
-            return "[" + ", ".join(map(_as_written, value)) + "]"
+            return "[" + ", ".join(map(_to_toml, value)) + "]"
         case dict():
             return "a table"
     return str(value)
 
 
-def _said(setting: Setting, number: float) -> str:
-    return said(int(number)) if setting.unit == "bytes" else f"{number:,}"
+def _format_number(setting: Setting, number: float) -> str:
+    return format_size(int(number)) if setting.unit == "bytes" else f"{number:,}"
 
 
-def _checked(raw: Any, is_right: bool, what: str) -> Any:
-    if not is_right:
-        found = _as_written(raw)
+def _check(raw: Any, is_valid: bool, what: str) -> Any:
+    if not is_valid:
+        found = _to_toml(raw)
         raise ValueError(f"{what}, not {found if len(found) < 80 else found[:80] + '...'}")
     return raw
 
@@ -313,24 +313,24 @@ def _in_range(setting: Setting, number: Any) -> Any:
     too_small = setting.least is not None and number < setting.least
     if too_small or (setting.most is not None and number > setting.most):
         unit = "" if setting.unit in ("", "bytes") else f" {setting.unit}"
-        raise ValueError(f"must be {range_of(setting)}{unit}, not {_said(setting, number)}")
+        raise ValueError(f"must be {range_of(setting)}{unit}, not {_format_number(setting, number)}")
     return number
 
 
-def _either(choices: Iterable[str]) -> str:
+def _join_choices(choices: Iterable[str]) -> str:
     *others, last = (f'"{choice}"' for choice in choices)
     return f"{', '.join(others)} or {last}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = get_close_matches(name, names, n=1)
     return f"; is {close[0]!r} meant?" if close else f"; there are {', '.join(names)}"
 
 
-def _place(said_by_tomllib: str, text: str) -> tuple[int, str]:
+def _line_and_reason(message: str, text: str) -> tuple[int, str]:
     """Line and reason of what is said as `REASON (at line 3, column 4)`, or `REASON (at end of document)`."""
-    reason, _, place = said_by_tomllib.rpartition(" (at ")
+    reason, _, place = message.rpartition(" (at ")
     words = place.replace(",", "").replace(")", "").split()
     if words[:1] == ["line"]:
         return int(words[1]), f"{reason}, at column {words[3]}"

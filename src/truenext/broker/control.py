@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from truenext import envelope
-from truenext.broker import connection_question, producer_question
+from truenext.broker import connection_request, producer_request
+from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.pager import Pager
-from truenext.broker.questions import AnswerInTheMaking
 from truenext.broker.reload import ReloadResult
 from truenext.broker.slices import Steps
-from truenext.commands import Control, Send
+from truenext.client_json import read_json
+from truenext.commands import ControlRequest, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -32,25 +33,24 @@ from truenext.engine.stuck import StuckAudit
 from truenext.errors import Code, RemoteProtocolError
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
-from truenext.question import read_question
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
 
-LOOKED_AT_AT_ONCE = 50
+ITEMS_PER_STEP = 50
 """Queues, consumers or messages that are looked at in one step."""
 
-SORTED_AT_ONCE = 1000
+NAMES_SORTED_PER_STEP = 1000
 """Names that are sorted in one step."""
 
-LARGEST_SHOWN = 10
+LARGEST_COUNT = 10
 """Of what ends with its connection: those that have most are named."""
 
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 
 
-class Caller(NamedTuple):
+class ClientInfo(NamedTuple):
     """Who a client is."""
 
     address: str
@@ -59,51 +59,51 @@ class Caller(NamedTuple):
     """What it calls itself; "" if nothing."""
 
 
-class Asked(NamedTuple):
+class QueryContext(NamedTuple):
     """What knows the answers."""
 
     engine: Engine
     stuck_audit: StuckAudit
     pager: Pager
     reload: Callable[[], ReloadResult]
-    caller: Callable[[ConnectionState], Caller]
+    client_info: Callable[[ConnectionState], ClientInfo]
     disk_bytes: dict[str, int]
     """Bytes by which the room for messages was found, see `Store.disk_bytes`."""
 
 
-def check(verb: str) -> None:
+def check_verb(verb: str) -> None:
     """Raises: RemoteProtocolError if there is no such question or work"""
     if verb not in VERBS:
-        there_are = [*VERBS, *CHANGES, connection_question.VERB, producer_question.VERB, *bulk.VERBS]
+        known_verbs = [*VERBS, *CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
-            f"there is no control verb {verb!r}; there are: {', '.join(sorted(there_are))}", Code.QUESTION
+            f"there is no control verb {verb!r}; there are: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
 
 
-class QueueNamed(msgspec.Struct, forbid_unknown_fields=True):
+class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What a change is of, in JSON."""
 
     queue: str
 
 
-def change(engine: Engine, verb: str, body: bytes) -> bytes:
+def apply_change(engine: Engine, verb: str, body: bytes) -> bytes:
     """Do what one of CHANGES says; the answer is for when that is durable (`Engine.reply`).
 
     Raises: RemoteProtocolError if it cannot be done.
     """
-    named = read_question(verb, body, QueueNamed)
-    return msgspec.json.encode({"queue": named.queue} | CHANGES[verb](engine, named.queue))
+    request = read_json(verb, body, QueueRequest)
+    return msgspec.json.encode({"queue": request.queue} | CHANGES[verb](engine, request.queue))
 
 
-def reply(question: Control, body: bytes, now_ms: int) -> Send:
+def reply(request: ControlRequest, body: bytes, now_ms: int) -> Send:
     """The message that carries an answer to whoever asked."""
-    headers = {"destination": question.reply_to.address, "content-type": "application/json"}
-    if question.correlation is not None:
-        headers["correlation-id"] = question.correlation
+    headers = {"destination": request.reply_to.address, "content-type": "application/json"}
+    if request.correlation is not None:
+        headers["correlation-id"] = request.correlation
     headers["priority"] = str(PRIORITY_MAX)
     headers["content-length"] = str(len(body))
     return Send(
-        question.reply_to,
+        request.reply_to,
         SentMessage(
             priority=PRIORITY_MAX,
             persistent=False,
@@ -114,29 +114,29 @@ def reply(question: Control, body: bytes, now_ms: int) -> Send:
     )
 
 
-def _queues(asked: Asked) -> AnswerInTheMaking:
-    engine = asked.engine
-    of_many: Counter[Queue] = Counter()
-    yield from _count_held_of_many(engine, of_many)
-    lasting: dict[str, Queue] = {}
-    for queues in _pieces(list(engine.queues())):
-        lasting |= {queue.name: queue for queue in queues if not queue.is_temporary}
+def _queues(context: QueryContext) -> AnswerGenerator:
+    engine = context.engine
+    held_by_wildcards: Counter[Queue] = Counter()
+    yield from _count_held_by_wildcards(engine, held_by_wildcards)
+    permanent: dict[str, Queue] = {}
+    for queues in _chunks(list(engine.queues())):
+        permanent |= {queue.name: queue for queue in queues if not queue.is_temporary}
         yield
-    in_order: list[list[str]] = []
-    for names in _pieces(list(lasting), SORTED_AT_ONCE):
-        in_order.append(sorted(names))
+    sorted_names: list[list[str]] = []
+    for names in _chunks(list(permanent), NAMES_SORTED_PER_STEP):
+        sorted_names.append(sorted(names))
         yield
     # Written row by row, and what is not needed any more let go of: a copy of all of it would take too long for a step.
     answer = BytesIO()
     answer.write(b"[")
-    for number, name in enumerate(merge(*in_order)):
-        queue = lasting.pop(name)
+    for number, name in enumerate(merge(*sorted_names)):
+        queue = permanent.pop(name)
         receivers = engine.clients.receivers_of(queue)
-        held = yield from _held_of_one(receivers)
+        held = yield from _held_by_consumers(receivers)
         row: dict[str, Any] = {
             "name": name,
             "waiting": queue.waiting(),
-            "unacknowledged": of_many[queue] + held,
+            "unacknowledged": held_by_wildcards[queue] + held,
             "consumers": len(receivers.consumers) + len(receivers.wildcards),
             "scheduled": engine.scheduled(name),
             "paused": queue.is_paused,
@@ -146,30 +146,30 @@ def _queues(asked: Asked) -> AnswerInTheMaking:
         if number:
             answer.write(b",")
         answer.write(_encode(row))
-        if number % LOOKED_AT_AT_ONCE == 0:
+        if number % ITEMS_PER_STEP == 0:
             yield
     answer.write(b"]")
     return answer.getvalue()
 
 
-def _status(asked: Asked) -> AnswerInTheMaking:
-    engine = asked.engine
-    lasting = durable = others = waiting = in_memory = 0
-    temporary = _Temporary()
-    for queues in _pieces(list(engine.queues())):
+def _status(context: QueryContext) -> AnswerGenerator:
+    engine = context.engine
+    permanent = durable = non_durable = waiting = in_memory = 0
+    temporary = _TemporaryTotals()
+    for queues in _chunks(list(engine.queues())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
-                others += is_subscription
+                non_durable += is_subscription
                 yield from temporary.add(queue, engine.clients.receivers_of(queue))
             else:
-                lasting += 1
+                permanent += 1
                 durable += is_subscription
                 waiting += queue.waiting()
                 in_memory += queue.in_memory
         yield
     scheduled = 0
-    for names in _pieces(engine.scheduled_for()):
+    for names in _chunks(engine.scheduled_for()):
         scheduled += sum(map(engine.scheduled, names))
         yield
     memory = engine.memory
@@ -177,7 +177,7 @@ def _status(asked: Asked) -> AnswerInTheMaking:
         {
             "stuck": [
                 {"queue": queue.name, "waiting_ms": waiting_ms}
-                for queue, waiting_ms in asked.stuck_audit.stuck(engine.now_ms)
+                for queue, waiting_ms in context.stuck_audit.stuck(engine.now_ms)
             ],
             "memory": {
                 "limit": None if memory.limit == maxsize else memory.limit,
@@ -187,26 +187,26 @@ def _status(asked: Asked) -> AnswerInTheMaking:
                 "open": memory.open,
             },
             "disk_level": engine.ledger.disk_level.name.lower(),
-            "disk_bytes": asked.disk_bytes,
-            "page_reads": len(asked.pager.under_way),
-            "queues": lasting,
-            "subscriptions": {"durable": durable, "others": others},
+            "disk_bytes": context.disk_bytes,
+            "page_reads": len(context.pager.pending),
+            "queues": permanent,
+            "subscriptions": {"durable": durable, "non_durable": non_durable},
             "scheduled": scheduled,
             "scheduled_for_topics": engine.scheduled(""),
             "waiting": waiting,
             "in_memory": in_memory,
-            "temporary": temporary.facts(asked),
+            "temporary": temporary.report(context),
         }
     )
 
 
-def _reload(asked: Asked) -> AnswerInTheMaking:
+def _reload(context: QueryContext) -> AnswerGenerator:
     # Its steps cannot be taken one by one: all queues get their policies between two dispatches.
     yield
-    return _encode(asked.reload())
+    return _encode(context.reload())
 
 
-class _Temporary:
+class _TemporaryTotals:
     """What ends with its connection: how much that is, and of whom most of it is."""
 
     def __init__(self) -> None:
@@ -218,24 +218,24 @@ class _Temporary:
         self._numbers = count()
 
     def add(self, queue: Queue, receivers: Receivers) -> Steps:
-        held = yield from _held_of_one(receivers)
+        held = yield from _held_by_consumers(receivers)
         waiting, size = queue.waiting(), queue.resident + queue.spilled
         self._waiting += waiting
         self._unacknowledged += held
         self._bytes += size
         if size:
-            keep = heappush if len(self._largest) < LARGEST_SHOWN else heappushpop
-            keep(self._largest, (size, next(self._numbers), queue.destination, waiting, held))
+            push = heappush if len(self._largest) < LARGEST_COUNT else heappushpop
+            push(self._largest, (size, next(self._numbers), queue.destination, waiting, held))
 
-    def facts(self, asked: Asked) -> dict[str, Any]:
+    def report(self, context: QueryContext) -> dict[str, Any]:
         # Some may have gone since.
-        sessions = {session.id: session for session in asked.engine.sessions()} if self._largest else {}
+        sessions = {session.id: session for session in context.engine.sessions()} if self._largest else {}
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
             if destination.session in sessions:
-                address, client_id = asked.caller(sessions[destination.session])
-                of_whom = {"destination": _as_said(destination), "client": address, "client_id": client_id}
-                rows.append(of_whom | {"waiting": waiting, "unacknowledged": held, "bytes": size})
+                address, client_id = context.client_info(sessions[destination.session])
+                owner = {"destination": _own_address(destination), "client": address, "client_id": client_id}
+                rows.append(owner | {"waiting": waiting, "unacknowledged": held, "bytes": size})
         return {
             "waiting": self._waiting,
             "unacknowledged": self._unacknowledged,
@@ -244,7 +244,7 @@ class _Temporary:
         }
 
 
-def _as_said(destination: Destination) -> str:
+def _own_address(destination: Destination) -> str:
     """How its client has called a queue that ends with its connection. The name of its session is kept from others, who
     could send there."""
     prefix = f"/{destination.session}/"
@@ -255,33 +255,33 @@ def _as_said(destination: Destination) -> str:
     return f"/topic/{destination.topic}"
 
 
-def _held_of_one(receivers: Receivers) -> Generator[None, None, int]:
+def _held_by_consumers(receivers: Receivers) -> Generator[None, None, int]:
     """How many messages of a queue those have who take from it alone."""
     held = 0
-    for consumers in _pieces(receivers.consumers[:]):
+    for consumers in _chunks(receivers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
-        if len(consumers) == LOOKED_AT_AT_ONCE:
+        if len(consumers) == ITEMS_PER_STEP:
             yield
     return held
 
 
-def _count_held_of_many(engine: Engine, held: Counter[Queue]) -> Steps:
+def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
     """How many messages of each queue those have who take from many."""
     for session in list(engine.sessions()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
-                for entries in _pieces(list(consumer.held.values())):
+                for entries in _chunks(list(consumer.held.values())):
                     held.update(entry.lane.queue for entry in entries)
                     yield
         yield
 
 
-def _pieces(things: list[_T], size: int = LOOKED_AT_AT_ONCE) -> Iterator[list[_T]]:
-    return (things[at : at + size] for at in range(0, len(things), size))
+def _chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def _pause(engine: Engine, queue: str) -> dict[str, bool]:
-    return {"made": engine.pause(queue)}
+    return {"created": engine.pause(queue)}
 
 
 def _resume(engine: Engine, queue: str) -> dict[str, bool]:
@@ -292,4 +292,4 @@ def _resume(engine: Engine, queue: str) -> dict[str, bool]:
 CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
 """What is told of a change besides the queue."""
 
-VERBS: dict[str, Callable[[Asked], AnswerInTheMaking]] = {"queues": _queues, "reload": _reload, "status": _status}
+VERBS: dict[str, Callable[[QueryContext], AnswerGenerator]] = {"queues": _queues, "reload": _reload, "status": _status}

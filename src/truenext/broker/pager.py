@@ -22,84 +22,84 @@ class Pager:
         store: Store,
         loop: AbstractEventLoop,
         *,
-        there: Callable[[Read, PageRead], None],
-        timers_there: Callable[[TimerRead, TimersRead], None],
-        failed: Callable[[TruenextError], None],
+        on_page: Callable[[Read, PageRead], None],
+        on_timers: Callable[[TimerRead, TimersRead], None],
+        on_failed: Callable[[TruenextError], None],
     ) -> None:
-        """`there`, `timers_there` and `failed` are called on the loop; after `failed` nothing is read any more."""
+        """`on_page`, `on_timers` and `on_failed` are called on the loop; after `on_failed` nothing is read any more."""
         self._store = store
         self._loop = loop
-        self._there = there
-        self._timers_there = timers_there
-        self._failed = failed
-        self._wanted: SimpleQueue[Read | TimerRead | None] = SimpleQueue()
-        self._under_way: set[Read] = set()
-        self._timer_reads = 0
+        self._on_page = on_page
+        self._on_timers = on_timers
+        self._on_failed = on_failed
+        self._queue: SimpleQueue[Read | TimerRead | None] = SimpleQueue()
+        self._pending: set[Read] = set()
+        self._pending_timer_reads = 0
         """Of timers that are under way."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
     def read(self, read: Read) -> None:
-        self._under_way.add(read)
-        self._wanted.put(read)
+        self._pending.add(read)
+        self._queue.put(read)
 
     def read_timers(self, read: TimerRead) -> None:
-        self._timer_reads += 1
-        self._wanted.put(read)
+        self._pending_timer_reads += 1
+        self._queue.put(read)
 
     @property
-    def under_way(self) -> Collection[Read]:
+    def pending(self) -> Collection[Read]:
         """The pages of messages that are wanted and not there yet."""
-        return self._under_way
+        return self._pending
 
     @property
     def is_busy(self) -> bool:
         """Something is wanted and not there yet."""
-        return bool(self._under_way or self._timer_reads)
+        return bool(self._pending or self._pending_timer_reads)
 
     def close(self) -> None:
         """End the thread, behind the page that it is reading; what else was wanted is not read."""
-        while not self._wanted.empty():
-            self._wanted.get()
-        self._wanted.put(None)
+        while not self._queue.empty():
+            self._queue.get()
+        self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (read := self._wanted.get()) is not None:
+        while (read := self._queue.get()) is not None:
             try:
                 if isinstance(read, TimerRead):
                     timers = self._store.timers(read.after, read.limit)
-                    there = TimersRead(timers.timers, timers.as_of, timers.is_end)
-                    self._loop.call_soon_threadsafe(self._timers_done, read, there)
+                    timers_read = TimersRead(timers.timers, timers.as_of, timers.is_end)
+                    self._loop.call_soon_threadsafe(self._timers_done, read, timers_read)
                     continue
-                page = page_of(self._store, read)
-                self._loop.call_soon_threadsafe(self._done, read, _decoded(read, page))
+                page = read_page(self._store, read)
+                self._loop.call_soon_threadsafe(self._done, read, _decode_page(read, page))
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
-                self._loop.call_soon_threadsafe(self._failed, failure)
+                self._loop.call_soon_threadsafe(self._on_failed, failure)
                 return
 
     def _done(self, read: Read, page: PageRead) -> None:
-        self._under_way.discard(read)
-        self._there(read, page)
+        self._pending.discard(read)
+        self._on_page(read, page)
 
-    def _timers_done(self, read: TimerRead, there: TimersRead) -> None:
-        self._timer_reads -= 1
-        self._timers_there(read, there)
+    def _timers_done(self, read: TimerRead, timers_read: TimersRead) -> None:
+        self._pending_timer_reads -= 1
+        self._on_timers(read, timers_read)
 
 
-def page_of(store: Store, read: Read) -> Page:
+def read_page(store: Store, read: Read) -> Page:
     """Raises: StoreError if it cannot be read"""
     if isinstance(read, DueLook):
         return store.messages(read.keys, read.size_max)
     return store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
 
 
-def _decoded(read: Read, page: Page) -> PageRead:
-    return PageRead([_found(read, stored) for stored in page.messages], page.as_of, page.is_end)
+def _decode_page(read: Read, page: Page) -> PageRead:
+    return PageRead([_decode_message(read, stored) for stored in page.messages], page.as_of, page.is_end)
 
 
-def _found(read: Read, stored: StoredMessage) -> Found:
+def _decode_message(read: Read, stored: StoredMessage) -> Found:
     sequence = sequence_of(stored.key)
     try:
         message = decode(stored.key, stored.record, stored.content)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from truenext.broker.config import BROKER, POLICY, Configuration, header, shown
+from truenext.broker.config import BROKER, POLICY, Configuration, format_value, header
 from truenext.broker.settings import BrokerSettings
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.policy import Policies, Policy
@@ -48,13 +48,13 @@ class Reloader:
         Not for a thread: a file of usual length is read in a few milliseconds.
         """
         file = self._current.file
-        outcome = self._reload()
-        if outcome.errors:
+        result = self._reload()
+        if result.errors:
             # A warning, as the broker goes on as before.
-            logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": outcome.errors})
+            logger.warning("configuration not reloaded", extra={"file": str(file), "reasons": result.errors})
         else:
-            logger.info("configuration reloaded", extra={"file": str(file), "changed": outcome.changed})
-        return outcome
+            logger.info("configuration reloaded", extra={"file": str(file), "changed": result.changed})
+        return result
 
     def _reload(self) -> ReloadResult:
         current = self._current
@@ -79,7 +79,7 @@ def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:
         setting = settings[name]
         if setting.fixed:
             yield (
-                f"{BROKER}.{name} cannot change from {_plain(setting, was)} to {_plain(setting, is_now)} "
+                f"{BROKER}.{name} cannot change from {_display(setting, was)} to {_display(setting, is_now)} "
                 f"while the broker runs: {setting.fixed}; start it again"
             )
 
@@ -110,8 +110,8 @@ def _differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _change(setting: Setting, was: Any, is_now: Any) -> str:
-    return f"{setting.name}: {_plain(setting, was)} -> {_plain(setting, is_now)}"
+    return f"{setting.name}: {_display(setting, was)} -> {_display(setting, is_now)}"
 
 
-def _plain(setting: Setting, value: Any) -> str:
-    return "nothing" if value is None and setting.kind is Path else shown(setting, value)
+def _display(setting: Setting, value: Any) -> str:
+    return "nothing" if value is None and setting.kind is Path else format_value(setting, value)

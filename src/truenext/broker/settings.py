@@ -13,12 +13,12 @@ from truenext.limits import (
     MEMORY_LIMIT_MIN,
     NAME_LENGTH_MAX,
     POLL_US_MAX,
+    TRANSACTION_BYTES_CEILING,
     TRANSACTION_BYTES_MAX,
-    TRANSACTION_BYTES_MOST,
+    TRANSACTION_MESSAGES_CEILING,
     TRANSACTION_MESSAGES_MAX,
-    TRANSACTION_MESSAGES_MOST,
+    TRANSACTIONS_CEILING,
     TRANSACTIONS_MAX,
-    TRANSACTIONS_MOST,
 )
 from truenext.policy import WhenFull
 from truenext.setting import setting
@@ -116,7 +116,7 @@ class BrokerSettings:
         "Open transactions of one connection.",
         unit="transactions",
         least=1,
-        most=TRANSACTIONS_MOST,
+        most=TRANSACTIONS_CEILING,
         fixed=_AT_START,
         reason="A session has one, a pool of workers a few. One in which nothing is said costs some 500 bytes, which "
         "memory_limit does not count, and no time.",
@@ -126,7 +126,7 @@ class BrokerSettings:
         "What one connection may send in all its open transactions together, unless it is a single message.",
         unit="bytes",
         least=1024,
-        most=TRANSACTION_BYTES_MOST,
+        most=TRANSACTION_BYTES_CEILING,
         fixed=_AT_START,
         reason="A COMMIT is written in one piece, while others wait for theirs. What all connections send in open "
         "transactions takes no more than a quarter of the memory for messages, whatever is said here.",
@@ -136,7 +136,7 @@ class BrokerSettings:
         "Sends, ACKs and NACKs in all open transactions of one connection together.",
         unit="messages",
         least=1,
-        most=TRANSACTION_MESSAGES_MOST,
+        most=TRANSACTION_MESSAGES_CEILING,
         fixed=_AT_START,
         reason="A COMMIT is one step, in which nobody else is served: a quarter of a second with so many.",
     )

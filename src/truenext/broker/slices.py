@@ -14,24 +14,24 @@ Steps = Generator[None, None, None]
 
 
 class Slices:
-    def __init__(self, steady_ns: Callable[[], int]) -> None:
-        self._steady_ns = steady_ns
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self._monotonic_ns = monotonic_ns
         self.pending: deque[Steps] = deque()
         """What is not done yet, in the order in which it will be."""
 
-    def add(self, work: Steps) -> None:
+    def add(self, steps: Steps) -> None:
         """To be done behind all that was begun before."""
-        self.pending.append(work)
+        self.pending.append(steps)
 
-    def go_on(self) -> None:
+    def run_slice(self) -> None:
         pending = self.pending
-        until_ns = self._steady_ns() + SLICE_NS
+        until_ns = self._monotonic_ns() + SLICE_NS
         while pending:
             try:
                 next(pending[0])
             except StopIteration:
                 pending.popleft()
-            if self._steady_ns() >= until_ns:
+            if self._monotonic_ns() >= until_ns:
                 return
 
     def drop(self) -> None:

@@ -12,14 +12,14 @@ from truenext.limits import SECRETS_MAX
 _SECRET_BYTES = 16
 
 
-class _Held(NamedTuple):
+class _Registration(NamedTuple):
     session: ConnectionState
     number: int
 
 
 class Takeovers:
     def __init__(self) -> None:
-        self._by_secret: dict[str, _Held] = {}
+        self._by_secret: dict[str, _Registration] = {}
         """Those of connections that are there."""
         self._secrets: dict[ConnectionState, str] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
@@ -32,24 +32,24 @@ class Takeovers:
         Raises: RemoteProtocolError if it comes late: then nothing was done
         """
         secret = login.secret or secrets.token_hex(_SECRET_BYTES)
-        held = self._by_secret.get(secret)
-        latest = self._ended.get(secret, 0) if held is None else held.number
+        registration = self._by_secret.get(secret)
+        latest = self._ended.get(secret, 0) if registration is None else registration.number
         if login.number <= latest:
             raise RemoteProtocolError(
-                f"truenext-connection {login.number} comes late: this client had number {latest} since", Code.LATE
+                f"truenext-connection {login.number} comes late: this client had number {latest} since", Code.STALE
             )
-        if held is not None:
-            del self._secrets[held.session]
+        if registration is not None:
+            del self._secrets[registration.session]
         self._ended.pop(secret, None)
-        self._by_secret[secret] = _Held(session, login.number)
+        self._by_secret[secret] = _Registration(session, login.number)
         self._secrets[session] = secret
-        return secret, None if held is None else held.session
+        return secret, None if registration is None else registration.session
 
-    def may_come_back(self, session: ConnectionState) -> bool:
+    def can_be_taken_over(self, session: ConnectionState) -> bool:
         """Its client knows a secret, with which it can take it over."""
         return session in self._secrets
 
-    def ended(self, session: ConnectionState) -> None:
+    def remove(self, session: ConnectionState) -> None:
         """It takes part in nothing any more; may be said more than once."""
         secret = self._secrets.pop(session, None)
         if secret is not None:

@@ -7,7 +7,7 @@ import re
 import tomllib
 from bisect import bisect_right
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """The names that lead to a table or value."""
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -18,10 +18,10 @@ _STRING = re.compile(
     re.DOTALL,
 )
 _SCALAR = re.compile(r"[^,\]}#\n]*")
-_UP_TO_VALUE = re.compile(r"[ \t]*=[ \t]*")
+_EQUALS = re.compile(r"[ \t]*=[ \t]*")
 
 
-def lines_of(text: str) -> dict[Path, int]:
+def lines_of(text: str) -> dict[KeyPath, int]:
     """The line of every table and key, the first is 1. Keys in tables in arrays have none.
 
     >>> lines_of('a.b = 1\\n[c]\\nd = {e = 2}')[("c", "d", "e")]
@@ -35,8 +35,8 @@ class _Scanner:
         self._text = text
         self._at = 0
         self._line_ends = [found.start() for found in re.finditer("\n", text)]
-        self.lines: dict[Path, int] = {}
-        table: Path = ()
+        self.lines: dict[KeyPath, int] = {}
+        table: KeyPath = ()
         while self._skip(_BLANK) < len(text):
             if text[self._at] == "[":
                 # The second bracket of [[...]], if there is one.
@@ -52,12 +52,12 @@ class _Scanner:
             else:
                 self._pair(table)
 
-    def _pair(self, table: Path) -> None:
+    def _pair(self, table: KeyPath) -> None:
         path = self._key(table)
-        self._skip(_UP_TO_VALUE)
+        self._skip(_EQUALS)
         self._value(path)
 
-    def _key(self, table: Path) -> Path:
+    def _key(self, table: KeyPath) -> KeyPath:
         line = self._line()
         found = _KEY.match(self._text, self._at)
         assert found is not None, "tomllib has found a key here"
@@ -71,7 +71,7 @@ class _Scanner:
             self.lines.setdefault(path, line)
         return path
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: KeyPath) -> None:
         match self._text[self._at]:
             case '"' | "'":
                 self._skip(_STRING)
@@ -104,10 +104,10 @@ class _Scanner:
             if not depth:
                 return
 
-    def _skip(self, what: re.Pattern[str]) -> int:
-        found = what.match(self._text, self._at)
-        assert found is not None, "tomllib has found it here"
-        self._at = found.end()
+    def _skip(self, pattern: re.Pattern[str]) -> int:
+        match = pattern.match(self._text, self._at)
+        assert match is not None, "tomllib has found it here"
+        self._at = match.end()
         return self._at
 
     def _skip_spaces(self) -> None:

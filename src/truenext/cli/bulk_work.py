@@ -16,7 +16,7 @@ from truenext.cli.ending import Failure
 from truenext.cli.totals import Totals
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.errors import Code, Refused
-from truenext.limits import QUESTION_SEQUENCES_MAX as NUMBERS_MAX
+from truenext.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
 selector_option = click.option(
     "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."
@@ -74,7 +74,7 @@ def is_there(connection: Connection, queue: str) -> bool:
     try:
         ask(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:
-        if error.code == Code.MISSING:
+        if error.code == Code.NOT_FOUND:
             return False
         raise
     return True

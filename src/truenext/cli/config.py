@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.table import Column, Table
 
-from truenext.broker.config import Configuration, configure, shown
+from truenext.broker.config import Configuration, configure, format_value
 from truenext.cli import terminal
 from truenext.cli.connecting import ask, connected, url_option
 from truenext.cli.ending import Failure, Unasked
@@ -88,8 +88,8 @@ def _note(configuration: Configuration) -> None:
 
 def _show(configuration: Configuration, queue: str) -> None:
     table = Table(Column(terminal.cell(f"policy of {queue}")), "value", "from", box=None)
-    policy = configuration.policies.of(queue)
+    policy = configuration.policies.for_queue(queue)
     for name, setting in settings_of(Policy).items():
-        value = shown(setting, getattr(policy, name))
+        value = format_value(setting, getattr(policy, name))
         table.add_row(name, terminal.cell(value), terminal.cell(configuration.source(queue, name)))
     terminal.show(table)

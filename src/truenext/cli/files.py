@@ -4,7 +4,7 @@ import logging
 import sys
 
 from truenext.errors import ConfigurationError
-from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX
+from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 
 if sys.platform != "win32":
     import resource
@@ -22,15 +22,15 @@ def connections_max(listeners: int) -> int:
     """
     if sys.platform == "win32":
         return CONNECTIONS_MAX
-    wanted = FILES_OWN + listeners * (CONNECTIONS_MAX + CONNECTIONS_TO_ASK_MAX)
+    wanted = FILES_OWN + listeners * (CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return CONNECTIONS_MAX
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    count = (files - FILES_OWN) // listeners - CONNECTIONS_TO_ASK_MAX
+    count = (files - FILES_OWN) // listeners - CONTROL_ONLY_CONNECTIONS_MAX
     if count < 1:
-        least = FILES_OWN + listeners * (1 + CONNECTIONS_TO_ASK_MAX)
+        least = FILES_OWN + listeners * (1 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(
             f"the system lets this process open {files} files (ulimit -n); it needs {least} at least"
         )

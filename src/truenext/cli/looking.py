@@ -76,7 +76,7 @@ def status(url: str) -> None:
     terminal.say(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
     durable = counted(subscriptions["durable"], "durable subscription")
-    terminal.say(f"topics     {durable}, {counted(subscriptions['others'], 'other')}")
+    terminal.say(f"topics     {durable}, {counted(subscriptions['non_durable'], 'other')}")
     terminal.say(f"temporary  {_held_for(facts['temporary'])}, in what ends with its connection")
     for each in facts["temporary"]["largest"]:
         called = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""

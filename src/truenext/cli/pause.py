@@ -19,7 +19,7 @@ def pause(queue: str, url: str) -> None:
 
     What consumers hold stays with them, and sends go on. A queue that is not there is made.
     """
-    if _ask("pause", queue, url)["made"]:
+    if _ask("pause", queue, url)["created"]:
         terminal.say(f"there was no queue {queue!r}: made and paused")
 
 

@@ -13,7 +13,7 @@ from truenext.cli import terminal
 from truenext.cli.bulk_work import BulkWork, id_option, json_option, pieces, selector_option
 from truenext.cli.connecting import ask, connected, url_option
 from truenext.cli.values import COUNT, DestinationAddress
-from truenext.destination import DestinationKind, accepted_address
+from truenext.destination import DestinationKind, parse_stored_address
 from truenext.schedule import FOR_EVER
 
 DAMAGED = "their records are damaged"
@@ -93,10 +93,10 @@ def _place(destination: str) -> dict[str, str]:
 
     Raises: click.UsageError if nothing can.
     """
-    parsed = accepted_address(destination)
+    parsed = parse_stored_address(destination)
     if parsed.kind is DestinationKind.QUEUE:
         return {"queue": parsed.name}
-    if parsed.is_spread and not parsed.session:
+    if parsed.is_multi_queue and not parsed.session:
         return {"queue": "", "to": parsed.address}
     raise click.UsageError(f"nothing can be scheduled for {destination!r}")
 

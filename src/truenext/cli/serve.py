@@ -24,7 +24,7 @@ from truenext.history.exporter import Exporter
 from truenext.history.writer import History
 from truenext.limits import BROKER_BYTES
 from truenext.server.listener import Listener
-from truenext.size import said
+from truenext.size import format_size
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
@@ -121,8 +121,9 @@ def fault_of_memory_limit(limit: int) -> str | None:
     if limit <= there_is:
         return None
     return (
-        f"a memory limit of {said(limit)} is more than there is for the broker here, {there_is >> 20}MiB: the system "
-        "would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration file)"
+        f"a memory limit of {format_size(limit)} is more than there is for the broker here, {there_is >> 20}MiB: the "
+        "system would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration "
+        "file)"
     )
 
 

@@ -16,7 +16,7 @@ from truenext.cli.values import URL, Place, ServerName, Size
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
-from truenext.size import said
+from truenext.size import format_size
 from truenext.url import DEFAULT_URL
 from truenext.version import VERSION
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--memory-limit",
     type=Size(MEMORY_LIMIT_MIN),
-    show_default=said(MEMORY_LIMIT),
+    show_default=format_size(MEMORY_LIMIT),
     help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
 )
 @click.option(

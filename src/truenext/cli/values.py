@@ -12,11 +12,11 @@ from click.core import ParameterSource
 
 from truenext.broker.settings import fault_of_server_name
 from truenext.client.core.sends import is_reserved
-from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, accepted_address, queue_called
+from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, parse_queue_name, parse_stored_address
 from truenext.errors import TruenextError
 from truenext.limits import DESTINATION_LENGTH_MAX
-from truenext.selector import selector
-from truenext.size import parse_size, said
+from truenext.selector import compile_selector
+from truenext.size import format_size, parse_size
 from truenext.url import parse_url
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class DestinationAddress(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         # Names from before, and options, are for the broker to judge.
-        _ask(lambda: accepted_address(address(value)), self, param, ctx)
+        _ask(lambda: parse_stored_address(address(value)), self, param, ctx)
         return address(value)
 
 
@@ -107,7 +107,7 @@ class QueueName(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.removeprefix("/queue/")
         if self._is_made and not name.startswith(SUBSCRIPTION_PREFIX):
-            _ask(lambda: queue_called(name), self, param, ctx)
+            _ask(lambda: parse_queue_name(name), self, param, ctx)
         if not name or not name.isprintable():
             self.fail(f"{_shown(value)} is no name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
@@ -123,7 +123,7 @@ class SelectorText(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not _is_utf_8(value):
             self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
-        _ask(lambda: selector(value), self, param, ctx)
+        _ask(lambda: compile_selector(value), self, param, ctx)
         return value
 
 
@@ -271,7 +271,7 @@ class Size(click.ParamType[int]):
         if size is None:
             self.fail(f"{_shown(value)} is not a number of bytes, such as 256MiB, 50KB or 1000", param, ctx)
         if size < self._least:
-            self.fail(f"{value} is too little: at least {said(self._least)}", param, ctx)
+            self.fail(f"{value} is too little: at least {format_size(self._least)}", param, ctx)
         return size
 
 

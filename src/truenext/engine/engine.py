@@ -62,7 +62,7 @@ from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.numbers import Numbers
 from truenext.engine.writing.producers import Producers
 from truenext.policy import Policies, WhenFull
-from truenext.record import DUE_TIMERS
+from truenext.record import SCHEDULED_TIMERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -100,7 +100,7 @@ class Engine:
         self._producers = producers = Producers(ledger)
         # What is in memory.
         self.delays = delays = Delays(ledger)
-        expiry_timers = Timers(ledger, end=DUE_TIMERS)
+        expiry_timers = Timers(ledger, end=SCHEDULED_TIMERS)
         self._resident = resident = ResidentSet(ledger, memory)
         self._reading = reading = Reading(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = Spilling(ledger, numbers)

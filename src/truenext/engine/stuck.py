@@ -281,7 +281,7 @@ def _is_held_back(entry: Entry, receiver: _Receiver, committed: int, now_us: int
 
 
 def _holds(queue: Queue) -> bool:
-    return queue.policy.while_waiting is WhileWaiting.HOLD
+    return queue.policy.while_waiting is WhileWaiting.BLOCK
 
 
 def _is_empty(lane: Lane) -> bool:
@@ -317,7 +317,7 @@ def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _First
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:
-            if lane.queue.policy.while_waiting is WhileWaiting.HOLD:
+            if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
                 return _FirstReady.NOWHERE
             continue
         if entry.message is None or (is_in_store_alone and entry.sequence > lane.horizon):

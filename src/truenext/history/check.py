@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import CHUNK, FILE, OF_BATCH
+from truenext.events import CHUNK, FILE, FROM_BATCH
 from truenext.history.files import chunks_of_file, events_in, history_files
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def last_batch(folder: Path) -> tuple[int, int] | None:
         with suppress(HistoryError, OSError):
             for chunk in chunks_of_file(path):
                 is_read = True
-                if chunk.flags & OF_BATCH:
+                if chunk.flags & FROM_BATCH:
                     last = chunk.run, chunk.first_event
         if is_read:
             return last

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import FILE, GAP_EVENTS, HISTORY_VERSION, MAGIC, OF_BATCH, STARTS_FILE
+from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 from truenext.history.files import chunk_at, chunks_of_file, events_in, file_path, history_files
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class History:
     def _note_chunk(self, chunk: HistoryChunk) -> None:
         self._next_event = chunk.first_event + events_in(chunk)
         self._last_run = chunk.run
-        if chunk.flags & OF_BATCH:
+        if chunk.flags & FROM_BATCH:
             self.last_batch = chunk.run, chunk.first_event
 
     def _start_file(self, chunk: HistoryChunk) -> None:

@@ -15,18 +15,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
-from truenext.answers import Answer, Farewell, Fault, Receipt
+from truenext.answers import Answer, CloseConnection, Fault, Receipt
 from truenext.broker.broker import Broker
-from truenext.broker.control import Caller
+from truenext.broker.control import ClientInfo
 from truenext.commands import AckMode, Command, Login
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import BrokerConsumer, Subscriber
 from truenext.engine.state.queue import Entry
-from truenext.errors import Code, NoRoomError, OtherProtocolError, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, OtherProtocolError, RemoteProtocolError
 from truenext.limits import (
-    ASKING_SECONDS_MAX,
-    HEART_BEAT_GRACE,
+    CONTROL_ONLY_IDLE_S,
+    HEART_BEAT_GRACE_FACTOR,
     LOGIN_BYTES_MAX,
     LOGIN_SECONDS_MAX,
     READ_BYTES,
@@ -38,18 +38,18 @@ from truenext.wire.stomp.server import StompServer
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_SECONDS = 30.0
+CLOSE_TIMEOUT_S = 30.0
 """Longest time a client may take to read what is left when its connection ends."""
-LINGER_SECONDS = 2.0
+LINGER_S = 2.0
 """Longest time a client that has been sent everything may take to hang up."""
-COMES_BACK_SECONDS = 1.0
+TAKEOVER_GRACE_S = 1.0
 """Time in which a client whose socket broke can take its connection over, before it is charged with what it has begun:
 it sees the broken socket as well, and connects anew at once."""
 WRITE_BYTES = 256 * 1024
 """Bytes offered at once to a socket that could not take everything."""
-_REASON_MAX = 4000
+_REASON_LENGTH_MAX = 4000
 """Characters of an ERROR's body."""
-LARGE_BYTES = 2 * UNSENT_BYTES_MAX
+LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
 """More bytes than these at once are one large message, or a few."""
 
 
@@ -64,45 +64,45 @@ class ServerConnection:
         identity: str,
         server_name: str,
         on_closed: Callable[["ServerConnection"], None],
-        on_place_taken: Callable[["ServerConnection"], None] = lambda _: None,
-        only_asks: str = "",
+        on_upgrade: Callable[["ServerConnection"], None] = lambda _: None,
+        control_only_reason: str = "",
     ) -> None:
-        """Of `only_asks` see `Broker.connect`; `on_place_taken` is called when it may do everything after all."""
+        """Of `control_only_reason` see `Broker.connect`; `on_upgrade` is called when it may do everything after all."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
         self._loop = loop
         self._on_closed = on_closed
-        self._on_place_taken = on_place_taken
-        self._session = broker.connect(self, only_asks=only_asks)
-        self._only_asks = only_asks
+        self._on_upgrade = on_upgrade
+        self._session = broker.connect(self, control_only_reason=control_only_reason)
+        self._control_only_reason = control_only_reason
         self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
         self._replies = self._stomp.replies
         self._is_reading = True
         """What comes is still listened to."""
-        self._is_paused = False
+        self._is_reading_paused = False
         """Nothing is read until the broker has room."""
         self._waiting: Iterator[Command] | None = None
         """What was read and has to wait for room on the disk."""
-        self._is_leaving = False
+        self._is_closing = False
         """Everything was said; the socket closes once it has taken it."""
         self._is_stopping = False
         """The broker stops: what the socket does not take at once stays here."""
-        self._has_ended = False
+        self._has_client_closed = False
         """The client has closed its side."""
         self._is_closed = False
         """Its socket is."""
-        self._is_kept = False
-        """It waits without a socket for its client to come back, see `Broker.keep`."""
-        self._heard_at = loop.time()
+        self._is_parked = False
+        """It waits without a socket for its client to come back, see `Broker.park_for_takeover`."""
+        self._last_received_at = loop.time()
         """When something came from the client, by the loop's clock."""
-        self._has_read = False
+        self._has_received = False
         """Something came since the last look."""
-        self._has_spoken = False
+        self._has_sent = False
         self._parts: list[bytes] = []
         """What the next flush writes."""
-        self.bytes_taken = 0
-        self._runs: list[tuple[Subscriber | None, int]] = []
+        self.bytes_sent = 0
+        self._part_owners: list[tuple[Subscriber | None, int]] = []
         """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
         self._has_messages = False
         """There is a message in them, or in `_unsent`."""
@@ -111,75 +111,75 @@ class ServerConnection:
         self._unsent_messages: Counter[Subscriber] = Counter()
         """How many of the unsent frames are messages, by consumer."""
         self._unsent_answer_bytes = 0
-        self._first_taken = 0
+        self._first_unsent_offset = 0
         """Bytes of the first unsent frame that the socket has taken."""
-        self._is_finishing = False
+        self._is_first_orphaned = False
         """The first unsent frame is the last message of a consumer that is gone, half-way out when it went."""
-        self._taken: dict[BrokerConsumer, int] = {}
-        """Messages of consumers in auto mode that the socket took since the broker was last told `taken`."""
+        self._sent_counts: dict[BrokerConsumer, int] = {}
+        """Messages of consumers in auto mode that the socket took since the broker was last told `all_sent`."""
         self._timers: dict[str, TimerHandle] = {}
         self._after(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         loop.add_reader(sock, self._on_readable)
 
     @property
-    def caller(self) -> Caller:
-        return Caller(self._name, self._stomp.client_id)
+    def client_info(self) -> ClientInfo:
+        return ClientInfo(self._name, self._stomp.client_id)
 
     # ---- Reading ----
 
     def _on_readable(self) -> None:
-        if self._is_reading and not self._broker.has_room:
-            self._pause(on_disk=False)
+        if self._is_reading and not self._broker.has_capacity:
+            self._pause_reading(needs_disk=False)
             return
         try:
             data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._cut(f"connection broken: {error}")
+            self._on_socket_broken(f"connection broken: {error}")
             return
         if not data:
-            self._on_end()
+            self._on_eof()
         elif self._is_reading:
-            self._heard_at = self._loop.time()
-            self._has_read = True
+            self._last_received_at = self._loop.time()
+            self._has_received = True
             self._execute(self._stomp.receive(data))
 
-    def look(self) -> None:
+    def check_socket(self) -> None:
         """To be called once a second. uvloop reports a broken socket once, even if there was data to read before the
         end: whether that was all is looked at here, and not with each message.
         """
-        if self._has_read and not self._is_closed:
-            self._has_read = False
+        if self._has_received and not self._is_closed:
+            self._has_received = False
             if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._cut("connection broken")
+                self._on_socket_broken("connection broken")
 
-    def _on_end(self) -> None:
+    def _on_eof(self) -> None:
         """The client says nothing more. What it is still owed is sent; it may be listening."""
-        self._has_ended = True
+        self._has_client_closed = True
         self._loop.remove_reader(self._sock)
         if "linger" in self._timers:
             self._close()
-        elif self._is_reading and not self._is_waiting_for_client("no DISCONNECT"):
+        elif self._is_reading and not self._park_for_takeover("no DISCONNECT"):
             logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
             self._is_reading = False
-            self._broker.lose(self._session)
-            self._broker.answer(self._session, Farewell())
+            self._broker.connection_lost(self._session)
+            self._broker.answer(self._session, CloseConnection())
 
-    def _pause(self, *, on_disk: bool) -> None:
-        self._is_paused = True
+    def _pause_reading(self, *, needs_disk: bool) -> None:
+        self._is_reading_paused = True
         self._loop.remove_reader(self._sock)
-        self._broker.wait_for_room(self._session, on_disk=on_disk)
+        self._broker.wait_for_capacity(self._session, needs_disk=needs_disk)
 
-    def read_on(self) -> None:
-        self._is_paused = False
-        self._heard_at = self._loop.time()
+    def resume_reading(self) -> None:
+        self._is_reading_paused = False
+        self._last_received_at = self._loop.time()
         if not self._is_reading:
             return
         commands, self._waiting = self._waiting, None
         if commands is not None:
             self._execute(commands)
-        if not (self._is_paused or self._is_closed):
+        if not (self._is_reading_paused or self._is_closed):
             self._watch(self._loop.add_reader, self._on_readable)
 
     def _watch(self, add: Callable[[socket.socket, Callable[[], None]], object], action: Callable[[], None]) -> None:
@@ -187,62 +187,62 @@ class ServerConnection:
             add(self._sock, action)
         except RuntimeError:
             # uvloop's way to say that it has seen the socket break.
-            self._loop.call_soon(self._cut, "connection broken")
+            self._loop.call_soon(self._on_socket_broken, "connection broken")
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
             waiting = self._broker.execute(self._session, commands)
         except OtherProtocolError as error:
-            self._refuse_other(error)
+            self._refuse_other_protocol(error)
             return
         except RemoteProtocolError as error:
-            is_exempt = isinstance(error, NoRoomError)
-            self._refuse(str(error), error.code, self._stomp.receipt_in_question, is_exempt=is_exempt)
+            is_exempt = isinstance(error, NoSpaceError)
+            self._refuse(str(error), error.code, self._stomp.last_receipt, is_exempt=is_exempt)
             return
         if waiting is not None:
             self._waiting = chain([waiting.command], commands)
-            self._pause(on_disk=waiting.on_disk)
+            self._pause_reading(needs_disk=waiting.needs_disk)
         elif self._stomp.is_closed:
             self._is_reading = False
-            self._broker.answer(self._session, Farewell())
+            self._broker.answer(self._session, CloseConnection())
 
-    def greet(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
+    def send_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
         """Say CONNECTED, and start the agreed heart-beats."""
         self._timers.pop("login").cancel()
         if self._stomp.has_unchecked_login:
-            self._broker.note_unchecked_login(self._name)
+            self._broker.log_unchecked_login(self._name)
         self._add(self._stomp.encode_connected(login, secret, has_taken_over=has_taken_over))
         self.flush()
-        if self._only_asks and not self._broker.may_only_ask(self._session):
-            self._only_asks = ""
-            self._on_place_taken(self)
-        if self._only_asks:
-            self._after(ASKING_SECONDS_MAX, "asking", self._on_asks_nothing)
-        if self._stomp.sends_every_ms:
+        if self._control_only_reason and not self._broker.is_control_only(self._session):
+            self._control_only_reason = ""
+            self._on_upgrade(self)
+        if self._control_only_reason:
+            self._after(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
+        if self._stomp.send_interval_ms:
             # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
-            self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
-        if self._stomp.expects_every_ms:
-            self._after(self._patience, "silence", self._on_silence)
+            self._after(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
+        if self._stomp.receive_interval_ms:
+            self._after(self._silence_limit_s, "silence", self._on_silence)
 
-    def give_place(self, *, is_exempt: bool) -> None:
+    def close_for_takeover(self, *, is_exempt: bool) -> None:
         """Another connection of this client takes over: nothing more is read, and nothing more is said."""
         logger.info("connection taken over", extra={"client": self._name})
-        if self._is_kept:
-            self._end_kept(is_exempt=is_exempt)
+        if self._is_parked:
+            self._end_parked(is_exempt=is_exempt)
             return
         self._is_reading = False
-        self._broker.lose(self._session, is_exempt=is_exempt)
+        self._broker.connection_lost(self._session, is_exempt=is_exempt)
         self._close()
 
-    def refused(self, error: RemoteProtocolError) -> None:
+    def send_error(self, error: RemoteProtocolError) -> None:
         """Say that the command that came last was refused, and go on."""
         reason = str(error)
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
-        place = self._stomp.refused()
-        receipt = self._stomp.receipt_in_question
-        self._broker.answer(self._session, _fault(reason, error.code, receipt, place))
+        frame_number = self._stomp.mark_refused()
+        receipt = self._stomp.last_receipt
+        self._broker.answer(self._session, _fault(reason, error.code, receipt, frame_number))
 
-    def cut(self, reason: str) -> None:
+    def end_slow_client(self, reason: str) -> None:
         self._refuse(reason, Code.TOO_SLOW)
 
     def _refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
@@ -251,18 +251,18 @@ class ServerConnection:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
-        self._broker.lose(self._session, is_exempt=is_exempt)
+        self._broker.connection_lost(self._session, is_exempt=is_exempt)
         self._broker.answer(self._session, _fault(reason, code, receipt))
-        self._broker.answer(self._session, Farewell())
+        self._broker.answer(self._session, CloseConnection())
 
-    def _refuse_other(self, error: OtherProtocolError) -> None:
+    def _refuse_other_protocol(self, error: OtherProtocolError) -> None:
         """Answer a client of another protocol in its own words, and end the connection."""
-        self._broker.note_other_protocol(self._name, error.protocol)
+        self._broker.log_other_protocol(self._name, error.protocol)
         self._is_reading = False
-        self._broker.lose(self._session)
+        self._broker.connection_lost(self._session)
         if error.answer:
             self._add(error.answer)
-        self._broker.answer(self._session, Farewell())
+        self._broker.answer(self._session, CloseConnection())
 
     # ---- Writing ----
 
@@ -272,22 +272,22 @@ class ServerConnection:
         elif isinstance(answer, Fault):
             self._add(self._replies.encode_fault(answer))
         else:
-            self._is_leaving = True
-            self._after(FAREWELL_SECONDS, "farewell", self._close)
+            self._is_closing = True
+            self._after(CLOSE_TIMEOUT_S, "close", self._close)
 
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.round)
-        self._runs.append((consumer, len(entries)))
+        self._part_owners.append((consumer, len(entries)))
         self._has_messages = True
 
-    def show(self, showing: BrowseSlice) -> None:
-        browser = showing.browser
+    def show(self, browse_slice: BrowseSlice) -> None:
+        browser = browse_slice.browser
         self._replies.encode_deliveries(
-            browser.subscription, showing.entries, self._parts, browser.session.round, is_browse=True
+            browser.subscription, browse_slice.entries, self._parts, browser.session.round, is_browse=True
         )
-        self._runs.append((browser, len(showing.entries)))
+        self._part_owners.append((browser, len(browse_slice.entries)))
         self._has_messages = True
-        if showing.is_end:
+        if browse_slice.is_end:
             self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
@@ -302,48 +302,48 @@ class ServerConnection:
         parts = self._parts
         if parts and not self._is_closed:
             if self._unsent:
-                self._keep(0, None)
+                self._buffer_unsent(0, None)
             else:
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
                 # A large one is mostly left for later: to take all of it at once would keep the others waiting.
-                taken = self._send(data if len(data) <= LARGE_BYTES else memoryview(data)[:WRITE_BYTES])
-                if taken == len(data):
+                sent = self._send(data if len(data) <= LARGE_WRITE_BYTES else memoryview(data)[:WRITE_BYTES])
+                if sent == len(data):
                     parts.clear()
-                    self._runs.clear()
+                    self._part_owners.clear()
                     if self._has_messages:
                         self._has_messages = False
-                        self._broker.taken(self._session)
+                        self._broker.all_sent(self._session)
                 else:
-                    self._keep(taken, data)
+                    self._buffer_unsent(sent, data)
                     if not self._is_closed and not self._is_stopping:
                         self._watch(self._loop.add_writer, self._on_writable)
-        if self._is_leaving and not self._unsent and not self._is_closed:
-            self._hang_up()
+        if self._is_closing and not self._unsent and not self._is_closed:
+            self._half_close()
 
     def _add(self, frame: bytes) -> None:
         self._parts.append(frame)
-        self._runs.append((None, 1))
+        self._part_owners.append((None, 1))
 
     def _send(self, data: bytes | bytearray | memoryview) -> int:
         """Bytes the socket took."""
-        self._has_spoken = True
+        self._has_sent = True
         try:
-            taken = self._sock.send(data)
+            sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             # Not at once: a turn that writes to many connections must not find one gone half-way.
-            self._loop.call_soon(self._cut, f"cannot be written to: {error}")
+            self._loop.call_soon(self._on_socket_broken, f"cannot be written to: {error}")
             return 0
-        self.bytes_taken += taken
-        return taken
+        self.bytes_sent += sent
+        return sent
 
-    def _keep(self, taken: int, data: bytes | None) -> None:
+    def _buffer_unsent(self, sent: int, data: bytes | None) -> None:
         """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`; `data` is all of them, if
         it is there."""
         at = 0
-        is_one_frame = len(self._runs) == 1 and self._runs[0][1] == 1
-        for consumer, count in self._runs:
+        is_one_frame = len(self._part_owners) == 1 and self._part_owners[0][1] == 1
+        for consumer, count in self._part_owners:
             size = 1 if consumer is None else PARTS_PER_MESSAGE
             for _ in range(count):
                 # A large one, most likely, which is not copied once more.
@@ -355,85 +355,87 @@ class ServerConnection:
             if consumer is not None:
                 self._unsent_messages[consumer] += count
         self._parts.clear()
-        self._runs.clear()
-        self._count_taken(taken)
+        self._part_owners.clear()
+        self._count_sent(sent)
         # The rest of a message whose consumer is gone counts as an answer, and nobody asked for it.
-        answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_finishing else 0)
+        answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_first_orphaned else 0)
         if answers > UNSENT_ANSWER_BYTES_MAX:
             reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
             # It is in the log by now, and is no lost client besides.
             self._is_reading = False
-            self._lose(reason)
+            self._end_lost(reason)
 
-    def _count_taken(self, taken: int) -> None:
-        self._first_taken += taken
+    def _count_sent(self, sent: int) -> None:
+        self._first_unsent_offset += sent
         unsent = self._unsent
-        while unsent and self._first_taken >= len(unsent[0][0]):
+        while unsent and self._first_unsent_offset >= len(unsent[0][0]):
             frame, consumer = unsent.popleft()
-            self._first_taken -= len(frame)
-            if self._is_finishing:
-                self._is_finishing = False
-                self._broker.finished(self._session)
+            self._first_unsent_offset -= len(frame)
+            if self._is_first_orphaned:
+                self._is_first_orphaned = False
+                self._broker.partial_frame_sent(self._session)
             if consumer is None:
                 self._unsent_answer_bytes -= len(frame)
                 continue
             self._unsent_messages[consumer] -= 1
             if isinstance(consumer, BrokerConsumer) and consumer.mode is AckMode.AUTO:
-                self._taken[consumer] = self._taken.get(consumer, 0) + 1
+                self._sent_counts[consumer] = self._sent_counts.get(consumer, 0) + 1
 
     def _on_writable(self) -> None:
-        offered = bytearray()
-        start = self._first_taken
+        data = bytearray()
+        start = self._first_unsent_offset
         for frame, _ in self._unsent:
-            offered += memoryview(frame)[start : start + WRITE_BYTES - len(offered)]
+            data += memoryview(frame)[start : start + WRITE_BYTES - len(data)]
             start = 0
-            if len(offered) >= WRITE_BYTES:
+            if len(data) >= WRITE_BYTES:
                 break
-        self._count_taken(self._send(offered))
+        self._count_sent(self._send(data))
         if not self._unsent and not self._is_closed:
             self._loop.remove_writer(self._sock)
-            self._taken.clear()
+            self._sent_counts.clear()
             self._has_messages = False
-            self._broker.taken(self._session)
-            if self._is_leaving:
-                self._hang_up()
+            self._broker.all_sent(self._session)
+            if self._is_closing:
+                self._half_close()
 
-    def recall(
+    def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
         owners: Collection[Subscriber] | None = None
         if consumers is None:
-            taken, self._taken = self._taken, {}
+            sent, self._sent_counts = self._sent_counts, {}
         else:
-            taken = {consumer: self._taken.pop(consumer) for consumer in consumers if consumer in self._taken}
+            sent = {
+                consumer: self._sent_counts.pop(consumer) for consumer in consumers if consumer in self._sent_counts
+            }
             owners = {consumer for consumer in consumers if self._unsent_messages.pop(consumer, 0)}
             if not owners:
                 # There may be very many answers, and very many subscriptions that come and go.
-                return taken, None
+                return sent, None
         partly_sent: list[tuple[bytes, Subscriber | None]] = []
-        half_sent = None
-        if self._first_taken:
+        partially_sent = None
+        if self._first_unsent_offset:
             frame, owner = self._unsent.popleft()
             if owner is not None and (owners is None or owner in owners):
                 self._unsent_messages[owner] -= 1
-                self._is_finishing = True
+                self._is_first_orphaned = True
                 self._unsent_answer_bytes += len(frame)
-                half_sent, owner = owner, None
+                partially_sent, owner = owner, None
             partly_sent.append((frame, owner))
-        kept = [
+        remaining = [
             (frame, owner)
             for frame, owner in self._unsent
             if owner is None or (owners is not None and owner not in owners)
         ]
-        self._unsent = deque(partly_sent + kept)
+        self._unsent = deque(partly_sent + remaining)
         if consumers is None:
             self._unsent_messages.clear()
-        return taken, half_sent
+        return sent, partially_sent
 
     # ---- The end ----
 
-    def _hang_up(self) -> None:
+    def _half_close(self) -> None:
         """Everything is said. Wait a little for the client to close, so that the last frame is not lost to a reset."""
         if "linger" in self._timers:
             return
@@ -445,48 +447,48 @@ class ServerConnection:
         except OSError:
             self._close()
             return
-        if self._has_ended:
+        if self._has_client_closed:
             self._close()
             return
-        self._after(LINGER_SECONDS, "linger", self._close)
+        self._after(LINGER_S, "linger", self._close)
         # What still comes is taken and thrown away: closing a socket with something unread resets the connection.
         self._watch(self._loop.add_reader, self._on_readable)
 
-    def _lose(self, reason: str) -> None:
+    def _end_lost(self, reason: str) -> None:
         """The client is gone, or is given up."""
         if self._is_closed:
             return
         if self._is_reading:
             logger.info("client lost", extra={"client": self._name, "reason": reason})
             self._is_reading = False
-        self._broker.lose(self._session)
+        self._broker.connection_lost(self._session)
         self._close()
 
-    def _cut(self, reason: str) -> None:
+    def _on_socket_broken(self, reason: str) -> None:
         """The socket has broken; the client may be there."""
-        if not (self._is_closed or (self._is_reading and self._is_waiting_for_client(reason))):
-            self._lose(reason)
+        if not (self._is_closed or (self._is_reading and self._park_for_takeover(reason))):
+            self._end_lost(reason)
 
-    def _is_waiting_for_client(self, reason: str) -> bool:
+    def _park_for_takeover(self, reason: str) -> bool:
         """Whether the client may come back within moments, and something would be charged until then. If so nothing
         more is read or written, and for others this is over but for what would be charged."""
-        if not self._broker.keep(self._session):
+        if not self._broker.park_for_takeover(self._session):
             return False
         logger.info("client lost, and may come back", extra={"client": self._name, "reason": reason})
         self._is_reading = False
-        self._is_kept = True
+        self._is_parked = True
         self._close_socket()
-        self._after(COMES_BACK_SECONDS, "comes back", self._on_not_back)
+        self._after(TAKEOVER_GRACE_S, "takeover", self._on_takeover_overdue)
         return True
 
-    def _on_not_back(self) -> None:
-        reason = f"it did not come back within {COMES_BACK_SECONDS:g} s"
+    def _on_takeover_overdue(self) -> None:
+        reason = f"it did not come back within {TAKEOVER_GRACE_S:g} s"
         logger.info("client lost", extra={"client": self._name, "reason": reason})
-        self._end_kept()
+        self._end_parked()
 
-    def _end_kept(self, *, is_exempt: bool = False) -> None:
-        self._broker.lose(self._session, is_exempt=is_exempt)
-        self._forget()
+    def _end_parked(self, *, is_exempt: bool = False) -> None:
+        self._broker.connection_lost(self._session, is_exempt=is_exempt)
+        self._report_closed()
 
     def stop_reading(self) -> None:
         """The broker stops: nothing more is taken from the client, and no message more is sent to it."""
@@ -501,15 +503,15 @@ class ServerConnection:
     def end(self) -> None:
         """Close at a stop of the broker, once what the client holds has been taken back."""
         self._timers.clear()
-        if self._is_kept:
-            self._forget()
+        if self._is_parked:
+            self._report_closed()
         else:
-            self._hang_up()
+            self._half_close()
 
     def _close(self) -> None:
         if not self._is_closed:
             self._close_socket()
-            self._forget()
+            self._report_closed()
 
     def _close_socket(self) -> None:
         self._is_closed = True
@@ -519,10 +521,10 @@ class ServerConnection:
         self._loop.remove_writer(self._sock)
         self._sock.close()
 
-    def _forget(self) -> None:
+    def _report_closed(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        self._broker.forget(self._session)
+        self._broker.connection_closed(self._session)
         self._on_closed(self)
 
     # ---- Time ----
@@ -533,48 +535,49 @@ class ServerConnection:
     def _on_login_overdue(self) -> None:
         self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
 
-    def _on_asks_nothing(self) -> None:
+    def _on_control_only_idle(self) -> None:
         # What it asks may be in the socket, where it waits for the broker to have room.
-        seconds = ASKING_SECONDS_MAX if self._is_paused else self._broker.seconds_left_to_ask(self._session)
+        seconds = CONTROL_ONLY_IDLE_S if self._is_reading_paused else self._broker.idle_time_left(self._session)
         if seconds > 0:
-            self._after(seconds, "asking", self._on_asks_nothing)
+            self._after(seconds, "control only", self._on_control_only_idle)
         else:
             self._refuse(
-                f"{self._only_asks}: this one may only ask, and has not for {ASKING_SECONDS_MAX:g} seconds", Code.LIMIT
+                f"{self._control_only_reason}: this one may only ask, and has not for {CONTROL_ONLY_IDLE_S:g} seconds",
+                Code.LIMIT,
             )
 
     def _on_beat_due(self) -> None:
-        if not self._has_spoken and not self._unsent:
+        if not self._has_sent and not self._unsent:
             self._add(b"\n")
             self.flush()
-        self._has_spoken = False
+        self._has_sent = False
         if not self._is_closed:
-            self._after(self._stomp.sends_every_ms / 2000, "beat", self._on_beat_due)
+            self._after(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
 
     @property
-    def _patience(self) -> float:
+    def _silence_limit_s(self) -> float:
         """Seconds of silence after which the client is given up."""
-        return self._stomp.expects_every_ms * HEART_BEAT_GRACE / 1000
+        return self._stomp.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
 
     def _on_silence(self) -> None:
         """Called when the client would be given up had it said nothing since the last look."""
-        if self._silence >= self._patience and not self._is_paused:
+        if self._silence_s >= self._silence_limit_s and not self._is_reading_paused:
             # We may be the one that was away: what came meanwhile is in the socket.
             self._on_readable()
-        if self._silence >= self._patience and self._is_reading and not self._is_paused:
-            self._lose("missed its heart-beats")
+        if self._silence_s >= self._silence_limit_s and self._is_reading and not self._is_reading_paused:
+            self._end_lost("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
         # A client that is not read is looked at again when that has taken as long.
-        left = self._patience if self._is_paused else self._patience - self._silence
-        self._after(left, "silence", self._on_silence)
+        remaining_s = self._silence_limit_s if self._is_reading_paused else self._silence_limit_s - self._silence_s
+        self._after(remaining_s, "silence", self._on_silence)
 
     @property
-    def _silence(self) -> float:
+    def _silence_s(self) -> float:
         """Seconds since something came."""
-        return self._loop.time() - self._heard_at
+        return self._loop.time() - self._last_received_at
 
 
 def _fault(reason: str, code: Code, receipt: str | None, frame: int = 0) -> Fault:
     """Of what the client has said itself so much is repeated as tells it what is meant."""
-    return Fault(reason.partition("\n")[0][:200], code, reason[:_REASON_MAX], receipt, frame)
+    return Fault(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError
-from truenext.limits import CONNECTIONS_MAX, CONNECTIONS_TO_ASK_MAX, LOGIN_BYTES_MAX
+from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX, LOGIN_BYTES_MAX
 from truenext.server.connection import ServerConnection
 from truenext.url import Address, host_and_port
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
@@ -17,9 +17,9 @@ from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-LOOK_SECONDS = 1.0
+SOCKET_CHECK_INTERVAL_S = 1.0
 """Time between two looks for connections that are broken."""
-RETRY_SECONDS = 1.0
+ACCEPT_RETRY_S = 1.0
 """Pause after an accept failed, for lack of file descriptors most likely."""
 
 
@@ -47,14 +47,14 @@ class Listener:
         self._identity = identity
         self._server_name = server_name
         self._connections: set[ServerConnection] = set()
-        self._asking: set[ServerConnection] = set()
+        self._control_only: set[ServerConnection] = set()
         """Those of them that may only ask."""
         self._connections_max = connections_max
         self._make_connection = make_connection
-        self._limit = f"there are {connections_max} connections, the most that one listener takes"
+        self._limit_reason = f"there are {connections_max} connections, the most that one listener takes"
         if connections_max < CONNECTIONS_MAX:
-            self._limit += " with so few files as the system lets the broker open (ulimit -n)"
-        self._has_none = Event()
+            self._limit_reason += " with so few files as the system lets the broker open (ulimit -n)"
+        self._all_closed = Event()
         """All connections are closed; looked at only while closing."""
         self._is_stopping = False
         try:
@@ -74,7 +74,7 @@ class Listener:
             ) from error
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._on_acceptable)
-        self._next_look = loop.call_later(LOOK_SECONDS, self._look)
+        self._check_timer = loop.call_later(SOCKET_CHECK_INTERVAL_S, self._check_sockets)
 
     @property
     def url(self) -> str:
@@ -85,7 +85,7 @@ class Listener:
     def stop_reading(self) -> None:
         """Accept no one, and take nothing more from those who are there."""
         self._is_stopping = True
-        self._next_look.cancel()
+        self._check_timer.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
         for connection in self._connections:
@@ -97,19 +97,19 @@ class Listener:
             connection.end()
         if self._connections:
             # There may have been none before.
-            self._has_none.clear()
-            await self._has_none.wait()
+            self._all_closed.clear()
+            await self._all_closed.wait()
 
-    def _look(self) -> None:
+    def _check_sockets(self) -> None:
         for connection in list(self._connections):
-            connection.look()
-        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
+            connection.check_socket()
+        self._check_timer = self._loop.call_later(SOCKET_CHECK_INTERVAL_S, self._check_sockets)
 
     def _on_closed(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        self._asking.discard(connection)
+        self._control_only.discard(connection)
         if not self._connections:
-            self._has_none.set()
+            self._all_closed.set()
 
     def _on_acceptable(self) -> None:
         while True:
@@ -120,14 +120,16 @@ class Listener:
             except OSError as error:
                 logger.error("cannot accept", extra={"listener": self.url, "reason": str(error)})
                 self._loop.remove_reader(self._sock)
-                self._loop.call_later(RETRY_SECONDS, self._accept_again)
+                self._loop.call_later(ACCEPT_RETRY_S, self._resume_accepting)
                 return
             client = host_and_port(peer[0], peer[1])
-            is_beyond = len(self._connections) - len(self._asking) >= self._connections_max
-            if is_beyond and len(self._asking) >= CONNECTIONS_TO_ASK_MAX:
+            is_above_limit = len(self._connections) - len(self._control_only) >= self._connections_max
+            if is_above_limit and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
                 extra = {"client": client, "connections": self._connections_max}
                 logger.error("connection refused: there are too many", extra=extra)
-                reason = f"{self._limit}, and {CONNECTIONS_TO_ASK_MAX} more that may only ask: try again later"
+                reason = (
+                    f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask: try again later"
+                )
                 sock.setblocking(False)
                 refusal = Frame("ERROR", {"message": reason, "truenext-code": Code.LIMIT.value})
                 with suppress(OSError):
@@ -148,15 +150,15 @@ class Listener:
                 identity=self._identity,
                 server_name=self._server_name,
                 on_closed=self._on_closed,
-                on_place_taken=self._asking.discard,
-                only_asks=self._limit if is_beyond else "",
+                on_upgrade=self._control_only.discard,
+                control_only_reason=self._limit_reason if is_above_limit else "",
             )
             self._connections.add(connection)
-            if is_beyond:
+            if is_above_limit:
                 extra = {"client": client, "connections": self._connections_max}
                 logger.warning("connection may only ask: there are too many", extra=extra)
-                self._asking.add(connection)
+                self._control_only.add(connection)
 
-    def _accept_again(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._is_stopping:
             self._loop.add_reader(self._sock, self._on_acceptable)

@@ -97,10 +97,10 @@ def refused_with(error: RolledBack) -> Refused | None:
     """What the broker has refused of a transaction, if that is whoever's fault has said it: too large, too many, not
     allowed. Want of room on the disk is nobody's."""
     cause = error.__cause__
-    return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_ROOM, Code.ROLLED_BACK) else None
+    return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_SPACE, Code.ROLLED_BACK) else None
 
 
 def is_for_want_of_room(error: RolledBack) -> bool:
     """The broker's disk is full."""
     cause = error.__cause__
-    return isinstance(cause, Refused) and cause.code == Code.NO_ROOM
+    return isinstance(cause, Refused) and cause.code == Code.NO_SPACE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.record import CONTENTS, LANE_KEY_SIZE, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, split_lane_key
 from truenext.store.salvage.folder import open_salvage
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Summary(msgspec.Struct):
     """What is no damage, but may be asked about."""
 
     def count(self, message: SalvagedMessage) -> None:
-        if message.key.startswith(CONTENTS):
+        if message.key.startswith(CONTENTS_LANE_KEY):
             if not message.damage:
                 self.contents += 1
                 self.contents_size += len(message.record)

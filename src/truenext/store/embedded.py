@@ -26,10 +26,10 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING
 
 from truenext.batch import NO_MARK, Batch, Mark
-from truenext.destination import may_be_named
+from truenext.destination import may_rename
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
 from truenext.store import folder
 from truenext.store.changes import Changes, Rest, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
@@ -228,7 +228,7 @@ class EmbeddedStore:
                 if overlay.kind(key) is not None:
                     raise disagreement_error(batch.number, "puts a message that is there already")
         if batch.queues and not all(
-            may_be_named(self._queues.get(number), name) for number, name in batch.queues.items()
+            may_rename(self._queues.get(number), name) for number, name in batch.queues.items()
         ):
             raise disagreement_error(batch.number, "puts a queue that is there already")
 
@@ -350,7 +350,7 @@ class EmbeddedStore:
             key = message.key
             if not view.is_removed(key):
                 message.mark = view.mark(key) or message.mark
-                message.causes = view.causes(key).over(message.causes)
+                message.causes = view.causes(key).merged_onto(message.causes)
                 yield message
 
     # ---- Recovery ----
@@ -403,7 +403,7 @@ class EmbeddedStore:
         counts = self._checkpoint.counts()
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in removed))
-        return {lane: count for lane, count in counts.items() if count and lane != CONTENTS}
+        return {lane: count for lane, count in counts.items() if count and lane != CONTENTS_LANE_KEY}
 
 
 def _deduplicated(messages: Iterable[StoredMessage]) -> Iterator[StoredMessage]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.record import CONTENTS, content_key, reference_of, sequence_of
+from truenext.record import CONTENTS_LANE_KEY, content_key, reference_of, sequence_of
 from truenext.store import folder
 from truenext.store.check import Summary
 from truenext.store.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ class _Writer:
 
     def _count_references(self) -> None:
         for key, message in self._piece.items():
-            if key.startswith(CONTENTS):
+            if key.startswith(CONTENTS_LANE_KEY):
                 self._references.add(sequence_of(key), message.mark.attempts)
         for message in self._piece.values():
             if number := reference_of(message.record):

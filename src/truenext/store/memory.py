@@ -15,11 +15,11 @@ from itertools import islice
 from threading import Lock
 
 from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark, ProducerState
-from truenext.destination import may_be_named
+from truenext.destination import may_rename
 from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
 from truenext.store.changes import apply_names, apply_pauses
 from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import level_of_limit
@@ -82,8 +82,8 @@ class MemoryStore:
                 redelivered_below=self._redelivered_below,
                 queues=dict(self._queues),
                 paused=set(self._paused),
-                counts={lane: len(keys) for lane, keys in self._lanes.items() if lane != CONTENTS},
-                producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].used_ms, item[0]))),
+                counts={lane: len(keys) for lane, keys in self._lanes.items() if lane != CONTENTS_LANE_KEY},
+                producers=dict(sorted(self._producers.items(), key=lambda item: (item[1].last_used_ms, item[0]))),
             )
 
     def apply(self, batch: Batch) -> None:
@@ -136,7 +136,7 @@ class MemoryStore:
             (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
         ):
             put = Counter(content_key(number) for number in map(reference_of, puts.values()) if number)
-            counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS)})
+            counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS_LANE_KEY)})
             _require(batch, put == counted, "puts contents that have not as many references as their marks say")
             removed = (messages.get(key, b"") for key in removes)
             removed_references = Counter(content_key(number) for number in map(reference_of, removed) if number)
@@ -166,7 +166,7 @@ class MemoryStore:
             "puts a message that is there already",
         )
         for number, name in batch.queues.items():
-            require(may_be_named(self._queues.get(number), name), "puts a queue that is there already")
+            require(may_rename(self._queues.get(number), name), "puts a queue that is there already")
         removed_queues = {number for number, name in batch.queues.items() if not name}
         if removed_queues:
             remaining = (self._messages.keys() | self._transients.keys()) - removed | put
@@ -201,7 +201,7 @@ class MemoryStore:
                 self._lanes.setdefault(key[:LANE_KEY_SIZE], {})[key] = None
         self._marks.update(batch.marks)
         for key, causes in batch.causes.items():
-            self._causes[key] = causes.over(self._causes.get(key, NO_CAUSES))
+            self._causes[key] = causes.merged_onto(self._causes.get(key, NO_CAUSES))
         for key in batch.unmarks:
             self._marks.pop(key, None)
             self._causes.pop(key, None)

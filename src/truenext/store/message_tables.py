@@ -164,7 +164,7 @@ class MessageTables:
                 continue
             before = self.marks.get(txn, stored)
             if before is not None:
-                causes = causes.over(decode_mark(before)[1])
+                causes = causes.merged_onto(decode_mark(before)[1])
             self.marks.put(txn, stored, encode_mark(mark, causes))
         return not_found
 

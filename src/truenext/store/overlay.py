@@ -11,7 +11,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
-from truenext.record import CONTENTS, LANE_KEY_SIZE, message_key, sequence_of
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of, producers_of
 from truenext.store.segment_index import SegmentIndex
 from truenext.store.spans import JournalLane, LaneSpans, unpack_span
@@ -168,7 +168,7 @@ class Overlay:
 
     def _add_causes(self, rest: Rest, index: SegmentIndex) -> None:
         for key, causes in causes_of(rest).items():
-            index.causes[key] = causes.over(index.causes.get(key, NO_CAUSES))
+            index.causes[key] = causes.merged_onto(index.causes.get(key, NO_CAUSES))
         index.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
 
     def _drop_transients(self) -> None:
@@ -221,7 +221,7 @@ class Overlay:
         return view
 
     def _contents(self) -> list[LaneSpans]:
-        contents = self._lanes.get(CONTENTS)
+        contents = self._lanes.get(CONTENTS_LANE_KEY)
         return contents.chunks[:] if contents is not None else []
 
     def timer_view(self) -> TimerView:

@@ -84,7 +84,7 @@ def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
     for one in causes:
         before = one.get(key)
         if before is not None:
-            merged = merged.over(before)
+            merged = merged.merged_onto(before)
     return merged
 
 
@@ -104,5 +104,5 @@ def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Re
             redelivered_below=index.redelivered_below or recovered.redelivered_below,
             clean_stop=recovered.clean_stop if index.clean_stop is None else index.clean_stop,
         )
-    by_use = sorted(producers.items(), key=lambda item: (item[1].used_ms, item[0]))
+    by_use = sorted(producers.items(), key=lambda item: (item[1].last_used_ms, item[0]))
     return replace(recovered, queues=queues, paused=paused, producers=dict(by_use))

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
-from truenext.record import CONTENTS, message_key, sequence_of
+from truenext.record import CONTENTS_LANE_KEY, message_key, sequence_of
 from truenext.store.segment_index import find_mark, merge_causes
 from truenext.store.spans import unpack_extent, unpack_span
 
@@ -99,7 +99,7 @@ class View:
         """These are about to happen."""
         for keys in (changes.removes, changes.transient_removes):
             for key in keys:
-                if key.startswith(CONTENTS) and (span := self._content(key)) is not None:
+                if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:
                     self._removed_contents[key] = span
             self._removed_since.update(key for key in keys if key.startswith(self._lanes) and not self.is_removed(key))
         rest = changes.rest

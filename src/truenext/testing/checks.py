@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from truenext.destination import queue_called
+from truenext.destination import parse_queue_name
 from truenext.errors import RemoteProtocolError
 
 _OF_DESTINATIONS = ("/queue/", "/topic/", "queue://", "topic://", "queue/", "topic/")
@@ -42,7 +42,7 @@ def checked_queue(name: str) -> str:
         if name.startswith(prefix):
             raise ValueError(f"{name!r} is a destination: name the queue alone, {name.removeprefix(prefix)!r}")
     try:
-        queue_called(name)
+        parse_queue_name(name)
     except RemoteProtocolError as error:
         raise ValueError(f"{name!r} is no name of a queue: {error}") from error
     return name

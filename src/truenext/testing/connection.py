@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any, cast
 
-from truenext.answers import Answer, Farewell
+from truenext.answers import Answer, CloseConnection
 from truenext.broker.broker import Broker
 from truenext.server.connection import ServerConnection
 from truenext.testing.clock import Loop
@@ -15,7 +15,7 @@ _RESET = struct.pack("ii", 1, 0)
 """Of SO_LINGER: closing throws away what was not sent, and resets the connection."""
 
 
-class LostCommit(Farewell):
+class LostCommit(CloseConnection):
     """A COMMIT is durable: its connection is lost here, and nothing that follows leaves."""
 
 
@@ -87,7 +87,7 @@ class CuttableConnection(ServerConnection):
             self.thaw()
             return
         self._socket.is_frozen = False
-        self._cut(reason)
+        self._on_socket_broken(reason)
         self._sight.show(self._socket)
 
     def freeze(self) -> None:
@@ -112,9 +112,9 @@ class CuttableConnection(ServerConnection):
         self._socket.is_frozen = False
         self._socket.close()
 
-    def look(self) -> None:
+    def check_socket(self) -> None:
         if not self._socket.is_frozen:
-            super().look()
+            super().check_socket()
 
     def answer(self, answer: Answer) -> None:
         if isinstance(answer, LostCommit):

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Collection
 
 from truenext.batch import Batch
-from truenext.broker.pace import Pace
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
@@ -73,7 +73,7 @@ class Disk:
 
     def apply(self, batch: Batch) -> None:
         if self.is_slow:
-            # On the store's thread, see `PaceOfDisk`.
+            # On the store's thread, see `WriteTimeOfDisk`.
             done = threading.Event()
             self._loop.call_soon_threadsafe(self._hold, done)
             while not (done.wait(0.05) or self._is_dead):
@@ -94,7 +94,7 @@ class Disk:
         self._store.close()
 
 
-class PaceOfDisk(Pace):
+class WriteTimeOfDisk(WriteTimeEstimate):
     """What the broker knows of the disk: while it is slow, the event loop writes nothing itself."""
 
     def __init__(self, disk: Disk) -> None:

@@ -10,13 +10,15 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection, LostCommit
-from truenext.testing.disk import Disk, PaceOfDisk
+from truenext.testing.disk import Disk, WriteTimeOfDisk
 from truenext.testing.faults import Faults
 
 
 class FaultyBroker(Broker):
     def __init__(self, engine: Engine, disk: Disk, loop: AbstractEventLoop, clock: Clock, faults: Faults) -> None:
-        super().__init__(engine, disk, loop, clock_ns=clock.wall_ns, steady_ns=clock.steady_ns, pace=PaceOfDisk(disk))
+        super().__init__(
+            engine, disk, loop, clock_ns=clock.wall_ns, monotonic_ns=clock.steady_ns, write_time=WriteTimeOfDisk(disk)
+        )
         self._faults = faults
         self._commit_alone = engine.commit
         self._actions[Commit] = self._commit_and_lose
@@ -26,8 +28,8 @@ class FaultyBroker(Broker):
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._until_lost(session, commands))
 
-    def forget(self, session: ConnectionState) -> None:
-        super().forget(session)
+    def connection_closed(self, session: ConnectionState) -> None:
+        super().connection_closed(session)
         self._losing.discard(session)
 
     def _until_lost(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:

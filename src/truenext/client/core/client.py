@@ -35,7 +35,7 @@ from truenext.errors import (
     Refused,
     RemoteProtocolError,
     TruenextError,
-    for_another,
+    copy_error,
 )
 from truenext.url import DEFAULT_URL, parse_url
 
@@ -282,7 +282,7 @@ class Client:
             self.lost(error)
 
     def _was_refused(self, error: Refused, link: Link) -> None:
-        if error.code == Code.LATE:
+        if error.code == Code.STALE:
             # Somebody has our secret, or the broker remembers more than we do: begin afresh.
             self._secret = ""
         elif not link.is_up and self._is_final(error.code) and self.clock() - link.started_at < PROMPT_S:
@@ -486,7 +486,7 @@ class Client:
     def check_open(self) -> None:
         """Raises: ClosedError; the error that ended the connection"""
         if self.error is not None:
-            raise for_another(self.error)
+            raise copy_error(self.error)
         if self.is_closing:
             raise ClosedError("the connection is closed")
 
@@ -519,7 +519,7 @@ class Client:
         """Raises: TimeoutError if there is no connection in time; whatever ended it for good"""
         while True:
             if self.error is not None:
-                raise for_another(self.error)
+                raise copy_error(self.error)
             link = self.link
             if link is not None and link.is_up:
                 return link
@@ -678,7 +678,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-_FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.TAKEN})
+_FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Why a login will never do."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}

@@ -31,7 +31,7 @@ def counted_attempts_for(error: BaseException | None) -> CountedAttempts:
         seen.add(id(cause))
         if isinstance(cause, ConnectionLost | RolledBack | InDoubt | ClosedError):
             return CountedAttempts.NONE
-        if isinstance(cause, Refused) and cause.code == Code.NO_ROOM:
+        if isinstance(cause, Refused) and cause.code == Code.NO_SPACE:
             return CountedAttempts.NONE
         cause = cause.__cause__ or cause.__context__
     return CountedAttempts.ALL

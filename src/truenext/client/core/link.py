@@ -18,7 +18,7 @@ from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Protocol as Stomp
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
-from truenext.wire.stomp.protocol_detector import opening_of_server
+from truenext.wire.stomp.protocol_detector import detector_for_server
 from truenext.wire.stomp.shapes import FRAMES
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Link:
         self.frames = 0
         self.unanswered: dict[int, Unanswered] = {}
         """By the number of the frame, in order."""
-        self._opening: ProtocolDetector | None = opening_of_server()
+        self._opening: ProtocolDetector | None = detector_for_server()
         """None once the peer is known to speak no other protocol."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
         self._heard = heard

@@ -346,7 +346,7 @@ class SendBuffer:
                 if send.number:
                     # Those behind it have numbers that will be free again.
                     self.producer.number = send.number - 1
-            if error.code == Code.NO_ROOM:
+            if error.code == Code.NO_SPACE:
                 behind.append(send)
                 self._no_room = error
                 self._pauses = True

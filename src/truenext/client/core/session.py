@@ -21,7 +21,7 @@ from truenext.client.core.questions import OfConnection
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.transactions import SessionTransactions
 from truenext.client.core.waiting import Flow, Wait
-from truenext.errors import ClosedError, LocalProtocolError, for_another
+from truenext.errors import ClosedError, LocalProtocolError, copy_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -177,7 +177,7 @@ class SessionCore:
             raise LocalProtocolError("the session has no consumer, so nothing can come")
         for each in self.buffer.subscriptions if subscription is None else (subscription,):
             if each.error is not None:
-                raise for_another(each.error)
+                raise copy_error(each.error)
             if each.is_closed:
                 raise ClosedError("the consumer is closed")
 

@@ -456,7 +456,7 @@ class SessionTransactions:
         client = self._client
         if transaction not in client.transactions:
             return
-        if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_ROOM:
+        if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_SPACE:
             self._not_before = client.clock() + NO_ROOM_S
         if transaction.outcome is Outcome.DOOMED:
             # What a lost connection had is with the broker already.

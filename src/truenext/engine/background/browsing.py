@@ -21,7 +21,7 @@ from truenext.engine.state.causes import causes_size, completed, of_store
 from truenext.engine.state.pages import Look, PageRead, damage
 from truenext.engine.state.queue import WHOLE, Entry, is_given_up
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.limits import BROWSE_BYTES, BROWSE_SIZE, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
+from truenext.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
@@ -75,7 +75,7 @@ class BrowseReadOne(BrowseRead):
     __slots__ = ("entry",)
 
     def __init__(self, browsing: Browsing, browser: Browser, entry: Entry) -> None:
-        super().__init__(browsing, browser, entry.lane, 1, BROWSE_BYTES)
+        super().__init__(browsing, browser, entry.lane, 1, BROWSE_BYTES_PER_TURN)
         self.after_sequence = entry.sequence - 1
         self.last_sequence = entry.sequence
         self.recent = {}
@@ -188,7 +188,7 @@ class Browsing(BackgroundTask):
                 self._show(browser, entry, shown)
                 count += 1
                 size += len(message.header)
-                if count >= BROWSE_SIZE or size >= BROWSE_BYTES or not browser.has_credit():
+                if count >= BROWSE_MESSAGES_PER_TURN or size >= BROWSE_BYTES_PER_TURN or not browser.has_credit():
                     return None
             at = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
             if at < browser.last_sequence:
@@ -198,8 +198,8 @@ class Browsing(BackgroundTask):
         return None
 
     def _read(self, browser: Browser, lane: Lane) -> BrowseRead:
-        limit, size_max = min(browser.queue.policy.page_size, BROWSE_SIZE), BROWSE_BYTES
-        if self._memory.excess + BROWSE_BYTES > 0 or self._memory.unsent_max == 1:
+        limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
+        if self._memory.excess + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
 
@@ -264,4 +264,4 @@ class Browsing(BackgroundTask):
 def _in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
     """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
     up_to = lane.horizon if lane.needs_page else WHOLE
-    return lane.between(after_sequence, up_to, most=BROWSE_SIZE + 1)
+    return lane.between(after_sequence, up_to, most=BROWSE_MESSAGES_PER_TURN + 1)

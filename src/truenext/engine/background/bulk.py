@@ -28,22 +28,22 @@ from msgspec import Meta
 
 from truenext import selector
 from truenext.batch import NO_MARK
-from truenext.destination import Destination, queue_called
+from truenext.client_json import read_json
+from truenext.destination import Destination, parse_queue_name
 from truenext.engine.lifecycle.redelivery import moved, revived
 from truenext.engine.state.pages import Look, PageRead
 from truenext.engine.state.queue import Entry, is_expired, is_given_up
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import (
-    BULK_PIECE,
+    BULK_MESSAGES_PER_PIECE,
+    CONTROL_REQUEST_BYTES_MAX,
+    CONTROL_REQUEST_SEQUENCES_MAX,
     PAGE_BYTES,
-    QUESTION_BYTES_MAX,
-    QUESTION_SEQUENCES_MAX,
     SEQUENCE_MAX,
-    SHOWN_PIECE,
+    SHOWN_SENDS_PER_PIECE,
 )
 from truenext.message import SentMessage
 from truenext.order import RANKS
-from truenext.question import read_question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One piece of work, as it is asked for, in JSON: a purge, and what all of them have."""
 
     queue: str
-    sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=QUESTION_SEQUENCES_MAX)] | None = None
+    sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
     """In order; None is all."""
     selector: str | None = None
     """Which messages are wanted; None is all."""
@@ -152,7 +152,7 @@ class ScheduledSendInfo(msgspec.Struct):
     size: int
     """Bytes of the body."""
     body: str
-    """The first SHOWN_BYTES of it."""
+    """The first SHOWN_BODY_BYTES of it."""
 
 
 class ScheduledShown(Done):
@@ -206,21 +206,23 @@ class BulkLook(Look):
 
 def wanted(verb: str, body: bytes) -> Wanted:
     """Raises: RemoteProtocolError if that is not a question for such work."""
-    if len(body) > QUESTION_BYTES_MAX:
-        raise RemoteProtocolError(f"{verb}: a question of more than {QUESTION_BYTES_MAX} bytes", Code.QUESTION)
-    asked = read_question(verb, body, VERBS[verb])
+    if len(body) > CONTROL_REQUEST_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"{verb}: a question of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
+        )
+    asked = read_json(verb, body, VERBS[verb])
     if asked.selector is not None:
-        selector.selector(asked.selector)
+        selector.compile_selector(asked.selector)
     if isinstance(asked, Move):
         if asked.to == asked.queue:
-            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are", Code.QUESTION)
+            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are", Code.CONTROL_REQUEST)
         target_of(asked)
     return msgspec.structs.replace(asked, sequences=asked.sequences and tuple(sorted(set(asked.sequences))))
 
 
 def target_of(asked: Move) -> Destination:
     """Raises: RemoteProtocolError if there can be no such queue."""
-    return queue_called(asked.to)
+    return parse_queue_name(asked.to)
 
 
 def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None:
@@ -229,9 +231,9 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
     rank, after = asked.after
     until = last_sequence if asked.until is None else min(asked.until, last_sequence)
     is_scheduled = isinstance(asked, OfScheduled)
-    limit = SHOWN_PIECE if isinstance(asked, Scheduled) else BULK_PIECE
+    limit = SHOWN_SENDS_PER_PIECE if isinstance(asked, Scheduled) else BULK_MESSAGES_PER_PIECE
     if asked.limit is not None and asked.selector is None and not is_scheduled:
-        limit = min(asked.limit, BULK_PIECE)
+        limit = min(asked.limit, BULK_MESSAGES_PER_PIECE)
     for lane in queue.lanes:
         if lane.rank < rank:
             continue
@@ -261,7 +263,7 @@ def left_with(theirs: Iterable[Entry], asked: Wanted, until: int) -> int:
     held = (entry for entry in theirs if entry.sequence <= until and (sequences is None or entry.sequence in sequences))
     if asked.selector is None:
         return sum(1 for _ in held)
-    wants = selector.selector(asked.selector).matches
+    wants = selector.compile_selector(asked.selector).matches
     compared = sum(entry.message is None or wants(entry.message) for entry in islice(held, HELD_COMPARED_MAX))
     return compared + sum(1 for _ in held)
 
@@ -275,7 +277,7 @@ def take(
     last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
     in_memory = _in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.found if found.sequence <= last}
-    wants = selector.selector(asked.selector).matches if asked.selector is not None else None
+    wants = selector.compile_selector(asked.selector).matches if asked.selector is not None else None
     become = _deed(asked, now_ms)
     sequences = asked.sequences and set(asked.sequences)
     here: list[Taken] = []
@@ -350,7 +352,7 @@ def _deed(asked: Wanted, now_ms: int) -> Callable[[SentMessage], tuple[Destinati
 
 def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
     """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
-    return {entry.sequence: entry for entry in lane.between(after, last, most=BULK_PIECE + 1)}
+    return {entry.sequence: entry for entry in lane.between(after, last, most=BULK_MESSAGES_PER_PIECE + 1)}
 
 
 def _unread(lane: Lane, found: Found) -> Entry | None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.errors import Code, NoRoomError, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.limits import PIECES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.commands import Control
+    from truenext.commands import ControlRequest
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -62,7 +62,7 @@ class Bulk:
         """Whether messages can be moved or removed. Of work that has begun, and whose queue is no more, the answer says
         what is so.
 
-        Raises: RemoteProtocolError if there is no such queue or too many, NoRoomError
+        Raises: RemoteProtocolError if there is no such queue or too many, NoSpaceError
         """
         is_gone = asked.until is not None and asked.queue not in self._queues.by_name
         if not (isinstance(asked, bulk.OfScheduled) and asked.queue == "") and not is_gone:
@@ -86,7 +86,7 @@ class Bulk:
         if isinstance(asked, bulk.Move) and asked.to not in self._queues.by_name:
             self._queues.check_room()
         if self._ledger.disk_level is DiskLevel.NONE:
-            raise NoRoomError(f"{DISK_FULL}: what is moved is written once more")
+            raise NoSpaceError(f"{DISK_FULL}: what is moved is written once more")
         return queue
 
     @property
@@ -178,7 +178,7 @@ class Bulk:
 class Piece(NamedTuple):
     session: ConnectionState
     """Who has asked."""
-    question: Control
+    question: ControlRequest
     asked: bulk.Wanted
 
 
@@ -199,8 +199,8 @@ class Pieces(BackgroundTask):
         self._look: bulk.BulkLook | None = None
         self._finished: list[FinishedPiece] = []
 
-    def ask(self, session: ConnectionState, question: Control) -> None:
-        """Raises: RemoteProtocolError if it cannot be done, or too many answers are waited for; NoRoomError"""
+    def ask(self, session: ConnectionState, question: ControlRequest) -> None:
+        """Raises: RemoteProtocolError if it cannot be done, or too many answers are waited for; NoSpaceError"""
         asked = bulk.wanted(question.verb, question.body)
         self._bulk.check(asked)
         if self.owed(session) >= PIECES_MAX:
@@ -243,7 +243,7 @@ class Pieces(BackgroundTask):
                 break
             try:
                 look = self._bulk.read_for(piece.asked)
-            except NoRoomError:
+            except NoSpaceError:
                 # There was when it was asked for, and others may make some.
                 self._pieces.rotate(-1)
                 if isinstance(self._pieces[0].asked, bulk.Move | bulk.Redrive):

@@ -13,9 +13,9 @@ Whoever asks is shown what waits, or has it cancelled, a page at a time (`look_a
 nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
 looked at (`hold`), and it is read once all is durable that was accepted before that.
 
-A timer names one record, and stands in the order of (due, number), over all queues (record.py, `due_timer`). Those that
-are due are taken from the front, so that sequences are given in that order: one that is still being written makes those
-behind it wait. Nothing is kept in memory but the first timers, and how many wait in each queue.
+A timer names one record, and stands in the order of (due, number), over all queues (record.py, `scheduled_timer`).
+Those that are due are taken from the front, so that sequences are given in that order: one that is still being written
+makes those behind it wait. Nothing is kept in memory but the first timers, and how many wait in each queue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import put, remove
 from truenext.envelope import read_header
-from truenext.limits import DUE_PIECE, PAGE_BYTES, SHOWN_BYTES
-from truenext.message import SentMessage, living
-from truenext.record import DUE_TIMERS, due_timer, message_key, split_due_timer, split_lane_key
+from truenext.limits import DUE_SENDS_PER_READ, PAGE_BYTES, SHOWN_BODY_BYTES
+from truenext.message import SentMessage, with_ttl
+from truenext.record import SCHEDULED_TIMERS, message_key, scheduled_timer, split_lane_key, split_scheduled_timer
 from truenext.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Scheduler(BackgroundTask):
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
-        self.timers = Timers(ledger, first=DUE_TIMERS)
+        self.timers = Timers(ledger, first=SCHEDULED_TIMERS)
         self._by_number: dict[int, Queue] = {}
         """The hidden queues (`Queues.hidden`)."""
         self._emptied: dict[Queue, None] = {}
@@ -100,7 +100,7 @@ class Scheduler(BackgroundTask):
         """Numbers of what is not durable yet, and the batch that it is durable with."""
         self._look: DueLook | None = None
         """One at a time."""
-        self._piece = DUE_PIECE
+        self._piece = DUE_SENDS_PER_READ
         """Records that are read with the next look, at most."""
         self._held_since: int | None = None
         """Nothing becomes due; the batch with which all is durable that was accepted before."""
@@ -115,7 +115,7 @@ class Scheduler(BackgroundTask):
     def accept(self, name: str, message: SentMessage, wanted: Schedule) -> None:
         # A selector may ask for it.
         message.arrived_ms = self._ledger.now_ms
-        started = schedule.started(wanted, self._ledger.now_ms)
+        started = schedule.start_schedule(wanted, self._ledger.now_ms)
         if started is not None:
             self._add(name, message, started)
 
@@ -136,7 +136,7 @@ class Scheduler(BackgroundTask):
         ledger = self._ledger
         if ledger.is_full or ledger.disk_level is DiskLevel.NONE:
             return False
-        due_ms, number, _ = split_due_timer(first)
+        due_ms, number, _ = split_scheduled_timer(first)
         if due_ms > ledger.now_ms:
             return False
         written_with = self._unwritten.get(number, 0)
@@ -146,7 +146,7 @@ class Scheduler(BackgroundTask):
 
     def next_due_ms(self) -> int | None:
         first = self.timers.first
-        due_ms = None if first is None else split_due_timer(first)[0]
+        due_ms = None if first is None else split_scheduled_timer(first)[0]
         # If one is due and nothing is done, something else has to happen before.
         return due_ms if due_ms is not None and due_ms > self._ledger.now_ms else None
 
@@ -155,7 +155,7 @@ class Scheduler(BackgroundTask):
         while self.is_due():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._piece]:
-                due_ms, number, lane_key = split_due_timer(timer)
+                due_ms, number, lane_key = split_scheduled_timer(timer)
                 lane = self._lane_of(lane_key)
                 if due_ms > ledger.now_ms or lane is None or self._unwritten.get(number, 0) > ledger.committed:
                     break
@@ -172,10 +172,10 @@ class Scheduler(BackgroundTask):
         if self._held_since is not None:
             return
         # One is read however large it is.
-        self._piece = min(2 * self._piece, DUE_PIECE) if page.is_end else max(len(page.found) // 2, 1)
+        self._piece = min(2 * self._piece, DUE_SENDS_PER_READ) if page.is_end else max(len(page.found) // 2, 1)
         there = {found.sequence: found for found in page.found}
         while (first := self.timers.first) is not None and not self._ledger.is_full:
-            due_ms, number, _ = split_due_timer(first)
+            due_ms, number, _ = split_scheduled_timer(first)
             lane, found = look.lanes.get(number), there.get(number)
             # Meanwhile the clock may have been set, and what is due before these may have been accepted.
             if due_ms > self._ledger.now_ms or lane is None or (found is None and not page.is_end):
@@ -225,7 +225,7 @@ class Scheduler(BackgroundTask):
     def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.ScheduledShown:
         """Show what waits and is on a page, or cancel it."""
         lane = read.lane
-        wants = selector.selector(asked.selector).matches if asked.selector is not None else None
+        wants = selector.compile_selector(asked.selector).matches if asked.selector is not None else None
         numbers = set(asked.sequences) if asked.sequences is not None else None
         to = set(asked.to.split(",")) if asked.to is not None else None
         answer = bulk.ScheduledShown(moved=0, to={}, left=0, next=None, until=read.until)
@@ -251,7 +251,7 @@ class Scheduler(BackgroundTask):
                     answer.sequences.append(number)
                 if not asked.dry_run:
                     self._remove(lane, at, message)
-                    self.timers.remove(due_timer(wanted.due_ms, at, lane.key))
+                    self.timers.remove(scheduled_timer(wanted.due_ms, at, lane.key))
             if answer.moved == asked.limit:
                 is_end = False
                 break
@@ -264,9 +264,9 @@ class Scheduler(BackgroundTask):
         wanted, message = _opened(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove(lane, found.sequence, message)
-        is_sent, rest = schedule.due(wanted, self._ledger.now_ms)
+        is_sent, rest = schedule.fire(wanted, self._ledger.now_ms)
         if is_sent:
-            sent = living(message, wanted.ttl_ms, self._ledger.now_ms) if wanted.ttl_ms else message
+            sent = with_ttl(message, wanted.ttl_ms, self._ledger.now_ms) if wanted.ttl_ms else message
             self._arrivals.come_due(name, wanted.to, sent)
         for again in rest:
             self._add(name, message, replace(again, number=wanted.number or found.sequence))
@@ -293,7 +293,7 @@ class Scheduler(BackgroundTask):
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._unwritten[number] = batch.number
-        self.timers.set(due_timer(wanted.due_ms, number, lane.key))
+        self.timers.set(scheduled_timer(wanted.due_ms, number, lane.key))
 
     def _lane_of(self, key: bytes) -> Lane | None:
         """None if nothing was in it in this run, or when it began."""
@@ -308,7 +308,7 @@ def _opened(record: SentMessage) -> tuple[Schedule, SentMessage]:
 
 
 def _shown(number: int, wanted: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
-    is_whole = len(message.body) <= SHOWN_BYTES
+    is_whole = len(message.body) <= SHOWN_BODY_BYTES
     return bulk.ScheduledSendInfo(
         number=number,
         due_ms=wanted.due_ms,
@@ -322,7 +322,7 @@ def _shown(number: int, wanted: Schedule, message: SentMessage) -> bulk.Schedule
         headers=read_header(message.header),
         size=len(message.body),
         # Not with half a character at its end.
-        body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BYTES], is_whole),
+        body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BODY_BYTES], is_whole),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import queue_called
+from truenext.destination import parse_queue_name
 
 if TYPE_CHECKING:
     from truenext.commands import Send
@@ -38,7 +38,7 @@ class Administering:
         queue = self._queues.by_name.get(name)
         is_made = queue is None or queue.is_temporary
         if is_made:
-            queue = self._queues.named(queue_called(name))
+            queue = self._queues.named(parse_queue_name(name))
         assert queue is not None, "it belongs to no connection"
         self._queues.set_paused(queue, is_paused=True)
         if queue.has_wildcards:
@@ -62,7 +62,7 @@ class Administering:
         self._queues.policies = policies
         # A dead-letter queue may be made meanwhile.
         for queue in list(self._queues.by_name.values()):
-            queue.policy = policies.of(queue.policy_name)
+            queue.policy = policies.for_queue(queue.policy_name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
             self._resident.policy_changed(queue)
             if not queue.keeps_failures:

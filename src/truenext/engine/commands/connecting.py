@@ -124,7 +124,7 @@ class Connecting:
 
     def hold_half_sent(self, consumer: BrokerConsumer) -> Entry:
         """Take the first message that a consumer holds from it, of which the socket has taken a part; it is nobody's
-        until `settle_half_sent`."""
+        until `resolve_half_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
     def resolve_half_sent(self, entry: Entry, *, is_taken: bool) -> None:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from truenext.commands import Begin, Command, Send
 from truenext.destination import DestinationKind
 from truenext.disk_level import DISK_FULL, DiskLevel
-from truenext.errors import NoRoomError, RemoteProtocolError
-from truenext.message import living
+from truenext.errors import NoSpaceError, RemoteProtocolError
+from truenext.message import with_ttl
 from truenext.policy import WhenFull
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Sending:
         self._limits = limits
 
     def send(self, session: ConnectionState, send: Send) -> None:
-        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoRoomError"""
+        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoSpaceError"""
         if send.transaction is not None:
             self._send_in_transaction(session, send, send.transaction)
             return
@@ -79,7 +79,7 @@ class Sending:
             self._queues.await_introduction(session, destination)
             is_stored = message.persistent
             self.schedule(destination, message, send.schedule)
-        elif destination.is_spread:
+        elif destination.is_multi_queue:
             queues = self._queues.queues_for(send, self._queues.named)
             is_stored = self._arrivals.spread(queues, message)
             self._queues.await_introduction(session, destination)
@@ -103,7 +103,7 @@ class Sending:
         size = len(send.message.header) + len(send.message.body)
         session.transactions.check(self._limits, size=size)
         if not memory.has_room_to_open(size):
-            raise NoRoomError(
+            raise NoSpaceError(
                 f"open transactions of all connections hold {memory.open} bytes, and may hold "
                 f"{memory.open_max} (--memory-limit); commit, or try again later"
             )
@@ -117,12 +117,12 @@ class Sending:
 
     def living(self, send: Send) -> Send:
         """It is accepted now, and its time to live begins."""
-        return replace(send, message=living(send.message, send.ttl_ms, self._ledger.now_ms))
+        return replace(send, message=with_ttl(send.message, send.ttl_ms, self._ledger.now_ms))
 
     def schedule(self, destination: Destination, message: SentMessage, schedule: Schedule) -> None:
         """It is sent later, and waits until then."""
         name = destination.name
-        if destination.is_spread:
+        if destination.is_multi_queue:
             name, schedule = "", replace(schedule, to=destination.address)
         self._scheduler.accept(name, message, schedule)
         self._ledger.is_awaited |= message.persistent
@@ -144,7 +144,7 @@ class Sending:
     def _admit(self, session: ConnectionState, send: Send) -> None:
         """To be asked where room is short.
 
-        Raises: NoRoomError if the store has none for what this connection sends.
+        Raises: NoSpaceError if the store has none for what this connection sends.
         """
         if send.destination.kind is DestinationKind.TEMPORARY:
             return
@@ -155,7 +155,7 @@ class Sending:
     def must_wait(self, session: ConnectionState, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it.
 
-        Raises: NoRoomError if its connection does not wait
+        Raises: NoSpaceError if its connection does not wait
         """
         if self._when_full is not WhenFull.SLOW or not session.only_sends:
             return False
@@ -168,5 +168,7 @@ class Sending:
         return waits
 
 
-def _no_room() -> NoRoomError:
-    return NoRoomError(f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed")
+def _no_room() -> NoSpaceError:
+    return NoSpaceError(
+        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"
+    )

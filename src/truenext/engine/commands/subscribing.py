@@ -21,7 +21,7 @@ from truenext.engine.state.reason import Reason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BROWSERS_MAX
-from truenext.selector import are_same
+from truenext.selector import are_equivalent
 
 if TYPE_CHECKING:
     from truenext.commands import Browse, Subscribe, Unsubscribe
@@ -149,7 +149,7 @@ class Subscribing:
             )
         queue = self._queues.durable.get(key)
         if queue is not None and self._clients.receivers_of(queue).consumers:
-            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.TAKEN)
+            raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.IN_USE)
         wanted = durable_subscription(key, destination.name, selector)
         if queue is None:
             self._queues.check_room()
@@ -192,7 +192,7 @@ class Subscribing:
         else:
             # One that is not there is empty, and is not made for being looked at.
             queue = self._queues.by_name.get(name)
-            queue = queue or Queue(browse.destination, 0, self._queues.policies.of(name), Memory())
+            queue = queue or Queue(browse.destination, 0, self._queues.policies.for_queue(name), Memory())
         browser = Browser(session, queue, browse, self._memory, last_sequence=self._ledger.last_sequence)
         session.browsers[browse.subscription] = browser
         self._browsing.start(browser)
@@ -216,7 +216,7 @@ class Subscribing:
         consumer = session.consumers.pop(unsubscribe.subscription, None)
         if consumer is None:
             raise RemoteProtocolError(
-                f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.MISSING
+                f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.NOT_FOUND
             )
         self.end_consumer(consumer, is_lost=False)
         queue = consumer.queue
@@ -231,7 +231,7 @@ class Subscribing:
         queue = self._queues.known_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
-            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.TAKEN)
+            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.IN_USE)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
             self.end_consumer(consumer, is_lost=False)
@@ -294,4 +294,4 @@ class Subscribing:
 
 def _is_same(there: Destination, wanted: Destination) -> bool:
     """Whether a durable subscription is to the same topic, with the same selector, however that is spelled."""
-    return there.topic == wanted.topic and are_same(there.selector, wanted.selector)
+    return there.topic == wanted.topic and are_equivalent(there.selector, wanted.selector)

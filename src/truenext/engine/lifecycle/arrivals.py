@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import Destination, DestinationKind, accepted_address
+from truenext.destination import Destination, DestinationKind, parse_stored_address
 from truenext.engine.state.queue import WHOLE, Entry
 from truenext.engine.writing.copies import NONE, Contents, share_new
 from truenext.engine.writing.entries import put
@@ -137,7 +137,7 @@ class Arrivals:
         """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
         needed = self._queues.needed
         if to:
-            queues = self._queues.queues_of_parts(accepted_address(to), message, needed)
+            queues = self._queues.queues_of_parts(parse_stored_address(to), message, needed)
         else:
             queues = [needed(Destination(DestinationKind.QUEUE, name))]
         contents = self.share(message, queues)

@@ -5,7 +5,7 @@ A dead letter says in its headers what it was and why it is one, so that it can 
     truenext-dead-letter-cause            "attempts exhausted", "expired", "poison"
     truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
     truenext-original-destination         where it was; of a durable subscription, to which nobody can send, where it
-                                          was sent to: the way back is `Message.way_back`, which no client sees
+                                          was sent to: the way back is `Message.redrive_queue`, which no client sees
     truenext-original-priority, -persistent, -expires
     truenext-original-timestamp           when it had arrived there
     truenext-original-attempts            how often a consumer failed with it
@@ -96,7 +96,7 @@ def dead_letter(
         header=write_header(headers),
         body=message.body,
         group=message.group,
-        way_back=way_back,
+        redrive_queue=way_back,
     )
 
 
@@ -111,7 +111,7 @@ def moved(message: SentMessage, destination: Destination) -> tuple[Destination, 
         header=write_header(headers),
         body=message.body,
         group=message.group,
-        way_back=message.way_back,
+        redrive_queue=message.redrive_queue,
     )
 
 
@@ -123,7 +123,7 @@ def revived(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage]
     """
     headers = read_header(letter.header)
     address = headers.get(DESTINATION, "")
-    name = letter.way_back or address.removeprefix("/queue/")
+    name = letter.redrive_queue or address.removeprefix("/queue/")
     if name == address or not name:
         return None
     # Letters of durable subscriptions that were given up by an earlier version say their way back there.

@@ -42,7 +42,7 @@ class Delays:
         heappush(self._waiting, (entry.due_us, self._count, entry))
         self._ledger.busy[self] = None
         # One of a group holds back nothing but its group, which knows that.
-        return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.PASS
+        return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
     def left_ms(self, due_ms: int) -> int:
         """How long a message of the store still waits, which is due at a time of the wall clock; 0 if it does not."""

@@ -20,7 +20,7 @@ from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.memory import size_of
 from truenext.engine.writing.copies import put_all
-from truenext.limits import REPLIES_BYTES, STORE_TRANSACTION_BYTES_MAX
+from truenext.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Eviction:
             self._shrink(together, needed)
         if memory.excess + memory.limit // 4 > 0:
             self._resident.futile = (self._ledger.committed, memory.used)
-        if memory.excess <= min(REPLIES_BYTES, memory.limit * 3 // 4):
+        if memory.excess <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # Somebody has asked for something large, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]

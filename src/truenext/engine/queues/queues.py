@@ -26,7 +26,13 @@ from truenext.engine.queues.unused import Unused, no_room, remembers
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PAUSE_BYTES, SUBSCRIPTIONS_MAX, UNUSED_LOOK, UNUSED_PIECE, UNUSED_SECONDS_SHORT
+from truenext.limits import (
+    PAUSE_BYTES,
+    SUBSCRIPTIONS_MAX,
+    UNUSED_QUEUE_SECONDS_SHORT,
+    UNUSED_QUEUES_CHECKED_MAX,
+    UNUSED_QUEUES_REMOVED_MAX,
+)
 from truenext.order import RANKS
 from truenext.policy import DEFAULT_POLICY
 from truenext.record import split_lane_key
@@ -102,14 +108,14 @@ class Queues:
         """Raises: RemoteProtocolError if there is no such queue"""
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
-            raise RemoteProtocolError(f"there is no queue {name!r}", Code.MISSING)
+            raise RemoteProtocolError(f"there is no queue {name!r}", Code.NOT_FOUND)
         return queue
 
     def known_durable(self, key: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such durable subscription"""
         queue = self.durable.get(key)
         if queue is None:
-            raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.MISSING)
+            raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
 
     def is_there(self, queue: Queue) -> bool:
@@ -162,7 +168,7 @@ class Queues:
         Raises: what `queue_of` raises
         """
         destination = send.destination
-        if not destination.is_spread:
+        if not destination.is_multi_queue:
             queue = queue_of(destination)
             return [] if queue is None else [queue]
         return self.queues_of_parts(destination, send.message, queue_of)
@@ -188,7 +194,7 @@ class Queues:
         Raises: RemoteProtocolError if there can be no such queue; then nothing is kept
         """
         destination = send.destination
-        if not destination.is_spread and send.schedule is None:
+        if not destination.is_multi_queue and send.schedule is None:
             # As most often.
             name = destination.name
             if name in promised:
@@ -203,7 +209,7 @@ class Queues:
                 if part.kind is not DestinationKind.TOPIC:
                     self._promise_one(part, promised, kept, is_there=part.name in self.by_name)
             if send.schedule is not None:
-                name = "" if destination.is_spread else destination.name
+                name = "" if destination.is_multi_queue else destination.name
                 waiting = Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name)
                 self._promise_one(waiting, promised, kept, is_there=name in self.hidden)
         except RemoteProtocolError:
@@ -259,7 +265,7 @@ class Queues:
         now_us = self._ledger.now_us
         if now_us >= self._futile_until_us and not self._let_unused_go(len(self.by_name)):
             # Who asks again and again must not have all looked at again and again.
-            self._futile_until_us = now_us + int(UNUSED_SECONDS_SHORT * 1_000_000)
+            self._futile_until_us = now_us + int(UNUSED_QUEUE_SECONDS_SHORT * 1_000_000)
 
     # ---- Making ----
 
@@ -318,7 +324,7 @@ class Queues:
         return Queue(
             destination,
             number,
-            self.policies.of(destination.topic or name),
+            self.policies.for_queue(destination.topic or name),
             self._memory,
             holds_dead_letters=is_lasting and self.policies.holds_dead_letters(name),
             used_us=self._ledger.now_us,
@@ -366,10 +372,10 @@ class Queues:
 
     def let_some_unused_go(self) -> None:
         """To be called once a second."""
-        self._let_unused_go(UNUSED_LOOK)
+        self._let_unused_go(UNUSED_QUEUES_CHECKED_MAX)
 
     def _let_unused_go(self, count: int) -> int:
-        """Look at so many queues, or until UNUSED_PIECE have gone: how many have."""
+        """Look at so many queues, or until UNUSED_QUEUES_REMOVED_MAX have gone: how many have."""
         gone = 0
         for queue in self._unused.some(count):
             if not self.may_go(queue):
@@ -377,7 +383,7 @@ class Queues:
                 continue
             self.let_go(queue)
             gone += 1
-            if gone >= UNUSED_PIECE:
+            if gone >= UNUSED_QUEUES_REMOVED_MAX:
                 break
         return gone
 

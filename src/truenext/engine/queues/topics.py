@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from truenext.destination import virtual_topic
 from truenext.pattern import is_pattern, matches
-from truenext.selector import stored_selector
+from truenext.selector import compile_stored_selector
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
@@ -46,7 +46,7 @@ class Topics:
         if not topic:
             return
         if queue.destination.selector:
-            its = self._selectors[queue] = stored_selector(queue.destination.selector)
+            its = self._selectors[queue] = compile_stored_selector(queue.destination.selector)
             queue.memory.use(its)
         if is_pattern(topic):
             words = topic.split(".")

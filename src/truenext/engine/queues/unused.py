@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.destination import virtual_topic
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import UNUSED_SECONDS, UNUSED_SECONDS_SHORT
+from truenext.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ class Unused:
     def some(self, count: int) -> Iterator[Queue]:
         """Of so many queues those that were not used lately."""
         is_short = not self._memory.has_room_for_queue
-        seconds = UNUSED_SECONDS_SHORT if is_short else UNUSED_SECONDS
+        seconds = UNUSED_QUEUE_SECONDS_SHORT if is_short else UNUSED_QUEUE_SECONDS
         before_us = self._ledger.now_us - int(seconds * 1_000_000)
         for _ in range(min(count, len(self._by_name))):
             if not self._round:
@@ -59,7 +59,7 @@ def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
         f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that "
         "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match",
-        Code.NO_ROOM,
+        Code.NO_SPACE,
     )
 
 
@@ -68,5 +68,5 @@ def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
         "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once",
-        Code.NO_ROOM,
+        Code.NO_SPACE,
     )

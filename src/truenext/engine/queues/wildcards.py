@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import WHOLE
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.limits import JOIN_PIECE
+from truenext.limits import JOIN_QUEUES_PER_TURN
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class Wildcards(BackgroundTask):
         if wildcard is not self._current:
             self._current, self._left = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
-        some = self._left[-JOIN_PIECE:]
-        del self._left[-JOIN_PIECE:]
+        some = self._left[-JOIN_QUEUES_PER_TURN:]
+        del self._left[-JOIN_QUEUES_PER_TURN:]
         known, joined = self._queues, wildcard.queues
         current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
         meant = [queue for queue in current if wildcard.is_meant(queue)]

@@ -59,7 +59,7 @@ class KeyedScans:
     def that_may_want(self, message: SentMessage) -> list[Scan]:
         found = list(self._others)
         for its, by_text in self._by_property.items():
-            text = its.of(message.header)
+            text = its.value_in(message.header)
             if text is not None:
                 found += by_text.get(text, ())
         return found

@@ -32,7 +32,7 @@ from truenext.engine.state.memory import (
     size_of,
 )
 from truenext.engine.state.queue import WHOLE
-from truenext.limits import SCAN_SIZE
+from truenext.limits import SCAN_MESSAGES_PER_TURN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -215,7 +215,7 @@ class Selecting:
     def step(self, place: ScanCursor) -> bool:
         """Test a slice. True if what follows on its position has to be read."""
         lane = place.lane
-        left = SCAN_SIZE
+        left = SCAN_MESSAGES_PER_TURN
         while left > 0 and place.is_behind and not place.is_full:
             if place.noted:
                 left -= place.test_noted(left)

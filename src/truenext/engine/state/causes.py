@@ -40,7 +40,7 @@ def with_cause(before: KnownCauses | None, cause: str) -> KnownCauses:
     """After one more failure, whose consumer has said this."""
     if before is None:
         return KnownCauses(cause, cause, unsaid=Causes(cause, cause))
-    return KnownCauses(before.first, cause, before.batch, Causes(last=cause).over(before.unsaid))
+    return KnownCauses(before.first, cause, before.batch, Causes(last=cause).merged_onto(before.unsaid))
 
 
 def of_store(causes: Causes) -> KnownCauses | None:

@@ -311,7 +311,7 @@ class ConnectionState:
     def check_subscription(self, subscription: str, destination: Destination) -> None:
         """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
         if subscription in self.consumers or subscription in self.browsers:
-            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.TAKEN)
+            raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.IN_USE)
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection", Code.LIMIT)
         if destination.session and destination.session != self.id:
@@ -331,7 +331,7 @@ class ConnectionState:
                 f"subscription {subscription!r} browses: nothing of it is acknowledged", Code.NOT_HELD
             )
         if consumer is None:
-            raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.MISSING)
+            raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.NOT_FOUND)
         if consumer.mode is AckMode.AUTO:
             raise RemoteProtocolError(f"subscription {subscription!r} acknowledges by itself (ack:auto)", Code.NOT_HELD)
         return consumer

@@ -43,7 +43,7 @@ class Producer(msgspec.Struct, gc=False):
     @classmethod
     def of(cls, state: ProducerState) -> Self:
         return cls(
-            state.used_ms,
+            state.last_used_ms,
             0,
             state.sends,
             state.commits,

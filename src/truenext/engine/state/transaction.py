@@ -98,7 +98,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         Raises: RemoteProtocolError if the name is taken or there are too many.
         """
         if name in self:
-            raise RemoteProtocolError(f"transaction {name!r} is open already", Code.TAKEN)
+            raise RemoteProtocolError(f"transaction {name!r} is open already", Code.IN_USE)
         if len(self) >= limits.transactions:
             raise RemoteProtocolError(
                 f"more than {limits.transactions} open transactions on one connection (transactions_max)", Code.LIMIT
@@ -141,4 +141,6 @@ class OpenTransactions(dict[str, BrokerTransaction]):
 
 def doomed(name: str) -> RemoteProtocolError:
     """Why nothing more may be said in a transaction."""
-    return RemoteProtocolError(f"transaction {name!r} can only be aborted: a frame of it was refused", Code.DOOMED)
+    return RemoteProtocolError(
+        f"transaction {name!r} can only be aborted: a frame of it was refused", Code.ROLLBACK_ONLY
+    )

@@ -114,6 +114,6 @@ def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
     batch.size += len(key)
     known = entry.causes
     if known is not None and known.unsaid is not NO_CAUSES:
-        batch.causes[key] = known.unsaid.over(batch.causes.get(key, NO_CAUSES))
+        batch.causes[key] = known.unsaid.merged_onto(batch.causes.get(key, NO_CAUSES))
         batch.size += len(known.unsaid.last)
         entry.causes = KnownCauses(known.first, known.last, batch.number)

@@ -23,10 +23,10 @@ from truenext.events import (
     CHUNK,
     DELAYED,
     EXCLUSIVE,
+    FROM_BATCH,
     HOLDING,
     MODES,
     NO_WINDOW,
-    OF_BATCH,
     PERSISTENT_FLAG,
     PULLING,
     REASONS,
@@ -325,7 +325,7 @@ class EventLog:
         if not self._blocks:
             self._forget()
             return b""
-        flags = OF_BATCH if of_batch else 0
+        flags = FROM_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
             flags |= STARTS_FILE
             self._file_size = 0

@@ -17,9 +17,9 @@ from truenext.disk_level import DiskLevel
 from truenext.engine.state.wildcard import Wildcard
 from truenext.limits import (
     GATHERING_BYTES_MAX,
+    PENDING_ANSWER_BYTES,
     SEQUENCE_BLOCK,
     SEQUENCE_RESERVE,
-    WAITING_ANSWER_BYTES,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Ledger:
             self._answers.append((session, answer))
         else:
             self._waiting_answers.setdefault(session.batch, []).append((session, answer))
-            self.batch.size += WAITING_ANSWER_BYTES
+            self.batch.size += PENDING_ANSWER_BYTES
             if session.batch == self.batch.number:
                 self.is_awaited = True
 
@@ -170,7 +170,7 @@ class Ledger:
     # ---- Batches ----
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """More commands may be taken: sequences are left, and the gathering batch is not too large."""
         if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False

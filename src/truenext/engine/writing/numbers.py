@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.limits import NAMING_BYTES
+from truenext.limits import QUEUE_REMOVAL_BYTES
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
@@ -49,7 +49,7 @@ class Numbers:
                 batch.paused.pop(number, None)
             else:
                 batch.queues[number] = ""
-                batch.size += NAMING_BYTES
+                batch.size += QUEUE_REMOVAL_BYTES
         if self._events.forgot(queue):
             return
         if queue.is_known_to_store:

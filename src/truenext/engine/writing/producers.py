@@ -1,6 +1,6 @@
 """Which producers are remembered with their numbers (guarantee L5), and which are forgotten when they are too many.
 
-A producer is remembered for PRODUCER_MEMORY_MS after its last use. If there are PRODUCERS_MAX, a new one takes the
+A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX, a new one takes the
 place of one that had one SEND alone, and long ago: most likely a process that sent one message and ended. One that had
 more, or a COMMIT, keeps its place. Source: docs/decisions/0036-producers-that-are-forgotten.md
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.commands import Commit
 from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_MEMORY_MS, PRODUCER_MEMORY_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
+from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,11 +173,11 @@ class Producers:
         session.batch = max(session.batch, self._forgotten_in)
 
     def forget_old(self) -> None:
-        """Drop those not used for PRODUCER_MEMORY_MS."""
+        """Drop those not used for PRODUCER_RETENTION_MS."""
         producers = self._producers
         while producers:
             name = next(iter(producers))
-            if producers[name].used_ms + PRODUCER_MEMORY_MS > self._ledger.now_ms:
+            if producers[name].used_ms + PRODUCER_RETENTION_MS > self._ledger.now_ms:
                 break
             self._forget(name)
 
@@ -205,7 +205,7 @@ class Producers:
     def _dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
         name = next(iter(self._used_once), None)
-        if name is None or self._producers[name].used_ms + PRODUCER_MEMORY_MS_MIN > self._ledger.now_ms:
+        if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._ledger.now_ms:
             return None
         return name
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from truenext.destination import accepted_address
+from truenext.destination import parse_stored_address
 from truenext.errors import RemoteProtocolError
 from truenext.pattern import is_pattern
 from truenext.stage.core.codec import Codec, named
@@ -65,7 +65,7 @@ class Topic(Generic[M]):
         self.destination = f"/topic/{name}"
         self.takes = Codec(takes, f"what is published to {name}")
         try:
-            accepted_address(self.destination)
+            parse_stored_address(self.destination)
         except RemoteProtocolError as error:
             raise DefinitionError(f"{name!r} is no name of a topic: {error}") from error
         if is_pattern(name):

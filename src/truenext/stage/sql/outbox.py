@@ -35,7 +35,7 @@ GONE_MS = 24 * 3600 * 1000
 """Milliseconds after which a process that is not alive any more is not shown any more, either."""
 FORGOTTEN_MS = 6 * 24 * 3600 * 1000
 """A producer that was not used for so long is not used again: the broker soon forgets it. Source: docs/limits.md,
-PRODUCER_MEMORY_MS"""
+PRODUCER_RETENTION_MS"""
 KEPT_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox knows a message after its acknowledgement."""
 CLEANED_MAX = 1000

@@ -8,7 +8,7 @@ import msgspec
 
 from truenext.batch import NO_CAUSES, Causes, Mark
 from truenext.order import PRIORITY_MAX
-from truenext.record import CONTENTS, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,13 +82,13 @@ def find_damage(key: bytes, record: bytes) -> str:
 
 def describe_message(key: bytes, queues: Mapping[int, str]) -> str:
     """A message, for people; `queues` has names by number."""
-    if key.startswith(CONTENTS):
+    if key.startswith(CONTENTS_LANE_KEY):
         return f"content {sequence_of(key)}"
     return f"message {sequence_of(key)} of {describe_lane(key[:LANE_KEY_SIZE], queues)}"
 
 
 def describe_lane(lane: bytes, queues: Mapping[int, str]) -> str:
-    if lane == CONTENTS:
+    if lane == CONTENTS_LANE_KEY:
         return "contents"
     number, rank = split_lane_key(lane)
     name = queues.get(number)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
-from truenext.record import CONTENTS, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay
@@ -166,7 +166,7 @@ class Salvage:
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
             if message.damage or not (number := reference_of(message.record)):
-                if not message.damage and message.key.startswith(CONTENTS):
+                if not message.damage and message.key.startswith(CONTENTS_LANE_KEY):
                     references.add(sequence_of(message.key), message.mark.attempts)
                 yield message
             elif references.count_reference(number):
@@ -211,7 +211,7 @@ class Salvage:
                 continue
             own, own_causes = decode_mark(entry.mark) if entry.mark else (NO_MARK, NO_CAUSES)
             mark = find_mark(key, self._journal_marks) or own
-            causes = merge_causes(key, self._journal_causes).over(own_causes)
+            causes = merge_causes(key, self._journal_causes).merged_onto(own_causes)
             yield self._checked(SalvagedMessage(key, entry.record, entry.is_transient, mark, CHECKPOINT, causes))
 
     def _checked(self, message: SalvagedMessage) -> SalvagedMessage:
@@ -220,7 +220,7 @@ class Salvage:
             self._damage(message, damage)
             return message
         self.highest_sequence = max(self.highest_sequence, sequence_of(message.key))
-        if message.key.startswith(CONTENTS):
+        if message.key.startswith(CONTENTS_LANE_KEY):
             return message
         number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.unnamed_queues:

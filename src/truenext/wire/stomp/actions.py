@@ -11,14 +11,14 @@ from typing import Literal
 
 import msgspec
 
+from truenext.client_json import read_json
 from truenext.commands import Credit, Release, Started, Wake
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
-from truenext.question import read_question
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
-_QUOTES_BESIDE = 100
+_EXTRA_QUOTES_MAX = 100
 """Those of the fields and of the other values, and some for names that have one."""
 
 Action = Started | Credit | Release | Wake
@@ -55,15 +55,15 @@ def _wake(frame: Frame) -> Wake:
 def _release(frame: Frame) -> Release:
     # So many texts, each with two of these: a list of millions would take long to read, and is none.
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
-    if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _QUOTES_BESIDE:
+    if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _EXTRA_QUOTES_MAX:
         raise _too_much()
-    asked = read_question("release", frame.body, _Release)
-    if len(asked.keep) > KEPT_MAX or len(asked.subscriptions) > SUBSCRIPTIONS_MAX:
+    request = read_json("release", frame.body, _Release)
+    if len(request.keep) > KEPT_MAX or len(request.subscriptions) > SUBSCRIPTIONS_MAX:
         raise _too_much()
-    names = [read_name("a name in subscriptions", name) for name in asked.subscriptions]
-    kept = [read_ack_id("release", text) for text in asked.keep]
-    transaction = None if asked.abort is None else read_name("abort", asked.abort)
-    return Release(names, kept, asked.suspend, transaction, asked.count_attempts == "all")
+    names = [read_name("a name in subscriptions", name) for name in request.subscriptions]
+    kept = [read_ack_id("release", text) for text in request.keep]
+    transaction = None if request.abort is None else read_name("abort", request.abort)
+    return Release(names, kept, request.suspend, transaction, request.count_attempts == "all")
 
 
 def _too_much() -> RemoteProtocolError:

@@ -36,10 +36,10 @@ _NUMBER_LENGTH_MAX = 10
 
 _SHAPES_MAX = 4
 """Shapes that one connection goes on using."""
-_LOOKS = frozenset({1, 2, 4, 8, 16, 32})
+_SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
 """After so many frames that came the general way a shape is looked for, and then now and then: for whoever repeats
 nothing that must cost nothing."""
-_LOOKS_EVERY = 64
+_SHAPE_CHECK_INTERVAL = 64
 _MISSES_MAX = 16
 """After more of them a connection does something else now: its shapes are not tried any more."""
 
@@ -48,8 +48,16 @@ class Decoder(Generic[Read]):
     """Bytes to frames, for either side of a connection; and to what its shapes read instead."""
 
     __slots__ = (
-        *("_awaits", "_body_bytes_max", "_fault", "_header_bytes_max", "_headers_max", "_misses", "_missing"),
-        *("_pending", "_shapes", "_shapes_known", "has_more", "version"),
+        *(
+            "_awaited_bytes",
+            "_body_bytes_max",
+            "_fault",
+            "_header_bytes_max",
+            "_headers_max",
+            "_misses",
+            "_missing_bytes",
+        ),
+        *("_pending", "_shapes", "_known_shapes", "has_more", "version"),
     )
 
     def __init__(
@@ -68,14 +76,14 @@ class Decoder(Generic[Read]):
         """The beginning of a frame that is not complete."""
         self.has_more = False
         """`receive(b"")` is to follow: there may be more, or something is wrong behind what was returned."""
-        self._missing = 0
+        self._missing_bytes = 0
         """Bytes that must come before it is worth looking at `_pending` again; 0 if not known."""
-        self._awaits = b""
-        """Bytes one of which must come before it is worth looking again, if `_missing` is not known."""
+        self._awaited_bytes = b""
+        """Bytes one of which must come before it is worth looking again, if `_missing_bytes` is not known."""
         self._fault: RemoteProtocolError | None = None
         """What is wrong behind the frames that were returned last."""
 
-        self._shapes_known = shapes
+        self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
         """Those that frames had here, the last one first."""
         self._misses = 0
@@ -102,12 +110,12 @@ class Decoder(Generic[Read]):
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
         if self._pending:
             self._pending += data
-            if not self._is_worth_looking(data):
+            if not self._may_be_complete(data):
                 return
             data = bytes(self._pending)
             self._pending.clear()
-        self._missing = 0
-        self._awaits = b""
+        self._missing_bytes = 0
+        self._awaited_bytes = b""
         version = self.version
         has_carriage_returns = version in (None, Version.V1_2) and b"\r" in data
         may_be_padded = version is Version.V1_0
@@ -131,14 +139,14 @@ class Decoder(Generic[Read]):
                     body_start = crlf + 3
             if head_end < 0:
                 if find(b"\0", start, start + self._header_bytes_max) >= 0:
-                    raise RemoteProtocolError("NUL inside a frame's header", Code.NO_FRAME)
-                self._awaits = b"\n\0"
+                    raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
+                self._awaited_bytes = b"\n\0"
                 break
             try:
                 head = data[start:head_end].decode()
             except UnicodeDecodeError as error:
                 what = "" if version is None else f": {error}"
-                raise RemoteProtocolError(f"header is not UTF-8{what}", Code.NO_FRAME) from error
+                raise RemoteProtocolError(f"header is not UTF-8{what}", Code.MALFORMED_FRAME) from error
             command, *lines = head.split("\n")
             count = len(lines)
             headers: dict[str, str]
@@ -163,48 +171,48 @@ class Decoder(Generic[Read]):
             )
             if not is_plain:
                 command = command.removesuffix("\r") if has_carriage_returns else command
-                headers = self._careful_headers(command, head, has_carriage_returns)
+                headers = self._parse_unusual_headers(command, head, has_carriage_returns)
             if count > self._headers_max:
-                raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.NO_FRAME)
+                raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME)
 
             has_body = command in COMMANDS_WITH_BODY
             length = headers.get("content-length")
             if length is None:
                 body_end = find(b"\0", body_start)
                 if body_end < 0:
-                    self._awaits = b"\0"
+                    self._awaited_bytes = b"\0"
                     break
                 if body_end - body_start > self._body_bytes_max:
-                    raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes", Code.NO_FRAME)
+                    raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes", Code.MALFORMED_FRAME)
             else:
                 # As `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(
-                        f"content-length{self._said(length)} is not a number of bytes", Code.NO_FRAME
+                        f"content-length{self._quoted(length)} is not a number of bytes", Code.MALFORMED_FRAME
                     )
                 digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
                 body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
                 if body_bytes > self._body_bytes_max:
                     raise RemoteProtocolError(
-                        f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes",
-                        Code.NO_FRAME,
+                        f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes",
+                        Code.MALFORMED_FRAME,
                     )
                 body_end = body_start + body_bytes
                 if body_end > body_start and not has_body:
                     # Before anything is kept for it.
                     self._refuse_body(command)
                 if body_end >= size:
-                    self._missing = body_end + 1 - size
+                    self._missing_bytes = body_end + 1 - size
                     self._check_login(body_end - start)
                     break
                 if data[body_end]:
                     what = "" if version is None else f"{digits} bytes of the "
-                    raise RemoteProtocolError(f"no NUL after the {what}body", Code.NO_FRAME)
+                    raise RemoteProtocolError(f"no NUL after the {what}body", Code.MALFORMED_FRAME)
             if version is None:
                 self._check_login(body_end - start)
             if has_body:
-                kept = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
-                frames.append(Frame(command, headers, data[body_start:body_end], kept))
+                header_lines = data[start + len(command) + 1 : head_end + 1] if is_plain and count else b""
+                frames.append(Frame(command, headers, data[body_start:body_end], header_lines))
             else:
                 if body_end > body_start and data[body_start:body_end].strip(b"\r\n"):
                     self._refuse_body(command)
@@ -215,8 +223,8 @@ class Decoder(Generic[Read]):
                 return
             if is_plain:
                 self._misses = misses = self._misses + 1
-                if misses in _LOOKS or not misses % _LOOKS_EVERY:
-                    self._look_for_shape(version, command, headers, data, start)
+                if misses in _SHAPE_CHECKS_AT or not misses % _SHAPE_CHECK_INTERVAL:
+                    self._find_shape(version, command, headers, data, start)
             start = body_end + 1
         self._pending += memoryview(data)[start:]
         self._check_pending()
@@ -235,29 +243,29 @@ class Decoder(Generic[Read]):
                     self._misses = 0
         return start
 
-    def _look_for_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
+    def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
         """Of a plain frame, which begins at `start`."""
-        shape = self._shapes_known.of(version, command, tuple(headers))
+        shape = self._known_shapes.get(version, command, tuple(headers))
         if shape is not None and shape.read(data, start, [], self._body_bytes_max) > start:
             others = [each for each in self._shapes if each is not shape]
             self._shapes = (shape, *others[: _SHAPES_MAX - 1])
         elif self._misses >= _MISSES_MAX:
             self._shapes = ()
 
-    def _is_worth_looking(self, data: bytes) -> bool:
+    def _may_be_complete(self, data: bytes) -> bool:
         """What came last may complete the frame that is pending."""
-        if self._missing:
-            self._missing -= len(data)
-            return self._missing <= 0
-        if self._awaits and not any(byte in data for byte in self._awaits):
+        if self._missing_bytes:
+            self._missing_bytes -= len(data)
+            return self._missing_bytes <= 0
+        if self._awaited_bytes and not any(byte in data for byte in self._awaited_bytes):
             self._check_pending()
             return False
         return True
 
-    def _careful_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
+    def _parse_unusual_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
         """The headers of a frame that is in some way unusual: repeated, escaped, padded, or wrong."""
         if "\0" in head:
-            raise RemoteProtocolError("NUL inside a frame's header", Code.NO_FRAME)
+            raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
         if has_carriage_returns:
             head = _without_carriage_returns(head)
         headers: dict[str, str] = {}
@@ -267,7 +275,7 @@ class Decoder(Generic[Read]):
                 # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
-                raise RemoteProtocolError(f"header line{self._said(line)} is not name:value", Code.NO_FRAME)
+                raise RemoteProtocolError(f"header line{self._quoted(line)} is not name:value", Code.MALFORMED_FRAME)
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
                 name, value = self._unescaped(name), self._unescaped(value)
             headers.setdefault(name, value)
@@ -279,7 +287,9 @@ class Decoder(Generic[Read]):
                 raise KeyError("\\r")
             return unescape(text)
         except KeyError as error:
-            raise RemoteProtocolError(f"undefined escape {error.args[0]!r} in a header", Code.NO_FRAME) from error
+            raise RemoteProtocolError(
+                f"undefined escape {error.args[0]!r} in a header", Code.MALFORMED_FRAME
+            ) from error
 
     def _refuse_body(self, command: str) -> None:
         """STOMP 1.0 alone says of a command, SUBSCRIBE, that its body is ignored."""
@@ -287,32 +297,37 @@ class Decoder(Generic[Read]):
             raise RemoteProtocolError(unknown_command(command, self.version), Code.COMMAND)
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
             raise RemoteProtocolError(
-                f"{command} must not have a body, nor a content-length that says so", Code.NO_FRAME
+                f"{command} must not have a body, nor a content-length that says so", Code.MALFORMED_FRAME
             )
 
-    def _said(self, text: str) -> str:
+    def _quoted(self, text: str) -> str:
         """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
         if self.version is None and size > LOGIN_BYTES_MAX:
-            raise RemoteProtocolError(f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete", Code.NO_FRAME)
+            raise RemoteProtocolError(
+                f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete", Code.MALFORMED_FRAME
+            )
 
     def _check_pending(self) -> None:
         size = len(self._pending)
         self._check_login(size)
-        if not self._missing:
-            if self._awaits == b"\n\0":
+        if not self._missing_bytes:
+            if self._awaited_bytes == b"\n\0":
                 if size > self._header_bytes_max:
                     raise RemoteProtocolError(
-                        f"more than {self._header_bytes_max} bytes of headers in one frame", Code.NO_FRAME
+                        f"more than {self._header_bytes_max} bytes of headers in one frame", Code.MALFORMED_FRAME
                     )
                 if self._pending.count(b"\n") > self._headers_max + 1:
                     # Now, and not after having looked at it again with every piece that comes.
-                    raise RemoteProtocolError(f"more than {self._headers_max} headers in one frame", Code.NO_FRAME)
+                    raise RemoteProtocolError(
+                        f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME
+                    )
             elif size > self._header_bytes_max + self._body_bytes_max:
                 raise RemoteProtocolError(
-                    f"frame without an end after {self._header_bytes_max + self._body_bytes_max} bytes", Code.NO_FRAME
+                    f"frame without an end after {self._header_bytes_max + self._body_bytes_max} bytes",
+                    Code.MALFORMED_FRAME,
                 )
 
 
@@ -332,5 +347,5 @@ def _without_carriage_returns(head: str) -> str:
     """
     lines = [line.removesuffix("\r") for line in head.split("\n")]
     if any("\r" in line for line in lines):
-        raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r", Code.NO_FRAME)
+        raise RemoteProtocolError("carriage return inside a header; STOMP 1.2 escapes it as \\r", Code.MALFORMED_FRAME)
     return "\n".join(lines)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import Ack, Send, Started
 from truenext.destination import Destination, DestinationKind, parse
-from truenext.envelope import DEAD_LETTER_HEADERS, HOP_HEADERS, SCHEDULE_PREFIX
+from truenext.envelope import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_DEFAULT
 from truenext.wire.stomp.frame import Version
-from truenext.wire.stomp.headers import OURS
+from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.shapes import (
     FrameShape,
     Shape,
@@ -37,10 +37,10 @@ Request = Send | Ack | Started | tuple[Send | Ack, str]
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
-_DESTINATIONS_KEPT = 16_384
+_DESTINATION_CACHE_SIZE = 16_384
 """Addresses that are not parsed anew for each SEND."""
 _PRIORITIES = {str(priority).encode(): priority for priority in range(10)}
-_OF_THE_HOP = {
+_HOP_BY_HOP = {
     "receipt": rb"%%b{0,%d}+" % NAME_LENGTH_MAX,
     "transaction": rb"%b*+",
     "truenext-producer": rb"%%b{1,%d}+" % NAME_LENGTH_MAX,
@@ -54,22 +54,22 @@ _FORWARDED = {
     "priority": rb"\d",
     "persistent": rb"true|false",
     "expires": rb"\d{1,18}+",
-    "JMSXGroupID": _OF_THE_HOP["receipt"],
+    "JMSXGroupID": _HOP_BY_HOP["receipt"],
 }
 """The same of those that go on with the message, and are read as well. %v is any value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
 """Sequence, dispatch and subscription, within the one group that is written around it."""
 _STARTED = "truenext-started"
-_OF_ACK = {
+_ACK_HEADERS = {
     "id": _ACK_ID,
-    "receipt": _OF_THE_HOP["receipt"],
-    "transaction": _OF_THE_HOP["receipt"],
+    "receipt": _HOP_BY_HOP["receipt"],
+    "transaction": _HOP_BY_HOP["receipt"],
     _STARTED: _ACK_ID,
 }
-_OTHER_OF_ACK = rb"%b{0,1000}+"
+_OTHER_ACK_VALUE = rb"%b{0,1000}+"
 """All values of an ACK are short, so that it is within the limits."""
-_ELSEWHERE = (HOP_HEADERS - _OF_THE_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
-_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
+_SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
+_SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
 """What a message is sent to, and what is the same whoever says it."""
 
 
@@ -81,58 +81,58 @@ class SendShape:
         character = character_pattern(version, is_ascii=True)
         lines = b""
         groups: dict[str, int] = {}
-        kept: list[int] = []
+        forwarded: list[int] = []
         count = 0
-        is_kept = False
+        is_forwarded = False
         for name in names:
-            if is_kept is (name in _OF_THE_HOP):
+            if is_forwarded is (name in _HOP_BY_HOP):
                 # What is forwarded is taken in as few pieces as there are.
-                is_kept = not is_kept
-                lines += b"(" if is_kept else b")"
-                if is_kept:
-                    kept.append(count)
+                is_forwarded = not is_forwarded
+                lines += b"(" if is_forwarded else b")"
+                if is_forwarded:
+                    forwarded.append(count)
                     count += 1
-            taken = _OF_THE_HOP.get(name) or _FORWARDED.get(name)
-            if taken is None:
+            pattern = _HOP_BY_HOP.get(name) or _FORWARDED.get(name)
+            if pattern is None:
                 lines += line_pattern(name, value)
             else:
                 groups[name] = count
                 count += 1
-                lines += line_pattern(name, b"(%b)" % taken.replace(b"%b", character).replace(b"%v", value))
-        self.match = header_pattern("SEND", lines + (b")" if is_kept else b""))
+                lines += line_pattern(name, b"(%b)" % pattern.replace(b"%b", character).replace(b"%v", value))
+        self.match = header_pattern("SEND", lines + (b")" if is_forwarded else b""))
         self.uses = 0
-        self._kept = tuple(kept)
+        self._forwarded = tuple(forwarded)
         self._destination = groups.pop("destination")
         self._length = groups.pop("content-length")
         self._priority = groups.pop("priority", None)
         self._persistent = groups.pop("persistent", None)
         self._receipt = groups.pop("receipt", None)
-        self._rest = groups
+        self._optional = groups
         """What most do not say: name and place."""
 
     def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
         match = self.match
         at_destination, at_length = self._destination, self._length
         at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
-        first, *others = self._kept
-        rest = self._rest
+        first, *others = self._forwarded
+        optional = self._optional
         size = len(data)
         while start < size and (found := match(data, start)) is not None:
-            said = found.groups()
+            groups = found.groups()
             body_start = found.end()
-            length = int(said[at_length])
+            length = int(groups[at_length])
             body_end = body_start + length
             if (
                 body_end >= size
                 or data[body_end]
                 or length > body_bytes_max
                 or body_start - start > HEADER_BYTES_MAX
-                or (destination := _destination(said[at_destination])) is None
+                or (destination := _destination(groups[at_destination])) is None
             ):
                 break
-            header = said[first]
+            header = groups[first]
             if others:
-                header = b"".join([said[kept] for kept in self._kept])
+                header = b"".join([groups[group] for group in self._forwarded])
             # `is_utf8`, without the call where it is.
             if not header.isascii() and not is_utf8(header):
                 break
@@ -140,20 +140,20 @@ class SendShape:
                 header = DEFAULT_PRIORITY_LINE + header
                 priority = PRIORITY_DEFAULT
             else:
-                priority = _PRIORITIES[said[at_priority]]
-            persistent = at_persistent is not None and said[at_persistent] == b"true"
+                priority = _PRIORITIES[groups[at_priority]]
+            persistent = at_persistent is not None and groups[at_persistent] == b"true"
             message = SentMessage(priority, persistent, 0, header, data[body_start:body_end])
             send = Send(destination, message)
-            if rest and not self._add_rest(send, said):
+            if optional and not self._set_optional_headers(send, groups):
                 break
-            into.append(send if at_receipt is None else (send, said[at_receipt].decode()))
+            into.append(send if at_receipt is None else (send, groups[at_receipt].decode()))
             start = body_end + 1
         return start
 
-    def _add_rest(self, send: Send, said: tuple[bytes, ...]) -> bool:
+    def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
         """False if something of it is not read here."""
-        for name, at in self._rest.items():
-            value = said[at]
+        for name, at in self._optional.items():
+            value = groups[at]
             match name:
                 case "expires":
                     send.message.expires_ms = int(value)
@@ -181,12 +181,12 @@ class AckShape:
         groups: dict[str, int] = {}
         count = 1
         for name in names:
-            taken = _OF_ACK.get(name)
-            if taken is not None:
+            pattern = _ACK_HEADERS.get(name)
+            if pattern is not None:
                 groups[name] = count
-                count += taken.count(b")") + 1
-                taken = b"(%b)" % taken
-            lines += line_pattern(name, (taken or _OTHER_OF_ACK).replace(b"%b", character))
+                count += pattern.count(b")") + 1
+                pattern = b"(%b)" % pattern
+            lines += line_pattern(name, (pattern or _OTHER_ACK_VALUE).replace(b"%b", character))
         self.match = header_pattern("ACK", lines, rb"\0")
         self.uses = 0
         self._id = groups["id"]
@@ -218,9 +218,9 @@ class StartedShape:
     """Reads the SENDs to /control/started that say nothing else."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
-        taken = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
+        patterns = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
         character = character_pattern(version, is_ascii=True)
-        lines = b"".join(line_pattern(name, taken[name].replace(b"%b", character)) for name in names)
+        lines = b"".join(line_pattern(name, patterns[name].replace(b"%b", character)) for name in names)
         self.match = header_pattern("SEND", lines, rb"\0")
         self.uses = 0
 
@@ -233,7 +233,7 @@ class StartedShape:
         return start
 
 
-@lru_cache(maxsize=_DESTINATIONS_KEPT)
+@lru_cache(maxsize=_DESTINATION_CACHE_SIZE)
 def _destination(address: bytes) -> Destination | None:
     """None if requests.py has to look at it."""
     if b"/temp-" in address:
@@ -242,16 +242,16 @@ def _destination(address: bytes) -> Destination | None:
         destination = parse(address.decode(), "")
     except (UnicodeDecodeError, RemoteProtocolError):
         return None
-    return destination if destination.kind in _KINDS else None
+    return destination if destination.kind in _SHARED_KINDS else None
 
 
 def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Request]:
-    if command == "SEND" and _is_read_here(set(names)):
+    if command == "SEND" and _is_fast_path(set(names)):
         return SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)
     # Of our own names an ACK has one alone, and not in a transaction.
-    own = [name for name in names if name.startswith(OURS)]
+    own = [name for name in names if name.startswith(OWN_PREFIX)]
     is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
@@ -259,11 +259,11 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Requ
     return FrameShape[Request](version, command, names)
 
 
-def _is_read_here(names: set[str]) -> bool:
+def _is_fast_path(names: set[str]) -> bool:
     """Of a SEND."""
     return (
         {"destination", "content-length"} <= names
-        and names.isdisjoint(_ELSEWHERE)
+        and names.isdisjoint(_SLOW_PATH)
         and not any(name.startswith(SCHEDULE_PREFIX) for name in names)
         and ("truenext-producer" in names) is ("truenext-number" in names)
         and ("truenext-gapless" not in names or "truenext-number" in names)

@@ -4,13 +4,13 @@ the options that ActiveMQ's clients write behind a destination.
 A name that one of these brokers knows is understood, or passes because what it asks for is so anyway, or is refused:
 
     understood    by the functions below
-    TABLE         which values of the others pass on SUBSCRIBE, by what is subscribed to; all others are refused
+    SUBSCRIBE_RULES which values of the others pass on SUBSCRIBE, by what is subscribed to; all others are refused
 
 Two names of one thing that disagree are refused, too. Names are exact, never prefixes. Any other name is the user's:
 gateways pass on what browsers add. On SEND all of these are the user's.
 
-Names that begin with OURS are this broker's own, so there one that a frame does not have is a slip, and refused
-(`check_ours`).
+Names that begin with OWN_PREFIX are this broker's own, so there one that a frame does not have is a slip, and refused
+(`check_own_headers`).
 
 Source: docs/decisions/0038-other-brokers-headers.md
 """
@@ -48,7 +48,7 @@ OPTIONS = (
 """What may stand behind the ? of a destination: ActiveMQ's."""
 
 
-OURS = "truenext-"
+OWN_PREFIX = "truenext-"
 """How the names begin that no other broker has."""
 
 SEQUENCE = "truenext-sequence"
@@ -56,11 +56,11 @@ SEQUENCE = "truenext-sequence"
 
 CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "truenext-last-cause"
 
-OF_MESSAGE = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
+BROKER_HEADERS = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
 """What only the broker says, of a message."""
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
-UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
+OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl"),
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "ACK": ("truenext-started",),
@@ -69,17 +69,17 @@ UNDERSTOOD: Mapping[str, tuple[str, ...]] = {
     "ABORT": ("truenext-count-attempts",),
     "DISCONNECT": ("truenext-forget",),
 }
-"""Those of OURS that each frame has. On SEND others are the user's."""
+"""Those of OWN_PREFIX that each frame has. On SEND others are the user's."""
 
-SILENT: Mapping[str, frozenset[str]] = {
-    "UNSUBSCRIBE": frozenset(UNDERSTOOD["SUBSCRIBE"]),
-    "ACK": OF_MESSAGE,
-    "NACK": OF_MESSAGE,
+IGNORED_HEADERS: Mapping[str, frozenset[str]] = {
+    "UNSUBSCRIBE": frozenset(OWN_HEADERS["SUBSCRIBE"]),
+    "ACK": BROKER_HEADERS,
+    "NACK": BROKER_HEADERS,
 }
 """Those that are repeated there by clients that hand on the headers of a SUBSCRIBE, or of a MESSAGE."""
 
 
-class To(Enum):
+class Target(Enum):
     """What is subscribed to."""
 
     QUEUE = "a queue"
@@ -91,108 +91,110 @@ class To(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    passes: frozenset[str] | None
+    accepted: frozenset[str] | None
     """Values, in lower case, that ask for nothing but what is so anyway; None is any."""
     why: str
     """Others are refused, and what to do instead."""
 
 
-def _never(why: str) -> dict[To, Rule]:
-    return _only(why=why)
+def _refuse(why: str) -> dict[Target, Rule]:
+    return _accept_only(why=why)
 
 
-def _only(*values: str, why: str) -> dict[To, Rule]:
-    return dict.fromkeys(To, Rule(frozenset(values), why))
+def _accept_only(*values: str, why: str) -> dict[Target, Rule]:
+    return dict.fromkeys(Target, Rule(frozenset(values), why))
 
 
-_ANYWAY = dict.fromkeys(To, Rule(None, ""))
-_NO_LOCAL = _only(
+_ACCEPT_ANY = dict.fromkeys(Target, Rule(None, ""))
+_NO_LOCAL = _accept_only(
     "false",
     why="subscriptions without one's own messages are not supported yet; leave it out, and tell yours by a header and "
     "a selector",
 )
-_RETROACTIVE = _only(
+_RETROACTIVE = _accept_only(
     "false", why="retroactive consumers are not supported yet; leave it out, a queue has what was sent before"
 ) | dict.fromkeys(
-    (To.TOPIC, To.DURABLE),
+    (Target.TOPIC, Target.DURABLE),
     Rule(
         frozenset({"false"}),
         "retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
     ),
 )
-_LASTING = _only("true", "false", why="") | {
-    To.TEMPORARY: Rule(frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/")
+_DURABLE_QUEUE = _accept_only("true", "false", why="") | {
+    Target.TEMPORARY: Rule(frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/")
 }
-_LENGTH = _never(
+_LENGTH = _refuse(
     "nothing is dropped from a queue for its length; leave it out, the broker's disk limit is what there is"
 )
-_DEAD_LETTERS = _never("dead letters go to DLQ. + queue, or where dead_letters of its policy says; leave it out")
-_STREAMS = _never("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
-_FILTER = _never("there are no streams; say selector")
+_DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or where dead_letters of its policy says; leave it out")
+_STREAMS = _refuse("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
+_FILTER = _refuse("there are no streams; say selector")
 
-TABLE: Mapping[str, Mapping[To, Rule]] = {
+SUBSCRIBE_RULES: Mapping[str, Mapping[Target, Rule]] = {
     # ActiveMQ's.
-    "activemq.dispatchAsync": _ANYWAY,
-    "consumer.dispatchAsync": _ANYWAY,
-    "activemq.maximumPendingMessageLimit": _ANYWAY,
-    "consumer.maximumPendingMessageLimit": _ANYWAY,
-    "transformation": _ANYWAY,
+    "activemq.dispatchAsync": _ACCEPT_ANY,
+    "consumer.dispatchAsync": _ACCEPT_ANY,
+    "activemq.maximumPendingMessageLimit": _ACCEPT_ANY,
+    "consumer.maximumPendingMessageLimit": _ACCEPT_ANY,
+    "transformation": _ACCEPT_ANY,
     "no-local": _NO_LOCAL,
     "activemq.noLocal": _NO_LOCAL,
     "consumer.noLocal": _NO_LOCAL,
     "activemq.retroactive": _RETROACTIVE,
     "consumer.retroactive": _RETROACTIVE,
-    "activemq.selector": _never("say selector"),
-    "activemq.browser": _never("say browser"),
+    "activemq.selector": _refuse("say selector"),
+    "activemq.browser": _refuse("say browser"),
     # Its successor's.
-    "consumer-window-size": _never("a window is counted in messages; say activemq.prefetchSize"),
-    "subscription-type": _only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
+    "consumer-window-size": _refuse("a window is counted in messages; say activemq.prefetchSize"),
+    "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
     | dict.fromkeys(
-        (To.TOPIC, To.DURABLE),
+        (Target.TOPIC, Target.DURABLE),
         Rule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
     ),
     # RabbitMQ's.
-    "durable": _LASTING,
-    "persistent": _LASTING,
+    "durable": _DURABLE_QUEUE,
+    "persistent": _DURABLE_QUEUE,
     "auto-delete": {
         # A queue that is empty and unused goes anyway; messages are never thrown away for it.
-        To.QUEUE: Rule(frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"),
-        To.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
-        To.TOPIC: Rule(
+        Target.QUEUE: Rule(frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"),
+        Target.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
+        Target.TOPIC: Rule(
             frozenset({"true"}),
             "the subscription ends with its connection; leave this out, or say durable:true as well",
         ),
-        To.DURABLE: Rule(frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"),
+        Target.DURABLE: Rule(
+            frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"
+        ),
     },
     "exclusive": {
-        To.QUEUE: Rule(
+        Target.QUEUE: Rule(
             frozenset({"false"}),
             "a queue of one connection is /temp-queue/NAME: subscribe to that; or say activemq.exclusive:true to be "
             "the only consumer that gets messages of this queue",
         ),
         **dict.fromkeys(
-            (To.TEMPORARY, To.TOPIC),
+            (Target.TEMPORARY, Target.TOPIC),
             Rule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
         ),
-        To.DURABLE: Rule(frozenset({"false"}), "the subscription outlives its connection; leave this out"),
+        Target.DURABLE: Rule(frozenset({"false"}), "the subscription outlives its connection; leave this out"),
     },
-    "x-queue-type": _only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
-    "x-max-priority": _ANYWAY,
-    "x-queue-name": _never(
+    "x-queue-type": _accept_only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
+    "x-max-priority": _ACCEPT_ANY,
+    "x-queue-name": _refuse(
         "a queue is named by its address; to share a topic among several readers call it VirtualTopic.NAME, and "
         "subscribe to /queue/Consumer.READERS.VirtualTopic.NAME"
     ),
-    "x-message-ttl": _never("messages expire when their producer says so; leave it out, and say expires on SEND"),
-    "x-expires": _never("no queue goes while there is anything in it; leave it out"),
+    "x-message-ttl": _refuse("messages expire when their producer says so; leave it out, and say expires on SEND"),
+    "x-expires": _refuse("no queue goes while there is anything in it; leave it out"),
     "x-max-length": _LENGTH,
     "x-max-length-bytes": _LENGTH,
     "x-overflow": _LENGTH,
     "x-dead-letter-exchange": _DEAD_LETTERS,
     "x-dead-letter-routing-key": _DEAD_LETTERS,
-    "x-delivery-limit": _never("attempts_max of the queue's policy says it; leave it out"),
-    "x-single-active-consumer": _never("say activemq.exclusive:true"),
-    "x-priority": _never("say activemq.priority"),
-    "x-cancel-on-ha-failover": _never("there is no failover; leave it out"),
+    "x-delivery-limit": _refuse("attempts_max of the queue's policy says it; leave it out"),
+    "x-single-active-consumer": _refuse("say activemq.exclusive:true"),
+    "x-priority": _refuse("say activemq.priority"),
+    "x-cancel-on-ha-failover": _refuse("there is no failover; leave it out"),
     "x-max-age": _STREAMS,
     "x-stream-offset": _STREAMS,
     "x-stream-filter": _FILTER,
@@ -232,55 +234,61 @@ def parse_subscribe_options(
                 f"unknown option {option[:50]!r} of a destination; leave it out, there are: {', '.join(OPTIONS)}"
             )
     # As a header the name of an option is the user's.
-    said = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
+    values = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
     is_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
-    durable = durable_name(said, subscription if is_topic else None)
+    durable = durable_name(values, subscription if is_topic else None)
     if is_topic:
-        to = To.TOPIC if durable is None else To.DURABLE
+        target = Target.TOPIC if durable is None else Target.DURABLE
     else:
-        to = To.TEMPORARY if destination.kind is DestinationKind.TEMPORARY else To.QUEUE
+        target = Target.TEMPORARY if destination.kind is DestinationKind.TEMPORARY else Target.QUEUE
         if durable is not None:
             raise RemoteProtocolError(
-                f"{_first(said, DURABLE_NAME)} on a SUBSCRIBE to {to.value}: durable subscriptions are to topics; "
-                "leave it out, a queue keeps what is sent to it",
+                f"{_first_of(values, DURABLE_NAME)} on a SUBSCRIBE to {target.value}: durable subscriptions are to "
+                "topics; leave it out, a queue keeps what is sent to it",
                 Code.NOT_SUPPORTED,
             )
-    for name, value in said.items():
-        rule = TABLE[name][to] if name in TABLE else None
-        if rule is not None and rule.passes is not None and value.lower() not in rule.passes:
+    for name, value in values.items():
+        rule = SUBSCRIBE_RULES[name][target] if name in SUBSCRIBE_RULES else None
+        if rule is not None and rule.accepted is not None and value.lower() not in rule.accepted:
             raise RemoteProtocolError(
-                f"{name} {value[:50]!r} on a SUBSCRIBE to {to.value}: {rule.why}", Code.NOT_SUPPORTED
+                f"{name} {value[:50]!r} on a SUBSCRIBE to {target.value}: {rule.why}", Code.NOT_SUPPORTED
             )
-    window = _agreed(said, WINDOW, _window)
-    is_pulling = _agreed(said, ("truenext-pull",), read_boolean) or False
+    window = _read_any(values, WINDOW, _window)
+    is_pulling = _read_any(values, ("truenext-pull",), read_boolean) or False
     if window == 0 and not is_pulling:
         raise RemoteProtocolError(
-            f"{_first(said, WINDOW)} of 0 (pulling) is not supported without truenext-pull:true; the least is 1",
+            f"{_first_of(values, WINDOW)} of 0 (pulling) is not supported without truenext-pull:true; the least is 1",
             Code.NOT_SUPPORTED,
         )
     if window and is_pulling:
-        raise RemoteProtocolError(f"truenext-pull and {_first(said, WINDOW)} of {window} disagree; say one of them")
+        raise RemoteProtocolError(
+            f"truenext-pull and {_first_of(values, WINDOW)} of {window} disagree; say one of them"
+        )
     return SubscribeOptions(
         window=window,
         is_pulling=is_pulling,
-        priority=_agreed(said, PRIORITY, _consumer_priority) or 0,
-        is_exclusive=_agreed(said, EXCLUSIVE, read_boolean) or False,
-        selector=_agreed(said, SELECTOR, lambda _, text: text or None) or "",
+        priority=_read_any(values, PRIORITY, _consumer_priority) or 0,
+        is_exclusive=_read_any(values, EXCLUSIVE, read_boolean) or False,
+        selector=_read_any(values, SELECTOR, lambda _, text: text or None) or "",
         durable=durable,
     )
 
 
-def check_ours(command: str, headers: Mapping[str, str]) -> None:
+def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
     """Whether a frame other than SEND and the login has only those of our own names that it may have.
 
     Raises: RemoteProtocolError at the first that it may not have.
     """
     for name in headers:
-        if name.startswith(OURS) and name not in UNDERSTOOD.get(command, ()) and name not in SILENT.get(command, ()):
-            if OF_MESSAGE is SILENT.get(command) and SEQUENCE in headers:
+        if (
+            name.startswith(OWN_PREFIX)
+            and name not in OWN_HEADERS.get(command, ())
+            and name not in IGNORED_HEADERS.get(command, ())
+        ):
+            if BROKER_HEADERS is IGNORED_HEADERS.get(command) and SEQUENCE in headers:
                 # It repeats a whole MESSAGE, whose producer may have said anything.
                 return
-            raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_instead(command, name)}")
+            raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_suggestion(command, name)}")
 
 
 def counts_all(headers: Mapping[str, str]) -> bool:
@@ -294,38 +302,38 @@ def counts_all(headers: Mapping[str, str]) -> bool:
     return text == "all"
 
 
-def _instead(command: str, name: str) -> str:
-    belongs = [each for each, names in UNDERSTOOD.items() if name in names]
-    if belongs:
-        return f"it is for {' and '.join(belongs)}; leave it out"
-    if name in OF_MESSAGE:
+def _suggestion(command: str, name: str) -> str:
+    commands = [each for each, names in OWN_HEADERS.items() if name in names]
+    if commands:
+        return f"it is for {' and '.join(commands)}; leave it out"
+    if name in BROKER_HEADERS:
         return "only the broker says it; leave it out"
-    there_are = UNDERSTOOD.get(command, ())
-    if not there_are:
-        return f"there is none that begins with {OURS}; leave it out"
-    return f"there {'is' if len(there_are) == 1 else 'are'} {' and '.join(there_are)}; leave it out"
+    known = OWN_HEADERS.get(command, ())
+    if not known:
+        return f"there is none that begins with {OWN_PREFIX}; leave it out"
+    return f"there {'is' if len(known) == 1 else 'are'} {' and '.join(known)}; leave it out"
 
 
-def durable_name(said: Mapping[str, str], by_id: str | None) -> str | None:
+def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
     """The durable subscription that a SUBSCRIBE or UNSUBSCRIBE speaks of; None if it speaks of none.
 
     It is `by_id` if it is said to be durable and has no name of its own.
 
     Raises: RemoteProtocolError if what is said of it disagrees.
     """
-    name = _agreed(said, DURABLE_NAME, _durable_name)
-    is_durable = _agreed(said, DURABLE, read_boolean)
+    name = _read_any(values, DURABLE_NAME, _durable_name)
+    is_durable = _read_any(values, DURABLE, read_boolean)
     if name is None:
         return by_id if is_durable else None
     if is_durable is False:
         raise RemoteProtocolError(
-            f"{_first(said, DURABLE_NAME)} names a durable subscription, and {_first(said, DURABLE)}:false asks for "
-            "none; say one of them"
+            f"{_first_of(values, DURABLE_NAME)} names a durable subscription, and {_first_of(values, DURABLE)}:false "
+            "asks for none; say one of them"
         )
     return name
 
 
-def cause_of(headers: Mapping[str, str]) -> str:
+def parse_cause(headers: Mapping[str, str]) -> str:
     """What a NACK says of why its consumer failed; empty is nothing.
 
     Raises: RemoteProtocolError if that is too long.
@@ -347,34 +355,34 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
     if text is not None:
         delay_ms = read_number("truenext-delay", text, DELAY_MS_MAX, " milliseconds (7 days)")
     is_rejected = (
-        _agreed(headers, REJECT, lambda name, text: read_boolean(name, text) is (name == "truenext-reject")) or False
+        _read_any(headers, REJECT, lambda name, text: read_boolean(name, text) is (name == "truenext-reject")) or False
     )
     if is_rejected and delay_ms is not None:
-        said = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
-        raise RemoteProtocolError(f"{said} leaves no next try for truenext-delay; say one of them")
+        header = "truenext-reject:true" if "truenext-reject" in headers else "requeue:false"
+        raise RemoteProtocolError(f"{header} leaves no next try for truenext-delay; say one of them")
     return delay_ms, is_rejected
 
 
-def _agreed(
-    said: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
+def _read_any(
+    values: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
 ) -> _Value | None:
     """What is said by any of several names of one thing; None if nothing is."""
     agreed: _Value | None = None
     first = ""
     for name in names:
-        value = read(name, said[name]) if name in said else None
+        value = read(name, values[name]) if name in values else None
         if value is None:
             continue
         if agreed is not None and value != agreed:
             raise RemoteProtocolError(
-                f"{first} {said[first][:50]!r} and {name} {said[name][:50]!r} disagree; say one of them"
+                f"{first} {values[first][:50]!r} and {name} {values[name][:50]!r} disagree; say one of them"
             )
         agreed, first = value, first or name
     return agreed
 
 
-def _first(said: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next(name for name in names if name in said)
+def _first_of(values: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next(name for name in names if name in values)
 
 
 def _durable_name(name: str, text: str) -> str | None:

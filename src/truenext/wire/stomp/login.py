@@ -6,33 +6,35 @@ from truenext.commands import Login
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX
 from truenext.wire.stomp.frame import Version
-from truenext.wire.stomp.headers import OURS
+from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.values import read_boolean, read_number
 
 _ROUNDS, _STARTED, _KEEP_OPEN = "truenext-rounds", "truenext-started", "truenext-keep-open"
 _CONNECTION, _SECRET, _BLAMELESS = "truenext-connection", "truenext-secret", "truenext-blameless"
-OF_CONNECT = (_ROUNDS, _STARTED, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
+CONNECT_HEADERS = (_ROUNDS, _STARTED, _KEEP_OPEN, _CONNECTION, _SECRET, _BLAMELESS)
 _SECRET_DIGITS = 32
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
     """Raises: RemoteProtocolError if one of our names is wrong; nothing of a login is repeated in it"""
-    if not any(name.startswith(OURS) for name in headers):
+    if not any(name.startswith(OWN_PREFIX) for name in headers):
         return Login()
     try:
         login = _login(headers)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(str(error), Code.LOGIN) from error
-    if login.asks and version is not Version.V1_2:
-        raise RemoteProtocolError(f"a CONNECT with headers that begin with {OURS} needs STOMP 1.2", Code.LOGIN)
+    if login.has_extensions and version is not Version.V1_2:
+        raise RemoteProtocolError(f"a CONNECT with headers that begin with {OWN_PREFIX} needs STOMP 1.2", Code.LOGIN)
     return login
 
 
 def _login(headers: Mapping[str, str]) -> Login:
     for name in headers:
-        if name.startswith(OURS) and name not in OF_CONNECT:
-            raise RemoteProtocolError(f"unknown header of CONNECT; those that begin with {OURS} are {_listed()}")
+        if name.startswith(OWN_PREFIX) and name not in CONNECT_HEADERS:
+            raise RemoteProtocolError(
+                f"unknown header of CONNECT; those that begin with {OWN_PREFIX} are {_header_list()}"
+            )
     number = 0
     if _CONNECTION in headers:
         number = _number(headers[_CONNECTION])
@@ -72,5 +74,5 @@ def _number(text: str) -> int:
     return number
 
 
-def _listed() -> str:
-    return ", ".join(OF_CONNECT)
+def _header_list() -> str:
+    return ", ".join(CONNECT_HEADERS)

@@ -66,7 +66,7 @@ _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for
 class Protocol(Generic[Read]):
     """The session rules of one connection, seen from one side."""
 
-    __slots__ = ("_decoder", "_end", "_known", "_said_by_peer", "side", "state", "steady")
+    __slots__ = ("_decoder", "_end", "_known", "_peer_transitions", "side", "state", "stateless")
 
     def __init__(self, side: Side, shapes: Shapes[Read]) -> None:
         """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
@@ -77,16 +77,16 @@ class Protocol(Generic[Read]):
         else:
             self._decoder = Decoder(shapes, ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         self._end = BROKER_FRAME_END if side is Side.SERVER else b"\0"
-        self._said_by_peer = TRANSITIONS[peer]
+        self._peer_transitions = TRANSITIONS[peer]
         self._known = _KNOWN_COMMANDS[peer]
         self._enter(ProtocolState.CONNECTING)
 
     def _enter(self, state: ProtocolState) -> None:
         self.state = state
-        self.steady = frozenset(
+        self.stateless = frozenset(
             command
-            for command, follower in self._said_by_peer[state].items()
-            if follower is state is ProtocolState.CONNECTED
+            for command, next_state in self._peer_transitions[state].items()
+            if next_state is state is ProtocolState.CONNECTED
         )
         """What the peer may say now and change nothing by it: such frames need no `check`."""
 
@@ -113,11 +113,11 @@ class Protocol(Generic[Read]):
         return self._decoder.has_more
 
     def check(self, frame: Frame) -> None:
-        """Take note of a frame from the peer. May be left out for a frame in `steady`.
+        """Take note of a frame from the peer. May be left out for a frame in `stateless`.
 
         Raises: RemoteProtocolError if it may not come now.
         """
-        state = self._said_by_peer[self.state].get(frame.command)
+        state = self._peer_transitions[self.state].get(frame.command)
         if state is None:
             if frame.command not in self._known:
                 raise RemoteProtocolError(unknown_command(frame.command, self._decoder.version), Code.COMMAND)
@@ -130,11 +130,11 @@ class Protocol(Generic[Read]):
         Raises: LocalProtocolError if it may not be sent now.
         """
         if self.side is Side.CLIENT or frame.command not in ("CONNECTED", "ERROR"):
-            said_by_us = TRANSITIONS[self.side][self.state]
-            if frame.command not in said_by_us:
+            own_transitions = TRANSITIONS[self.side][self.state]
+            if frame.command not in own_transitions:
                 raise LocalProtocolError(f"{frame.command} may not be sent while {self.state.value}")
             if self.side is Side.CLIENT:
-                self._enter(said_by_us[frame.command])
+                self._enter(own_transitions[frame.command])
         return encode(frame, self.version, self._end)
 
 

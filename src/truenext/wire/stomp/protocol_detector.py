@@ -18,13 +18,13 @@ _ANY = None
 _Prefix = tuple[int | None, ...]
 _Prefixes = tuple[tuple[str, _Prefix], ...]
 
-_OF_BOTH: _Prefixes = (
+_BOTH_SIDES: _Prefixes = (
     ("AMQP", tuple(b"AMQP")),
     # A WIREFORMAT_INFO behind its length, which is small.
     ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
 )
-_OF_CLIENTS: _Prefixes = (
-    *_OF_BOTH,
+_CLIENT_PREFIXES: _Prefixes = (
+    *_BOTH_SIDES,
     ("TLS", (0x16, 0x03)),
     # Behind CONNECT, which STOMP has as well, STOMP has a line end.
     *(("HTTP", tuple(method + b" ")) for method in _METHODS),
@@ -36,8 +36,8 @@ _OF_CLIENTS: _Prefixes = (
         for name in (b"MQTT", b"MQIsdp")
     ),
 )
-_OF_SERVERS: _Prefixes = (
-    *_OF_BOTH,
+_SERVER_PREFIXES: _Prefixes = (
+    *_BOTH_SIDES,
     # An alert: CONNECT is no ClientHello.
     ("TLS", (0x15, 0x03)),
     ("HTTP", tuple(b"HTTP/")),
@@ -54,10 +54,10 @@ _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
 class ProtocolDetector:
     """Keeps the first bytes of a peer until they tell its protocol."""
 
-    def __init__(self, prefixes: _Prefixes, other: Callable[[str], OtherProtocolError]) -> None:
+    def __init__(self, prefixes: _Prefixes, make_error: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""
         self._prefixes = prefixes
-        self._other = other
+        self._make_error = make_error
 
     def receive(self, data: bytes) -> bytes | None:
         """Return all bytes of the peer up to now once they begin no other protocol; None if that is not known yet.
@@ -67,26 +67,26 @@ class ProtocolDetector:
         self._data = data = self._data + data
         may_be_other = False
         for protocol, prefix in self._prefixes:
-            if all(byte is _ANY or byte == came for byte, came in zip(prefix, data, strict=False)):
+            if all(byte is _ANY or byte == received for byte, received in zip(prefix, data, strict=False)):
                 if len(data) >= len(prefix):
-                    raise self._other(protocol)
+                    raise self._make_error(protocol)
                 may_be_other = True
         return None if may_be_other else data
 
 
-def opening_of_client() -> ProtocolDetector:
-    return ProtocolDetector(_OF_CLIENTS, _client_speaks)
+def detector_for_client() -> ProtocolDetector:
+    return ProtocolDetector(_CLIENT_PREFIXES, _client_error)
 
 
-def opening_of_server() -> ProtocolDetector:
-    return ProtocolDetector(_OF_SERVERS, _server_speaks)
+def detector_for_server() -> ProtocolDetector:
+    return ProtocolDetector(_SERVER_PREFIXES, _server_error)
 
 
-def _server_speaks(protocol: str) -> OtherProtocolError:
+def _server_error(protocol: str) -> OtherProtocolError:
     return OtherProtocolError(f"the server there speaks {protocol}, not STOMP", protocol, b"")
 
 
-def _client_speaks(protocol: str) -> OtherProtocolError:
+def _client_error(protocol: str) -> OtherProtocolError:
     reason = f"the client speaks {protocol}, and this port speaks STOMP 1.0 to 1.2"
     if protocol == "TLS":
         reason += " without TLS"

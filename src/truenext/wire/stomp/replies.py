@@ -7,7 +7,7 @@ from truenext import envelope
 from truenext.answers import Fault, Receipt
 from truenext.commands import AckMode, Login
 from truenext.destination import Destination
-from truenext.envelope import FIRST_OF_GROUP, HOP_HEADERS
+from truenext.envelope import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
 from truenext.limits import NAME_LENGTH_MAX
 from truenext.message import SentMessage
 from truenext.wire.stomp.direct import Request
@@ -18,11 +18,11 @@ from truenext.wire.stomp.protocol import Protocol, ProtocolState
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
 
-_SAID_BY_BROKER = ("content-length", "priority")
+_SET_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
 
 
-class SaidCauses(Shape):
+class DeliveryCauses(Shape):
     """What consumers said of why they failed with a message."""
 
     @property
@@ -47,7 +47,7 @@ class Delivery(Shape):
         """Its last attempt was a lost connection."""
 
     @property
-    def causes(self) -> SaidCauses | None: ...
+    def causes(self) -> DeliveryCauses | None: ...
     @property
     def is_first_of_group(self) -> bool: ...
     @property
@@ -69,7 +69,7 @@ class Replies:
         self._has_rounds = False
         """MESSAGEs say their round, and their ids their dispatch."""
         self._names_begun = False
-        self._of_many: set[str] = set()
+        self._pattern_subscriptions: set[str] = set()
         """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
 
     def agree(self, version: Version, login: Login) -> None:
@@ -78,7 +78,7 @@ class Replies:
         self._has_rounds = login.has_rounds
         self._names_begun = login.names_begun
 
-    def add(self, subscription: str, mode: AckMode, *, has_id: bool, is_of_many: bool) -> None:
+    def add(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
         """There is a subscription. Without an id (`has_id`) STOMP 1.0 knows it by its destination."""
         version = self._version
         start = "MESSAGE\n"
@@ -91,13 +91,13 @@ class Replies:
         else:
             head = (f"{start}{message_id}", "")
         self._heads[subscription] = head
-        if is_of_many:
-            self._of_many.add(subscription)
+        if has_pattern:
+            self._pattern_subscriptions.add(subscription)
 
     def remove(self, subscription: str) -> None:
         """It may be none that there is."""
         self._heads.pop(subscription, None)
-        self._of_many.discard(subscription)
+        self._pattern_subscriptions.discard(subscription)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
         """The frame that tells a browser that this was all, as ActiveMQ's."""
@@ -107,18 +107,18 @@ class Replies:
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
         """The frame that tells a client that pulls how many messages of what it has asked for have not come."""
-        said = f"truenext-unused:{unused}\n"
+        lines = f"truenext-unused:{unused}\n"
         if correlation is not None:
-            said += header_line("correlation-id", correlation, self._version)
-        return self._encode_end(subscription, destination, said)
+            lines += header_line("correlation-id", correlation, self._version)
+        return self._encode_end(subscription, destination, lines)
 
-    def _encode_end(self, subscription: str, destination: Destination, said: str) -> bytes:
+    def _encode_end(self, subscription: str, destination: Destination, lines: str) -> bytes:
         """A MESSAGE that is none: it has no ack, and no sequence."""
         head, middle = self._heads[subscription]
         if middle:
             head = f"{head.removesuffix('ack:')}message-id:{self._message_id_prefix}"
         address = header_line("destination", destination.address, self._version)
-        return f"{head}0\n{address}{said}content-length:0\n\n".encode() + BROKER_FRAME_END
+        return f"{head}0\n{address}{lines}content-length:0\n\n".encode() + BROKER_FRAME_END
 
     def encode_deliveries(
         self,
@@ -134,12 +134,12 @@ class Replies:
         What is only shown to it (`is_browse`) is no delivery, and not counted as one.
         """
         head, middle = self._heads[subscription]
-        own = 0 if is_browse else 1
+        first_count = 0 if is_browse else 1
         is_newest = self._version is Version.V1_2
-        is_of_many = subscription in self._of_many
+        has_pattern = subscription in self._pattern_subscriptions
         has_rounds = self._has_rounds
         plain = f"truenext-round:{round_number}\n" if has_rounds else ""
-        says_lost = self._names_begun and not is_browse
+        marks_lost = self._names_begun and not is_browse
         add = parts.extend
         for delivery in deliveries:
             message = delivery.message
@@ -150,16 +150,16 @@ class Replies:
                 identity = f"{sequence}.{count}{middle}{sequence}"
             else:
                 identity = f"{sequence}{middle}{sequence}" if middle else sequence
-            flags = plain if count == own else f"redelivered:true\n{plain}"
-            if says_lost and delivery.was_lost:
+            flags = plain if count == first_count else f"redelivered:true\n{plain}"
+            if marks_lost and delivery.was_lost:
                 flags += "truenext-lost:true\n"
             if delivery.causes is not None:
                 flags += self._causes(delivery.causes)
             if delivery.is_first_of_group and not is_browse:
                 flags += f"{FIRST_OF_GROUP}:true\n"
             header = message.header
-            if is_of_many:
-                header = _of_queue(header, delivery.address)
+            if has_pattern:
+                header = _with_destination(header, delivery.address)
             if not is_newest:
                 header = self._for_older_version(header)
             add(
@@ -173,7 +173,7 @@ class Replies:
                 )
             )
 
-    def _causes(self, causes: SaidCauses) -> str:
+    def _causes(self, causes: DeliveryCauses) -> str:
         version = self._version
         return header_line(FIRST_CAUSE, causes.first, version) + header_line(LAST_CAUSE, causes.last, version)
 
@@ -214,7 +214,7 @@ class Replies:
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
 
-def _of_queue(header: bytes, address: str) -> bytes:
+def _with_destination(header: bytes, address: str) -> bytes:
     """Header lines that name this queue, whatever it was sent to: a composite destination, a topic, another queue."""
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
@@ -224,11 +224,11 @@ def _of_queue(header: bytes, address: str) -> bytes:
 
 def _trimmed(headers: dict[str, str]) -> dict[str, str]:
     """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
-    trimmed = {name: headers[name] for name in _SAID_BY_BROKER if name in headers}
+    trimmed = {name: headers[name] for name in _SET_BY_BROKER if name in headers}
     for untrimmed, value in headers.items():
         name = untrimmed.strip()
         read_as = name.partition(":")[0].strip()
         is_imitation = read_as in envelope.DEAD_LETTER_HEADERS and read_as != untrimmed
-        if read_as not in ("", *HOP_HEADERS) and not is_imitation:
+        if read_as not in ("", *HOP_BY_HOP_HEADERS) and not is_imitation:
             trimmed.setdefault(name, value)
     return trimmed

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from truenext import envelope
+from truenext.client_json import read_json
 from truenext.commands import (
     Abort,
     Ack,
@@ -16,7 +17,7 @@ from truenext.commands import (
     Browse,
     Command,
     Commit,
-    Control,
+    ControlRequest,
     Disconnect,
     Nack,
     Send,
@@ -34,32 +35,31 @@ from truenext.destination import (
     split_options,
 )
 from truenext.digits import are_digits
-from truenext.envelope import HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
+from truenext.envelope import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
-from truenext.question import read_question
-from truenext.schedule import FOR_EVER, Schedule, checked
-from truenext.selector import selector
+from truenext.schedule import FOR_EVER, Schedule, check_schedule
+from truenext.selector import compile_selector
 from truenext.wire.stomp.actions import ACTIONS
 from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
-    OURS,
-    cause_of,
+    OWN_PREFIX,
     counts_all,
     durable_name,
+    parse_cause,
     parse_nack_options,
     parse_subscribe_options,
 )
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
 
-_NOT_FORWARDED = HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
+_NOT_FORWARDED = HOP_BY_HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
 _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
-_OF_A_MESSAGE = SCHEDULE_HEADERS | {"reply-to"}
+_MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
 """What means nothing where a SEND is no message."""
 # A member of an enumeration costs more to look up than a name; this one is asked for with every message.
 _QUEUE = DestinationKind.QUEUE
@@ -77,7 +77,7 @@ class Requests:
         self._message_id_prefix = message_id_prefix
         self._replies = replies
         self._version = Version.V1_0
-        self._to_queues: dict[str, str] = {}
+        self._queue_by_subscription: dict[str, str] = {}
         """The queue of each subscription to a queue, by its name: that it is durable asks for nothing."""
         self._reply_queues: Counter[str] = Counter()
         """Temporary queues, with the number of subscriptions that consume from them."""
@@ -103,11 +103,11 @@ class Requests:
                 raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to", Code.DESTINATION)
             if kind is DestinationKind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
-        said = headers.get("priority")
+        priority_text = headers.get("priority")
         priority = PRIORITY_DEFAULT
-        if said is not None:
-            known = _PRIORITIES.get(said)
-            priority = _priority(said) if known is None else known
+        if priority_text is not None:
+            known = _PRIORITIES.get(priority_text)
+            priority = _priority(priority_text) if known is None else known
         header = frame.lines
         # Lines are kept of a plain frame alone; of any other its headers have to be looked at.
         if _SCHEDULE_PREFIX in header or not header:
@@ -129,9 +129,9 @@ class Requests:
             header = self._forwarded(frame, priority)
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
-        elif said is None:
+        elif priority_text is None:
             header = DEFAULT_PRIORITY_LINE + header
-        elif said not in _PRIORITIES:
+        elif priority_text not in _PRIORITIES:
             header = self._forwarded(frame, priority)
         text = headers.get("persistent")
         persistent = text is not None and (text == "true" or read_boolean("persistent", text))
@@ -145,15 +145,15 @@ class Requests:
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
         """The header lines that go on to the consumer; they say the priority as it is counted."""
         headers = frame.headers
-        said = headers.get("priority")
-        is_right = said is None or said in _PRIORITIES
-        if frame.lines and is_right and "content-length" in headers and "reply-to" not in headers:
+        priority_text = headers.get("priority")
+        is_canonical = priority_text is None or priority_text in _PRIORITIES
+        if frame.lines and is_canonical and "content-length" in headers and "reply-to" not in headers:
             # Nothing is escaped: leaving lines out is enough.
-            kept = b"\n" + frame.lines
+            lines = b"\n" + frame.lines
             for name in _NOT_FORWARDED.intersection(headers):
-                before, _, behind = kept.partition(f"\n{name}:".encode())
-                kept = before + behind[behind.index(b"\n") :]
-            return kept[1:] if said is not None else DEFAULT_PRIORITY_LINE + kept[1:]
+                before, _, after = lines.partition(f"\n{name}:".encode())
+                lines = before + after[after.index(b"\n") :]
+            return lines[1:] if priority_text is not None else DEFAULT_PRIORITY_LINE + lines[1:]
         headers = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
         headers["priority"] = str(priority)
         headers["content-length"] = str(len(frame.body))
@@ -166,7 +166,7 @@ class Requests:
                 raise RemoteProtocolError(
                     f"reply-to {reply_to[:100]}: this connection has no subscription to it, and a SEND makes none; "
                     "SUBSCRIBE to it first",
-                    Code.MISSING,
+                    Code.NOT_FOUND,
                 )
             headers["reply-to"] = destination.address
         return envelope.write_header(headers)
@@ -174,23 +174,23 @@ class Requests:
     def _control(self, frame: Frame, destination: Destination) -> Command:
         if "transaction" in frame.headers:
             raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
-        own = next((name for name in frame.headers if name.startswith(OURS)), None)
+        own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
             # Elsewhere it would be the user's, and go on; from here nothing goes on.
             raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
         if destination.name in ACTIONS:
-            if not _OF_A_MESSAGE.isdisjoint(frame.headers):
+            if not _MESSAGE_ONLY.isdisjoint(frame.headers):
                 raise RemoteProtocolError(
                     f"SEND to /control/{destination.name} is answered by nothing and done at once; leave out "
-                    f"{', '.join(sorted(_OF_A_MESSAGE.intersection(frame.headers)))}"
+                    f"{', '.join(sorted(_MESSAGE_ONLY.intersection(frame.headers)))}"
                 )
             return ACTIONS[destination.name](frame)
         reply_to = parse(required(frame.command, frame.headers, "reply-to"), self._session_id)
         if reply_to.kind is not DestinationKind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
-                "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.QUESTION
+                "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.CONTROL_REQUEST
             )
-        return Control(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
+        return ControlRequest(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
     def _subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
@@ -220,8 +220,8 @@ class Requests:
                 f"{address} is to browse; to use it subscribe to its topic, durable", Code.DESTINATION
             )
         subscription = self._subscription_id(frame)
-        requested = parse_subscribe_options(headers, options, destination, subscription)
-        durable = self._durable_key(requested.durable)
+        subscribe_options = parse_subscribe_options(headers, options, destination, subscription)
+        durable = self._durable_key(subscribe_options.durable)
         if durable and is_browse:
             raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
         ack = headers.get("ack", "auto")
@@ -239,51 +239,51 @@ class Requests:
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError("truenext-express is for ack:client-individual: what it brings comes out of turn")
-        if requested.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
+        if subscribe_options.is_pulling and (is_browse or mode is AckMode.AUTO or has_express):
             raise RemoteProtocolError(
                 "truenext-pull is for ack:client and client-individual, without truenext-express and browser: the "
                 "subscription gets what it asks for, and answers for it",
                 Code.NOT_SUPPORTED,
             )
-        if requested.is_exclusive and is_browse:
+        if subscribe_options.is_exclusive and is_browse:
             raise RemoteProtocolError("activemq.exclusive with browser:true: a browser takes no messages")
-        wanted = selector(requested.selector) if requested.selector else None
+        compiled = compile_selector(subscribe_options.selector) if subscribe_options.selector else None
         if is_browse:
-            return Browse(subscription, destination, wanted)
+            return Browse(subscription, destination, compiled)
         return Subscribe(
             subscription,
             destination,
             mode,
-            requested.window,
-            priority=requested.priority,
-            is_exclusive=requested.is_exclusive,
+            subscribe_options.window,
+            priority=subscribe_options.priority,
+            is_exclusive=subscribe_options.is_exclusive,
             has_express=has_express,
-            is_pulling=requested.is_pulling,
-            selector=wanted,
+            is_pulling=subscribe_options.is_pulling,
+            selector=compiled,
             durable=durable,
         )
 
     def _unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
-        by_id = None if subscription in self._to_queues else subscription
+        by_id = None if subscription in self._queue_by_subscription else subscription
         return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
 
-    def was_done(self, frame: Frame, command: Command) -> None:
+    def on_accepted(self, frame: Frame, command: Command) -> None:
         """To be told of each SUBSCRIBE and UNSUBSCRIBE that was not refused, before anything is said to the client."""
         if isinstance(command, Subscribe | Browse):
             destination = command.destination
             kind = destination.kind
             mode = command.mode if isinstance(command, Subscribe) else AckMode.AUTO
             self._replies.add(
-                command.subscription, mode, has_id="id" in frame.headers, is_of_many=kind is DestinationKind.QUEUES
+                command.subscription, mode, has_id="id" in frame.headers, has_pattern=kind is DestinationKind.QUEUES
             )
             if kind is not DestinationKind.TOPIC and kind is not DestinationKind.PATTERN:
-                self._to_queues[command.subscription] = destination.name
+                self._queue_by_subscription[command.subscription] = destination.name
                 if kind is DestinationKind.TEMPORARY and isinstance(command, Subscribe):
                     self._reply_queues[destination.name] += 1
         elif isinstance(command, Unsubscribe):
             self._replies.remove(command.subscription)
-            queue = self._to_queues.pop(command.subscription, "")
+            queue = self._queue_by_subscription.pop(command.subscription, "")
             if queue in self._reply_queues:
                 self._reply_queues[queue] -= 1
                 if not self._reply_queues[queue]:
@@ -309,7 +309,7 @@ class Requests:
         return read_name("id", subscription)
 
     def _ack(self, frame: Frame) -> Ack:
-        subscription, sequence, dispatch = self._acknowledged(frame)
+        subscription, sequence, dispatch = self._parse_ack_id(frame)
         ack = Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
         next_one = frame.headers.get("truenext-started")
         if next_one is not None:
@@ -323,7 +323,7 @@ class Requests:
     def _nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
-        subscription, sequence, dispatch = self._acknowledged(frame)
+        subscription, sequence, dispatch = self._parse_ack_id(frame)
         delay_ms, is_rejected = parse_nack_options(frame.headers)
         return Nack(
             subscription,
@@ -332,10 +332,10 @@ class Requests:
             delay_ms,
             is_rejected,
             dispatch,
-            cause_of(frame.headers),
+            parse_cause(frame.headers),
         )
 
-    def _acknowledged(self, frame: Frame) -> tuple[str | None, int, int]:
+    def _parse_ack_id(self, frame: Frame) -> tuple[str | None, int, int]:
         """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""
         headers = frame.headers
         if self._version is Version.V1_2:
@@ -363,7 +363,7 @@ class Requests:
         return Abort(required(frame.command, frame.headers, "transaction"), counts_all(frame.headers))
 
     def _disconnect(self, frame: Frame) -> Disconnect:
-        return Disconnect(_forgotten(frame.headers))
+        return Disconnect(_producers_to_forget(frame.headers))
 
 
 REQUESTS: dict[str, Callable[[Requests, Frame], Command]] = {
@@ -401,12 +401,12 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
     )
 
 
-def _forgotten(headers: dict[str, str]) -> list[str]:
+def _producers_to_forget(headers: dict[str, str]) -> list[str]:
     """Producers that a DISCONNECT names."""
     text = headers.get("truenext-forget")
     if text is None:
         return []
-    names = read_question("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
+    names = read_json("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
     return [read_name("a name in truenext-forget", name) for name in names]
 
 
@@ -446,7 +446,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     delay_ms, period_ms = (
         read_number(name, headers.get(name, "0")) for name in ("AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD")
     )
-    return checked(
+    return check_schedule(
         Schedule(
             delay_ms=delay_ms,
             period_ms=period_ms,

@@ -12,10 +12,10 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
-from truenext.wire.stomp.headers import check_ours
+from truenext.wire.stomp.headers import check_own_headers
 from truenext.wire.stomp.login import read_login
 from truenext.wire.stomp.protocol import Protocol, ProtocolState, Side, choose_version, parse_heart_beat
-from truenext.wire.stomp.protocol_detector import ProtocolDetector, opening_of_client
+from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client
 from truenext.wire.stomp.replies import Replies
 from truenext.wire.stomp.requests import REQUESTS, Requests
 from truenext.wire.stomp.values import read_name
@@ -37,22 +37,22 @@ class StompServer:
         self.replies = Replies(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
         self._requests = Requests(session_id, message_id_prefix, self.replies)
-        self._opening: ProtocolDetector | None = opening_of_client()
+        self._detector: ProtocolDetector | None = detector_for_client()
         """Has the first bytes of the client until they tell its protocol."""
-        self.receipt_in_question: str | None = None
+        self.last_receipt: str | None = None
         """The receipt asked for by the frame that was read last; a refusal names it."""
-        self.sends_every_ms = 0
+        self.send_interval_ms = 0
         """Agreed heart-beat from us to the client; 0 is none."""
-        self.expects_every_ms = 0
+        self.receive_interval_ms = 0
         """Agreed heart-beat from the client to us; 0 is none."""
         self.has_unchecked_login = False
         """The client has said who it is, and nobody knows whether that is true."""
         self._keeps_open = False
-        self._frames = 0
+        self._frame_count = 0
         """Those that were decoded,"""
-        self._left: Iterator[Frame | Request] = iter(())
+        self._remaining: Iterator[Frame | Request] = iter(())
         """and of these the ones that were not looked at yet."""
-        self._refused = 0
+        self._refused_frame = 0
         """Place of the frame that was refused last; 0 is none."""
 
     @property
@@ -75,86 +75,86 @@ class StompServer:
         Raises: RemoteProtocolError at the frame that may not be, or means nothing; all before it stands.
             OtherProtocolError if the client speaks another protocol.
         """
-        if self._opening is not None:
-            opened = self._opening.receive(data)
+        if self._detector is not None:
+            opened = self._detector.receive(data)
             if opened is None:
                 return
-            self._opening, data = None, opened
+            self._detector, data = None, opened
         protocol = self._protocol
         requests = self._requests
         table = REQUESTS
-        steady = protocol.steady
-        self.receipt_in_question = None
+        stateless = protocol.stateless
+        self.last_receipt = None
         command: Command
         receipt: str | None
         while read := protocol.receive(data):
-            self._frames += len(read)
-            self._left = left = iter(read)
-            for frame in left:
+            self._frame_count += len(read)
+            self._remaining = remaining = iter(read)
+            for frame in remaining:
                 if type(frame) is Send or type(frame) is Ack or type(frame) is Started:
-                    self.receipt_in_question = None
-                    if not steady:
+                    self.last_receipt = None
+                    if not stateless:
                         self._check(frame)
                     yield frame
                     continue
                 if isinstance(frame, tuple):
                     command, receipt = frame
-                    self.receipt_in_question = receipt
-                    if not steady:
+                    self.last_receipt = receipt
+                    if not stateless:
                         self._check(command)
                     yield command
-                    if self._refused and self._refused == self.place:
+                    if self._refused_frame and self._refused_frame == self.frame_number:
                         continue
                 else:
                     assert isinstance(frame, Frame)
-                    receipt = self.receipt_in_question = frame.headers.get("receipt")
+                    receipt = self.last_receipt = frame.headers.get("receipt")
                     try:
-                        if frame.command not in steady and frame.command != "DISCONNECT":
+                        if frame.command not in stateless and frame.command != "DISCONNECT":
                             protocol.check(frame)
-                            steady = protocol.steady
+                            stateless = protocol.stateless
                         if frame.command not in table:
                             command = self._connect(frame)
-                            steady = protocol.steady
+                            stateless = protocol.stateless
                             receipt = None
                         else:
                             if frame.command != "SEND":
-                                check_ours(frame.command, frame.headers)
+                                check_own_headers(frame.command, frame.headers)
                             if receipt is not None:
                                 read_name("receipt", receipt)
                             command = table[frame.command](requests, frame)
                             if frame.command == "DISCONNECT":
                                 # Only now: one that is refused takes no leave.
                                 protocol.check(frame)
-                                steady = protocol.steady
+                                stateless = protocol.stateless
                     except RemoteProtocolError as error:
                         if not self._keeps_open:
                             raise
                         command = InvalidFrame(str(error), error.code, frame.headers.get("transaction"))
                     yield command
-                    if self._refused and self._refused == self.place:
+                    if self._refused_frame and self._refused_frame == self.frame_number:
                         continue
-                    requests.was_done(frame, command)
+                    requests.on_accepted(frame, command)
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
                     yield Confirm(receipt, numbered)
             # What may be wrong behind these is no frame that asked for anything.
-            self.receipt_in_question = None
+            self.last_receipt = None
             if not protocol.has_more:
                 return
             data = b""
 
     @property
-    def place(self) -> int:
+    def frame_number(self) -> int:
         """Of the frame that was read last among all of the connection: 1 for the first."""
-        return self._frames - length_hint(self._left)
+        return self._frame_count - length_hint(self._remaining)
 
-    def refused(self) -> int:
+    def mark_refused(self) -> int:
         """The command that came last was refused, and the connection goes on: nothing more comes of its frame.
 
         Returns the place of that.
         """
-        self._refused = self.place
-        return self._refused
+        self._refused_frame = self.frame_number
+        return self._refused_frame
 
     def _check(self, command: Send | Ack | Started) -> None:
         """Raises: RemoteProtocolError if its frame may not come now."""
@@ -167,8 +167,8 @@ class StompServer:
         if "receipt" in headers:
             raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer", Code.LOGIN)
         can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
-        self.sends_every_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
-        self.expects_every_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
+        self.send_interval_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
+        self.receive_interval_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
         self._protocol.agree(version)
         self._requests.agree(version, headers.get("client-id", ""))
         self.replies.agree(version, login)
@@ -182,13 +182,13 @@ class StompServer:
             "version": self._protocol.version.value,
             # Not what we could do, but what is agreed: the same to a client that compares it with what it has said, and
             # right for one that takes it as it stands (decision 42).
-            "heart-beat": f"{self.sends_every_ms},{self.expects_every_ms}",
+            "heart-beat": f"{self.send_interval_ms},{self.receive_interval_ms}",
             "session": self._session_id,
             "server": self._server_name,
         }
         if self.has_unchecked_login:
             answer["truenext-login"] = "unchecked"
-        if login.asks:
+        if login.has_extensions:
             answer["truenext-store"] = self._identity
         if secret:
             answer["truenext-secret"] = secret

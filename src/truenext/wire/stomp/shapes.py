@@ -27,9 +27,9 @@ NAMES_BYTES_MAX = 512
 """Bytes of their names together."""
 CANDIDATES_MAX = 256
 """Sequences of names that came, and not often enough."""
-TWICE = 2
+COMPILE_AFTER = 2
 """How often one is looked at until it is compiled."""
-OFTEN = 100
+COMPILE_AFTER_WHEN_FULL = 100
 """The same while there are SHAPES_MAX, so that it takes longer to make us compile than to compile."""
 
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
@@ -53,9 +53,9 @@ class Shape(Protocol[Read]):
         """
 
 
-def header_pattern(command: str, lines: bytes, behind: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:
+def header_pattern(command: str, lines: bytes, after: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:
     """Matches what may stand between frames, a header of these lines with its blank line, and what is `behind` it."""
-    return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + behind).match
+    return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + after).match
 
 
 def line_pattern(name: str, value: bytes) -> bytes:
@@ -99,19 +99,19 @@ class FrameShape(Generic[Read]):
         size = len(data)
         while start < size and (found := match(data, start)) is not None:
             body_start = found.end()
-            said = found.groups()
-            lines = said[0]
+            groups = found.groups()
+            lines = groups[0]
             if body_start - start > HEADER_BYTES_MAX or not is_utf8(lines):
                 break
             if length_at:
-                body_end = body_start + int(said[length_at])
+                body_end = body_start + int(groups[length_at])
                 if body_end >= size or data[body_end]:
                     break
             else:
                 body_end = data.find(b"\0", body_start)
             if not 0 <= body_end - body_start <= (body_bytes_max if has_body else 0):
                 break
-            headers = dict(zip(names, b"\n".join(said[1:]).decode().split("\n"), strict=True))
+            headers = dict(zip(names, b"\n".join(groups[1:]).decode().split("\n"), strict=True))
             if has_body:
                 into.append(Frame(command, headers, data[body_start:body_end], lines))
             else:
@@ -129,7 +129,7 @@ class Shapes(Generic[Read]):
         self._candidates: dict[ShapeKey, int] = {}
         """How often they came."""
 
-    def of(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
+    def get(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
         """The shape of a frame that was plain; None as long as it has not come often enough."""
         if command not in _COMMANDS or len(names) > NAMES_MAX:
             return None
@@ -142,17 +142,17 @@ class Shapes(Generic[Read]):
             return None
         count = self._candidates.pop(key, 0) + 1
         is_full = len(self._known) >= SHAPES_MAX
-        if count < (OFTEN if is_full else TWICE):
+        if count < (COMPILE_AFTER_WHEN_FULL if is_full else COMPILE_AFTER):
             self._candidates[key] = count
             if len(self._candidates) > CANDIDATES_MAX:
                 del self._candidates[next(iter(self._candidates))]
             return None
         if is_full:
-            self._forget_one()
-        made = self._known[key] = self._make(version, command, names)
-        return made
+            self._drop_one()
+        shape = self._known[key] = self._make(version, command, names)
+        return shape
 
-    def _forget_one(self) -> None:
+    def _drop_one(self) -> None:
         """The one that was of least use lately."""
         least = min(self._known, key=lambda key: self._known[key].uses)
         # There may be connections that have it; they shall not keep what it was made of.

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import msgspec
 
+from truenext.client_json import read_json
 from truenext.engine.engine import Engine
 from truenext.engine.state.producer import CommitOutcome
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
-from truenext.question import read_question
 
 VERB = "producer"
 
 
-class Asked(msgspec.Struct, forbid_unknown_fields=True):
+class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What is asked of a producer, in JSON."""
 
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
@@ -38,20 +38,20 @@ class ProducerAnswer(msgspec.Struct):
     """Of the COMMIT that was asked for."""
 
 
-def answer(engine: Engine, body: bytes) -> tuple[bytes, int]:
+def make_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
     """What is known of a producer, and the batch with which that is durable.
 
     Raises: RemoteProtocolError if it is no such question
     """
-    asked = read_question(VERB, body, Asked)
-    if asked.resolve and asked.commit is None:
-        raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.QUESTION)
-    known, outcome, batch = engine.ask_producer(asked.producer, asked.commit, resolves=asked.resolve)
-    shown = ProducerAnswer(
+    request = read_json(VERB, body, ProducerRequest)
+    if request.resolve and request.commit is None:
+        raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.CONTROL_REQUEST)
+    known, outcome, batch = engine.ask_producer(request.producer, request.commit, resolves=request.resolve)
+    report = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,
         sends=0 if known is None else max(known.sends, 0),
         commits=0 if known is None else max(known.commits, 0),
         outcome=outcome,
     )
-    return msgspec.json.encode(shown), batch
+    return msgspec.json.encode(report), batch

@@ -6,10 +6,10 @@ import msgspec
 
 from truenext.errors import Code, RemoteProtocolError
 
-_Asked = TypeVar("_Asked")
+_Value = TypeVar("_Value")
 
 
-def read_question(what: str, body: bytes | str, shape: type[_Asked], code: Code = Code.QUESTION) -> _Asked:
+def read_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
     """`body` as one of these; `what` is named where it is none.
 
     Raises: RemoteProtocolError

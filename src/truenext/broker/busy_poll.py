@@ -8,23 +8,23 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 
-class Poll:
-    def __init__(self, loop: AbstractEventLoop, microseconds: int, steady_ns: Callable[[], int]) -> None:
+class BusyPoll:
+    def __init__(self, loop: AbstractEventLoop, microseconds: int, monotonic_ns: Callable[[], int]) -> None:
         self._loop = loop
         self._nanoseconds = microseconds * 1000
-        self._steady_ns = steady_ns
+        self._monotonic_ns = monotonic_ns
         self._until_ns = 0
-        self._goes_on = False
+        self._is_polling = False
 
     def start(self) -> None:
         """Something has happened: from now on for as long as it was told."""
-        self._until_ns = self._steady_ns() + self._nanoseconds
-        if not self._goes_on:
-            self._goes_on = True
-            self._loop.call_soon(self._go_on)
+        self._until_ns = self._monotonic_ns() + self._nanoseconds
+        if not self._is_polling:
+            self._is_polling = True
+            self._loop.call_soon(self._poll_again)
 
-    def _go_on(self) -> None:
+    def _poll_again(self) -> None:
         # Something is due, so the loop looks at its sockets and does not wait for them.
-        self._goes_on = self._steady_ns() < self._until_ns
-        if self._goes_on:
-            self._loop.call_soon(self._go_on)
+        self._is_polling = self._monotonic_ns() < self._until_ns
+        if self._is_polling:
+            self._loop.call_soon(self._poll_again)

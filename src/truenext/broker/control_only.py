@@ -9,7 +9,7 @@ from truenext.commands import (
     Ack,
     Command,
     Confirm,
-    Control,
+    ControlRequest,
     Disconnect,
     InvalidFrame,
     Login,
@@ -20,39 +20,39 @@ from truenext.commands import (
 from truenext.destination import DestinationKind
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import ASKING_SECONDS_MAX
+from truenext.limits import CONTROL_ONLY_IDLE_S
 
 
-class Asking:
+class ControlOnlyConnections:
     def __init__(self, time: Callable[[], float]) -> None:
         """`time` gives seconds of a clock that does not jump."""
         self._time = time
-        self.since: dict[ConnectionState, float] = {}
+        self.idle_since: dict[ConnectionState, float] = {}
         """All of them, and since when each has asked nothing, and been answered nothing."""
         self._reasons: dict[ConnectionState, str] = {}
 
     def add(self, session: ConnectionState, reason: str) -> None:
         """`reason` says which limit it is beyond."""
-        self.since[session] = self._time()
+        self.idle_since[session] = self._time()
         self._reasons[session] = reason
 
     def remove(self, session: ConnectionState) -> None:
-        self.since.pop(session, None)
+        self.idle_since.pop(session, None)
         self._reasons.pop(session, None)
 
-    def goes_on(self, session: ConnectionState) -> None:
+    def note_activity(self, session: ConnectionState) -> None:
         """It has asked, or was answered."""
-        if session in self.since:
-            self.since[session] = self._time()
+        if session in self.idle_since:
+            self.idle_since[session] = self._time()
 
     def seconds_left(self, session: ConnectionState) -> float:
         """For how long it still need not ask; not positive if it has to go."""
-        return self.since[session] + ASKING_SECONDS_MAX - self._time()
+        return self.idle_since[session] + CONTROL_ONLY_IDLE_S - self._time()
 
-    def checked(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
+    def check_commands(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
         """Raises: RemoteProtocolError at the first that is not part of asking."""
         for command in commands:
-            if not _is_part_of_asking(session, command):
+            if not _is_allowed(session, command):
                 raise RemoteProtocolError(
                     f"{self._reasons[session]}: this one may only ask, by SEND to /control/, and subscribe to its own "
                     "/temp-queue/ for the answers",
@@ -61,9 +61,9 @@ class Asking:
             yield command
 
 
-def _is_part_of_asking(session: ConnectionState, command: Command) -> bool:
+def _is_allowed(session: ConnectionState, command: Command) -> bool:
     match command:
-        case Login() | InvalidFrame() | Control() | Ack() | Nack() | Confirm() | Disconnect():
+        case Login() | InvalidFrame() | ControlRequest() | Ack() | Nack() | Confirm() | Disconnect():
             return True
         case Subscribe():
             destination = command.destination

@@ -7,7 +7,7 @@ A question to the broker, answered in steps: there may be many subscriptions, an
 
 import msgspec
 
-from truenext.broker.questions import AnswerInTheMaking
+from truenext.broker.control_requests import AnswerGenerator
 from truenext.commands import AckMode
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.engine.engine import Engine
@@ -17,7 +17,7 @@ from truenext.errors import Code, RemoteProtocolError
 
 VERB = "connection"
 
-_AT_ONCE = 50
+_ITEMS_PER_STEP = 50
 """Transactions or browsers that are looked at in one step."""
 
 
@@ -27,7 +27,7 @@ class OpenTransaction(msgspec.Struct):
     acknowledged: int
     nacked: int
     """Messages that were NACKed; they count as this alone."""
-    doomed: bool
+    rollback_only: bool
 
 
 class SubscriptionInfo(msgspec.Struct):
@@ -42,52 +42,52 @@ class SubscriptionInfo(msgspec.Struct):
     idle: Idle
 
 
-class Answer(msgspec.Struct):
+class ConnectionReport(msgspec.Struct):
     round: int
     transactions: list[OpenTransaction]
     subscriptions: list[SubscriptionInfo]
 
 
-def check(body: bytes) -> None:
+def check_body(body: bytes) -> None:
     """Raises: RemoteProtocolError if anything is said beside the verb"""
     if body:
-        raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.QUESTION)
+        raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.CONTROL_REQUEST)
 
 
-def answer(engine: Engine, session: ConnectionState) -> AnswerInTheMaking:
-    """In JSON, as an Answer."""
-    answer = Answer(session.round, [], [])
+def make_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
+    """In JSON, as a ConnectionReport."""
+    report = ConnectionReport(session.round, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())
-        answer.transactions.append(
+        report.transactions.append(
             OpenTransaction(
                 name=name,
                 sends=len(transaction.sends),
                 acknowledged=len(transaction.held) - nacked,
                 nacked=nacked,
-                doomed=transaction.is_doomed,
+                rollback_only=transaction.is_doomed,
             )
         )
-        if number % _AT_ONCE == 0:
+        if number % _ITEMS_PER_STEP == 0:
             yield
     for consumer in list(session.consumers.values()):
         idle = yield from why_idle(engine, consumer)
         if consumer.is_subscribed:
-            answer.subscriptions.append(_of_consumer(consumer, idle))
+            report.subscriptions.append(_report_consumer(consumer, idle))
         yield
     for number, browser in enumerate(list(session.browsers.values()), 1):
-        answer.subscriptions.append(_of_browser(browser))
-        if number % _AT_ONCE == 0:
+        report.subscriptions.append(_report_browser(browser))
+        if number % _ITEMS_PER_STEP == 0:
             yield
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(report)
 
 
-def _of_consumer(consumer: BrokerConsumer, idle: Idle) -> SubscriptionInfo:
+def _report_consumer(consumer: BrokerConsumer, idle: Idle) -> SubscriptionInfo:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     return SubscriptionInfo(
         id=consumer.subscription,
-        destination=_as_said(consumer.destination),
+        destination=_own_address(consumer.destination),
         held=len(consumer.held),
         started=sum(entry.is_started for entry in consumer.held.values()),
         window=window if has_window else None,
@@ -96,10 +96,10 @@ def _of_consumer(consumer: BrokerConsumer, idle: Idle) -> SubscriptionInfo:
     )
 
 
-def _of_browser(browser: Browser) -> SubscriptionInfo:
+def _report_browser(browser: Browser) -> SubscriptionInfo:
     return SubscriptionInfo(
         id=browser.subscription,
-        destination=_as_said(browser.destination),
+        destination=_own_address(browser.destination),
         held=0,
         started=0,
         window=None,
@@ -108,7 +108,7 @@ def _of_browser(browser: Browser) -> SubscriptionInfo:
     )
 
 
-def _as_said(destination: Destination) -> str:
+def _own_address(destination: Destination) -> str:
     """How its client has called it."""
     if not destination.session:
         return destination.address
