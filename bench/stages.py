@@ -179,7 +179,7 @@ class _Path:
             for ack in self._from_consumer.receive(acks):
                 assert isinstance(ack, Ack)
                 engine.acknowledge(self._consumer, ack)
-        engine.taken(self._consumer)
+        engine.on_all_sent(self._consumer)
         seconds["taken"] += now() - at
         self._measure_sockets(data, pieces)
 

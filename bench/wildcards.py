@@ -56,7 +56,7 @@ def _drain(engine: Engine, receiver: ConnectionState) -> None:
         for consumer, entries in deliveries.items():
             for entry in entries:
                 engine.acknowledge(receiver, Ack(consumer.subscription, entry.sequence))
-        engine.taken(receiver)
+        engine.on_all_sent(receiver)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

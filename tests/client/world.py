@@ -22,7 +22,7 @@ from truenext.broker.pager import _decode_page, read_page
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext as Around
 from truenext.engine.engine import Engine
-from truenext.engine.memory.timers import TimersRead
+from truenext.engine.memory.timers import TimersResult
 from truenext.errors import ConnectionLost
 from truenext.server.connection import ServerConnection
 from truenext.store.memory import MemoryStore
@@ -203,7 +203,7 @@ class Pager:
 
     def read_timers(self, read: Any) -> None:
         found = self._store.timers(read.after, read.limit)
-        self._loop.call_soon(self._on_timers, read, TimersRead(found.timers, found.as_of, found.is_end))
+        self._loop.call_soon(self._on_timers, read, TimersResult(found.timers, found.as_of, found.is_end))
 
     def close(self) -> None:
         pass

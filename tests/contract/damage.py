@@ -366,5 +366,5 @@ def write_history(folder: Path) -> None:
         event_log.run_started(after_clean_stop=True)
         for batch in range(1, 20):
             event_log.committed(batch)
-            history.append(event_log.take())
+            history.append(event_log.close_chunk())
         history.close()

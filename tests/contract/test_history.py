@@ -17,10 +17,10 @@ import pytest
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
 from truenext.destination import Destination, DestinationKind, parse
-from truenext.engine.background.bulk import Move, Purge, Wanted
+from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pages import PageResult
 from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
@@ -172,11 +172,11 @@ def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
     told.send(session, persistent=False)
     told.send(session, persistent=False)
     told.engine.pause("orders")
-    move: Wanted = Move("orders", limit=1, to="elsewhere")
+    move: BulkRequest = Move("orders", limit=1, to="elsewhere")
     for asked in (move, Purge("orders")):
-        read = told.engine.read_for_bulk(asked)
+        read = told.engine.next_bulk_read(asked)
         assert read is not None
-        told.engine.do_bulk(asked, read, PageRead([], 0, is_end=True))
+        told.engine.execute_bulk(asked, read, PageResult([], 0, is_end=True))
     told.engine.resume("orders")
     assert told.story() == [
         *(("accepted", 1), ("accepted", 2), ("paused",)),
@@ -324,7 +324,7 @@ def test_what_an_auto_consumer_has_taken_is_told_as_acknowledged() -> None:
         told.send(session, persistent=persistent)
     told.subscribe(session, AckMode.AUTO)
     told.commit()
-    told.engine.taken(session)
+    told.engine.on_all_sent(session)
     assert told.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
 
 
@@ -384,7 +384,7 @@ def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_
     for number, name in enumerate(names, 1):
         engine.restore_lane(engine.restore_queue(number, name), 4, 10**number)
     engine.start()
-    events = list(read(event_log.take()))
+    events = list(read(event_log.close_chunk()))
     assert [(event["kind"], event.get("queue"), event.get("count")) for event in events] == [
         ("started", None, None),
         ("recovered", "subscription,me,s,news", 1110),
@@ -457,8 +457,8 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
     assert queue is not None
     for window in (0, 20):
         told.log.window_changed(consumer, queue, window)
-    told.log.asked(consumer, queue, 7)
-    told.log.asked(consumer, queue, 0)
+    told.log.requested(consumer, queue, 7)
+    told.log.requested(consumer, queue, 0)
     about = [event for event in told.events() if event["kind"] in ("window", "asked")]
     wanted = ("kind", "queue", "consumer", "window", "count")
     assert [tuple(event.get(name) for name in wanted) for event in about] == [
@@ -513,7 +513,7 @@ def test_modes_of_before_keep_their_codes() -> None:
 def test_without_history_nothing_of_a_client_is_told() -> None:
     told, log = Told(), NoEventLog()
     tell_all(told, log)
-    assert log.is_empty() and log.take() == b""
+    assert log.is_empty() and log.close_chunk() == b""
 
 
 def tell_all(told: Told, log: EventLog) -> None:
@@ -526,7 +526,7 @@ def tell_all(told: Told, log: EventLog) -> None:
     log.window_changed(consumer, consumer.queue, 0)
     for entry in consumer.held.values():
         log.started(entry, consumer)
-    log.asked(consumer, consumer.queue, 3)
+    log.requested(consumer, consumer.queue, 3)
     log.started(entry, consumer)
 
 
@@ -541,7 +541,7 @@ def test_temporary_queues_are_nobodys_business() -> None:
     assert consumer.queue is not None
     told.log.started(held, consumer)
     told.log.window_changed(consumer, consumer.queue, 0)
-    told.log.asked(consumer, consumer.queue, 1)
+    told.log.requested(consumer, consumer.queue, 1)
     told.engine.acknowledge(session, Ack("s", 1, None))
     assert {event["kind"] for event in told.events()} == {"started", "committed"}
 
@@ -620,7 +620,7 @@ def busy(
                 cause = rng.choice(["", "", "one", "\u00fc\n", "x" * 400])
                 told.engine.nack(session, Nack("s", rng.choice(held), None, cause=cause))
             case 5:
-                told.engine.taken(session)
+                told.engine.on_all_sent(session)
             case 6:
                 told.engine.turn()
             case 7 if rng.random() < 0.3:
@@ -673,7 +673,7 @@ def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_
     event_log = EventLog(run=1, first_event=len(told.events()) + 1)
     for batch in range(10_000):
         event_log.committed(batch)
-    history.append(event_log.take())
+    history.append(event_log.close_chunk())
     assert len(read_folder(tmp_path)) == len(told.events()) + 10_000
     history.close()
 
@@ -737,7 +737,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
     chunks = []
     for of_batch in (True, True, False):
         event_log.committed(1)
-        chunks.append(event_log.take(of_batch=of_batch))
+        chunks.append(event_log.close_chunk(of_batch=of_batch))
         history.append(chunks[-1])
     history.close()
     assert chunk_position(chunks[1]) == (3, 8)
@@ -748,7 +748,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
     assert last_batch_of(tmp_path) == (3, 8)
     later = EventLog(run=4, first_event=10)
     later.committed(1)
-    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.take())
+    torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.close_chunk())
     assert last_batch_of(tmp_path) is None
     for path in history_files(tmp_path):
         path.unlink()
@@ -1057,7 +1057,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     event_log = EventLog(run=1, first_event=first_event)
     for batch in range(1, 11):
         event_log.committed(batch)
-        history.append(event_log.take())
+        history.append(event_log.close_chunk())
     history.close()
     (path,) = history_files(tmp_path)
     chunks = [*chunks_of_file(path)]
@@ -1068,7 +1068,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     assert [chunk.first_event for chunk in chunks_of_file(path)] == left
     history = History(tmp_path)
     assert history.start_run(after_clean_stop=True) == (2, 11)
-    history.append(event_log.take())
+    history.append(event_log.close_chunk())
     history.close()
     assert path.read_bytes() == content
     assert [chunk.first_event for chunk in chunks_of_file(path)] == left

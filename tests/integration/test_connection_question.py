@@ -54,7 +54,7 @@ def await_empty(client: RawClient, subscription: str) -> None:
     """What was taken by others is read and compared all the same."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (why := idle(client, subscription)) != "empty":
-        assert why in ("compared", "read") and time.monotonic() < deadline
+        assert why in ("scanning", "reading") and time.monotonic() < deadline
 
 
 def fill(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
@@ -184,9 +184,9 @@ def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
     client = asking(broker)
     client.subscribe(queue, subscription="s", headers={"selector": "n = '1'"})
     client.subscribe(f"{queue}.*", subscription="p")
-    assert (idle(client, "s"), idle(client, "p")) == ("compared", "read")
+    assert (idle(client, "s"), idle(client, "p")) == ("scanning", "reading")
     client.subscribe(queue, subscription="q")
-    assert idle(client, "q") == "read"
+    assert idle(client, "q") == "reading"
     broker.resume_pages()
     client.messages(6)
     for name in "spq":

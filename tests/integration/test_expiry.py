@@ -10,7 +10,7 @@ from tests.drawing import one_of
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.commit_state import CommitState
 
 COUNT = 20_000
 SMALL_MEMORY = ("--queue-memory-limit", "200KB")
@@ -114,14 +114,14 @@ def test_a_message_says_when_its_time_to_live_ends_and_is_gone_then(own_broker: 
 
 def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
     offset_ms = 0
-    tick = Ledger.tick
+    tick = CommitState.tick
 
-    def shifted(ledger: Ledger, now_us: int, steady_us: int) -> None:
+    def shifted(ledger: CommitState, now_us: int, steady_us: int) -> None:
         tick(ledger, now_us + offset_ms * 1000, steady_us)
 
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal offset_ms
-        monkeypatch.setattr(Ledger, "tick", shifted)
+        monkeypatch.setattr(CommitState, "tick", shifted)
         async with broker_here() as listener:
             client = await asyncio.to_thread(RawClient, port_of(listener))
             await asyncio.to_thread(client.say_hello, "1.2", "0,0")
@@ -132,10 +132,10 @@ def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_no
 
             await asyncio.to_thread(send)
             queue = next(iter(listener._broker._engine.queues()))
-            assert queue.waiting() == 2
+            assert queue.waiting_count() == 2
             offset_ms = 25 * 3600 * 1000
             deadline = time.monotonic() + PATIENCE_SECONDS
-            while queue.waiting() == 2:
+            while queue.waiting_count() == 2:
                 assert time.monotonic() < deadline, "nothing expires"
                 await asyncio.sleep(0.01)
             offset_ms = -25 * 3600 * 1000

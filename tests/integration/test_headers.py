@@ -245,7 +245,7 @@ def fill_as_before(data: Path, *said: str) -> None:
     """A data folder as a broker has left it when every name could have a ? in it."""
     store = EmbeddedStore(data)
     engine, _ = recover(store, Policies())
-    engine.ledger.now_ms = 1_000_000
+    engine.commit_state.now_ms = 1_000_000
     engine.start()
     write(engine, store)
     sender = engine.connect("sender")

@@ -16,7 +16,7 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.unit.mutation import mutated
 from truenext.batch import Batch
 from truenext.broker.write_time import WriteTimeEstimate
-from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.commit_state import CommitState
 from truenext.server.connection import ServerConnection
 from truenext.store.embedded import EmbeddedStore
 from truenext.wire.stomp.codec import Decoder
@@ -230,7 +230,7 @@ def test_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.
 FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     "a receipt is said before the sync": (
         a_receipt_comes_behind_the_sync,
-        *(Ledger, "answer", "if session.batch <= self.committed:", "if session.batch <= self.batch.number:"),
+        *(CommitState, "answer", "if session.batch <= self.committed:", "if session.batch <= self.batch.number:"),
     ),
     "a receipt that need not wait overtakes one that has to": (
         receipts_come_in_the_order_of_what_they_confirm,

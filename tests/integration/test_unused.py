@@ -14,7 +14,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.property import rooms
 from truenext.engine.engine import Engine
-from truenext.engine.writing.ledger import Ledger
+from truenext.engine.writing.commit_state import CommitState
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 
@@ -32,13 +32,13 @@ class Clock:
 def clock() -> Iterator[Clock]:
     """It goes ahead as a test says."""
     ahead = Clock()
-    tick = Ledger.tick
+    tick = CommitState.tick
 
-    def shifted(ledger: Ledger, now_us: int, steady_us: int) -> None:
+    def shifted(ledger: CommitState, now_us: int, steady_us: int) -> None:
         tick(ledger, now_us + ahead.ahead_us, steady_us + ahead.ahead_us)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "tick", shifted)
+        patch.setattr(CommitState, "tick", shifted)
         yield ahead
 
 
@@ -84,7 +84,7 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
                     ahead.ahead_us += 70_000_000
                     await until_gone(engine)
                     memory = engine.memory
-                    assert (memory.queues, memory.places, memory.used) == (0, 0, 0)
+                    assert (memory.queues, memory.deques, memory.used) == (0, 0, 0)
                     assert rooms.numbered(engine) == {}
 
     asyncio.run(run())

@@ -70,16 +70,16 @@ from truenext.commands import (
 )
 from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.background.browsing import BrowseSlice
-from truenext.engine.background.bulk import BulkLook, Move, OfScheduled, Purge, Redrive, Scheduled, Unschedule
-from truenext.engine.background.bulk import ScheduledShown as ShownSends
-from truenext.engine.background.bulk import Wanted as BulkWanted
+from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
+from truenext.engine.background.bulk import BulkRequest as BulkWanted
+from truenext.engine.background.bulk import ScheduledResult as ShownSends
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import Scan
-from truenext.engine.state.causes import causes_size, of_store
+from truenext.engine.state.causes import causes_from_store, causes_size
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import size_of
-from truenext.engine.state.pages import Found, PageRead
+from truenext.engine.state.pages import PageMessage, PageResult
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
@@ -481,11 +481,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.disk = Disk()
         self.due: list[tuple[str, str]] = []
         """Label and address of each scheduled send that has become a message, and nobody has looked at."""
-        self.redriving: tuple[BulkLook, PageRead] | None = None
+        self.redriving: tuple[BulkRead, PageResult] | None = None
         """A page of dead letters that was read, and none was moved yet."""
-        self.piece: tuple[BulkLook, PageRead, str | None, list[Letter]] | None = None
+        self.piece: tuple[BulkRead, PageResult, str | None, list[Letter]] | None = None
         """The same of any queue, with the selector that is asked for, and the messages that there were."""
-        self.cancelling: tuple[BulkLook, PageRead] | None = None
+        self.cancelling: tuple[BulkRead, PageResult] | None = None
         """The same of what is scheduled."""
 
     @classmethod
@@ -671,7 +671,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """What can happen now, each as often as it is likely."""
         letters = self.oracle.letters
         is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
-        can_do_bulk = self.engine.can_do_bulk and not is_under_way
+        can_do_bulk = self.engine.can_execute_bulk and not is_under_way
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
@@ -848,7 +848,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
             if reader.mode is AckMode.AUTO and taken:
                 note(f'engine.taken_before_loss({peer.name}.consumers["{reader.subscription}"], {taken})')
-                self.engine.taken_before_loss(session.consumers[reader.subscription], taken)
+                self.engine.acknowledge_sent(session.consumers[reader.subscription], taken)
                 self.oracle.taken_before_loss(reader, taken)
         note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
         self.engine.disconnect(session, is_clean=is_clean)
@@ -859,8 +859,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def cut(self, who: int) -> None:
         """The socket of a connection ends; it is taken over or lost at some later time."""
         peer, session = self._peer(who)
-        note(f"engine.keep({peer.name})")
-        self.engine.keep(session)
+        note(f"engine.park({peer.name})")
+        self.engine.park(session)
         self.oracle.keep(peer)
         self.looks = [look for look in self.looks if look.peer is not peer]
 
@@ -1015,13 +1015,13 @@ class BrokerMachine(RuleBasedStateMachine):
         highest = 0 if known is None else known.highest(Frame.COMMIT)
         commit = None if number is None else max(1, highest + number)
         note(f'engine.ask_producer("{name}", {commit}, resolves={resolves})')
-        answer = self.engine.ask_producer(name, commit, resolves=resolves)
+        answer = self.engine.query_producer(name, commit, resolves=resolves)
         outcome, batch = self.oracle.ask_producer(name, commit, resolves=resolves)
         said = answer.outcome and answer.outcome.value
         if said != outcome:
             raise Disagreement(f"COMMIT {commit} of {name} is said to be {said!r}, not {outcome!r}")
         # The engine's batches begin with 1 in each run.
-        waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.ledger.batch.number
+        waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.commit_state.batch.number
         if not batch <= max(waits_for, self.oracle.durable) <= self.oracle.gathering:
             raise Disagreement(f"the answer about {name} waits for batch {waits_for}, not {batch}")
         shown, expected = answer.producer, self.oracle.producers.remembered().get(name)
@@ -1205,7 +1205,7 @@ class BrokerMachine(RuleBasedStateMachine):
         consumers = {
             reader: self.sessions[reader.peer].consumers[reader.subscription] for reader in self.oracle.readers
         }
-        return {reader: rooms.window_of(one) for reader, one in consumers.items() if one.auto is not None}
+        return {reader: rooms.window_of(one) for reader, one in consumers.items() if one.auto_window is not None}
 
     def wake(self, which: int) -> None:
         reader = _one_of(self._wakeable(), which)
@@ -1219,8 +1219,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _ask(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
         credit = Credit(reader.subscription, messages, waits, correlation)
-        note(f"engine.ask_credit({reader.peer.name}, {credit})")
-        withdrawn = self.engine.ask_credit(self.sessions[reader.peer], credit)
+        note(f"engine.pull({reader.peer.name}, {credit})")
+        withdrawn = self.engine.pull(self.sessions[reader.peer], credit)
         told = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
         if not messages:
             self.oracle.withdraw(reader, correlation, told)
@@ -1260,7 +1260,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _doom(self, peer: Peer, transaction: str) -> None:
         note(f'engine.doom({peer.name}, "{transaction}")')
-        self.engine.doom(self.sessions[peer], transaction)
+        self.engine.mark_rollback_only(self.sessions[peer], transaction)
         self.oracle.doom(peer, transaction)
 
     # What is refused --------------------------------------------------------------------------------------------------
@@ -1362,13 +1362,13 @@ class BrokerMachine(RuleBasedStateMachine):
             case "asks for too much" if pulling:
                 reader = _one_of(pulling, which)
                 too_many = MESSAGES_ASKED_MAX + 1 - reader.requested
-                return engine.ask_credit, Credit(reader.subscription, too_many), None
+                return engine.pull, Credit(reader.subscription, too_many), None
             case "asks though it does not pull":
                 not_pulling = [each for each in readers if not each.is_pulling]
                 if not_pulling:
-                    return engine.ask_credit, Credit(_one_of(not_pulling, which).subscription, which % 2), None
+                    return engine.pull, Credit(_one_of(not_pulling, which).subscription, which % 2), None
             case "asks for nobody":
-                return engine.ask_credit, Credit("nobody", which % 2), None
+                return engine.pull, Credit("nobody", which % 2), None
             case "wakes nobody":
                 return engine.wake, Wake("nobody"), None
             case "gives back of nobody" if peer.has_rounds:
@@ -1558,8 +1558,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def take(self, who: int) -> None:
         peer, session = self._peer(who)
-        note(f"engine.taken({peer.name})")
-        self.engine.taken(session)
+        note(f"engine.on_all_sent({peer.name})")
+        self.engine.on_all_sent(session)
         self.oracle.taken(peer)
 
     def take_all(self) -> None:
@@ -1655,7 +1655,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Bytes of memory that what is in each subscription to a topic would take, at least or at most."""
         return [
             sum(
-                size_of(_message(each.parcel)) + (0 if is_least else causes_size(of_store(Causes(*each.causes))))
+                size_of(_message(each.parcel))
+                + (0 if is_least else causes_size(causes_from_store(Causes(*each.causes))))
                 for each in kept
                 if not (is_least and self.oracle.is_expired(each))
             )
@@ -1685,15 +1686,15 @@ class BrokerMachine(RuleBasedStateMachine):
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = Redrive(queue, limit=limit, after=after)
-            read = self.engine.read_for_bulk(piece)
+            read = self.engine.next_bulk_read(piece)
             if read is None:
                 return
             page = self.disk.read_at_once(read)
-            if page.found:
+            if page.messages:
                 note(f"# to be moved from {queue}: {_sketch(page)}")
                 self.redriving = read, page
                 return
-            self.engine.do_bulk(piece, read, page)
+            self.engine.execute_bulk(piece, read, page)
             rank = read.lane.rank
             after = (rank + 1, 0) if rank < 9 else None
 
@@ -1702,9 +1703,9 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.redriving is not None
         read, page = self.redriving
         self.redriving = None
-        shown = [found.sequence for found in page.found][:limit]
+        shown = [found.sequence for found in page.messages][:limit]
         note(f"engine.redrive({shown}, {_sketch(page)})")
-        answer = self.engine.do_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        answer = self.engine.execute_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
 
     def schedule(self, who: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
@@ -1732,13 +1733,13 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"# to be cancelled of {queue}: {_sketch(page)}")
                 self.cancelling = read, page
 
-    def _read_scheduled(self, asked: OfScheduled) -> BulkLook | None:
+    def _read_scheduled(self, asked: ScheduledRequest) -> BulkRead | None:
         """Once all is durable that was accepted."""
         if not self.engine.hold_scheduled():
             self.all_becomes_durable()
             if not self.engine.hold_scheduled():
                 raise Disagreement("what is durable is waited for")
-        return self.engine.read_for_bulk(asked)
+        return self.engine.next_bulk_read(asked)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
         """Anything may have happened since the page was read."""
@@ -1747,20 +1748,20 @@ class BrokerMachine(RuleBasedStateMachine):
         self.cancelling = None
         priorities = set(range(10) if selector is None else SELECTORS[selector])
         queue = read.lane.queue.name.removeprefix(HIDDEN_PREFIX)
-        here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.found], priorities)[:limit]
+        here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.messages], priorities)[:limit]
         asked = Unschedule(queue, selector=selector, limit=limit)
-        note(f"engine.do_bulk({asked}, {_sketch(page)})")
-        answer = self.engine.do_bulk(asked, read, page)
+        note(f"engine.execute_bulk({asked}, {_sketch(page)})")
+        answer = self.engine.execute_bulk(asked, read, page)
         self.oracle.cancelled(here, answer.moved)
 
     def show_scheduled(self, queue: str) -> None:
         """Without anything in between: each page of what is in the store by then."""
         if queue not in rooms.names_of_scheduled(self.engine):
             return
-        asked = Scheduled(queue)
+        asked = ListScheduled(queue)
         shown: list[tuple[str, int]] = []
         while (read := self._read_scheduled(asked)) is not None:
-            answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
+            answer = self.engine.execute_bulk(asked, read, self.disk.read_at_once(read))
             assert isinstance(answer, ShownSends)
             shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]
             if answer.next is None:
@@ -1773,7 +1774,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """The page of a piece, at the first lane from `rank` on that has anything."""
         if self.oracle.is_any_on_its_way_to(queue) or queue not in {each.name for each in self.engine.queues()}:
             return
-        read = self.engine.read_for_bulk(Purge(queue, after=(rank, 0)))
+        read = self.engine.next_bulk_read(Purge(queue, after=(rank, 0)))
         if read is not None:
             page = self.disk.read_at_once(read)
             note(f"# to be taken from {queue}: {_sketch(page)}, and what is in memory")
@@ -1790,14 +1791,14 @@ class BrokerMachine(RuleBasedStateMachine):
         priorities = set(range(10) if selector is None else SELECTORS[selector]) & {9 - rank}
         here = [each for each in self.oracle.bulk_candidates(queue, priorities) if each in letters]
         if not page.is_end:
-            last = self.oracle.letter(_label(_body_of(page.found[-1])), queue)
+            last = self.oracle.letter(_label(_body_of(page.messages[-1])), queue)
             here = [each for each in here if each.order <= last.order]
         here = here[:limit]
         asked: BulkWanted = Purge(queue, selector=selector, limit=limit)
         if to is not None:
             asked = Move(queue, selector=selector, limit=limit, to=to)
-        note(f"engine.do_bulk({asked}, {_sketch(page)})")
-        answer = self.engine.do_bulk(asked, read, page)
+        note(f"engine.execute_bulk({asked}, {_sketch(page)})")
+        answer = self.engine.execute_bulk(asked, read, page)
         self.oracle.bulk_done(here, answer.moved, to)
 
     def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
@@ -1813,8 +1814,8 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         here = self.oracle.bulk_candidates(asked.queue, priorities)
         moved = 0
-        while (read := self.engine.read_for_bulk(asked)) is not None:
-            answer = self.engine.do_bulk(asked, read, self.disk.read_at_once(read))
+        while (read := self.engine.next_bulk_read(asked)) is not None:
+            answer = self.engine.execute_bulk(asked, read, self.disk.read_at_once(read))
             moved += answer.moved
             if answer.next is None:
                 break
@@ -1881,7 +1882,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
-        self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.places) * share)
+        self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.deques) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.evict()
         note(f"engine.memory.limit = {self.memory_limit}")
@@ -1894,8 +1895,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if milliseconds:
             self.advance(milliseconds)
         before = self._ordinary()
-        note("engine.let_unused_go()")
-        self.engine.let_unused_go()
+        note("engine.remove_unused_queues()")
+        self.engine.remove_unused_queues()
         for queue in before - self._ordinary():
             self.oracle.gone(queue)
             if any(each is not None and each[0].lane.queue.name == queue for each in (self.redriving, self.piece)):
@@ -1949,12 +1950,12 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"browses never end: {self.oracle.looks}")
         for queue in self.engine.queues():
             at_least, at_most = self.oracle.waiting(queue.name)
-            if not at_least <= queue.waiting() <= at_most:
-                raise Disagreement(f"{queue.name} counts {queue.waiting()} messages, not {at_least} to {at_most}")
+            if not at_least <= queue.waiting_count() <= at_most:
+                raise Disagreement(f"{queue.name} counts {queue.waiting_count()} messages, not {at_least} to {at_most}")
         for name in rooms.names_of_scheduled(self.engine):
             planned = self.oracle.count_planned(name)
-            if self.engine.scheduled(name) != planned:
-                raise Disagreement(f"{name} counts {self.engine.scheduled(name)} scheduled sends, not {planned}")
+            if self.engine.scheduled_count(name) != planned:
+                raise Disagreement(f"{name} counts {self.engine.scheduled_count(name)} scheduled sends, not {planned}")
         if wrong := left_in_memory(self.engine, self.policy):
             raise Disagreement(f"still in memory: {wrong}")
 
@@ -2050,7 +2051,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.disk.wanted_timers.extend(effects.timer_reads)
         self.oracle.scanning = {
             (queue.name, text): rank
-            for queue, selecting in self.engine.selections.of_queue.items()
+            for queue, selecting in self.engine.selections.by_queue.items()
             if selecting.groups is None
             for text, scan in selecting.scans.items()
             if (rank := _waits_at(scan)) is not None
@@ -2082,8 +2083,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """The size of an automatic window is the broker's own affair, within limits."""
         for reader in self.oracle.readers:
             consumer = self.sessions[reader.peer].consumers[reader.subscription]
-            if consumer.auto is not None and not reader.is_pulling:
-                reader.window, reader.is_stretched = rooms.window_of(consumer), consumer.auto.is_stretched
+            if consumer.auto_window is not None and not reader.is_pulling:
+                reader.window, reader.is_stretched = rooms.window_of(consumer), consumer.auto_window.is_stretched
                 if not 1 < reader.window <= 1000:
                     raise Disagreement(f"{reader} has an automatic window of {reader.window}")
 
@@ -2985,7 +2986,7 @@ def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[BrokerConsu
 
     def is_asked(consumer: BrokerConsumer) -> bool:
         scan = engine.selections.scan_of(consumer, queue)
-        places = [] if scan is None else list(scan.places.values())
+        places = [] if scan is None else list(scan.cursors.values())
         return place in places and not any(
             isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in places
         )
@@ -2996,9 +2997,9 @@ def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[BrokerConsu
 def _waits_at(scan: Scan) -> int | None:
     """The rank of the lane of which something has to be tested or read before anything else can be dispatched, should
     there be nothing before that; None if there is none."""
-    for rank, place in scan.places.items():
+    for rank, place in scan.cursors.items():
         entry = place.first()
-        if (entry is None and place.is_behind) or (entry is not None and entry.message is None):
+        if (entry is None and place.is_unfinished) or (entry is not None and entry.message is None):
             return rank
     return None
 
@@ -3007,7 +3008,7 @@ def _ask_who_waits(engine: Engine, queue: Queue) -> None:
     for consumer in engine.clients.receivers_of(queue).all():
         scan = engine.selections.scan_of(consumer, queue)
         assert scan is not None
-        for place in scan.places.values():
+        for place in scan.cursors.values():
             assert isinstance(place, GroupScanCursor)
             place.first_for(consumer)
 
@@ -3099,7 +3100,7 @@ def _label(message: SentMessage) -> str:
     return message.body[:12].rstrip(b".").decode()
 
 
-def _body_of(found: Found) -> SentMessage:
+def _body_of(found: PageMessage) -> SentMessage:
     assert found.message is not None, "nothing is damaged"
     return found.message
 
@@ -3108,6 +3109,6 @@ def _size(message: SentMessage) -> int:
     return len(message.header) + len(message.body)
 
 
-def _sketch(page: PageRead) -> str:
-    found = ", ".join("damaged" if each.message is None else _label(each.message) for each in page.found)
+def _sketch(page: PageResult) -> str:
+    found = ", ".join("damaged" if each.message is None else _label(each.message) for each in page.messages)
     return f"[{found}] as of {page.as_of}{', the end' if page.is_end else ''}"

@@ -18,8 +18,8 @@ from truenext.batch import Batch, Causes, Mark
 from truenext.broker.pager import read_page
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
-from truenext.engine.memory.timers import TimerRead, TimersRead
-from truenext.engine.state.pages import Found, Look, PageRead, Read
+from truenext.engine.memory.timers import TimerRead, TimersResult
+from truenext.engine.state.pages import PageMessage, PageResult, Read, SideRead
 from truenext.message import SentMessage
 from truenext.order import RANKS
 from truenext.record import (
@@ -49,10 +49,10 @@ class Stored(NamedTuple):
     causes: Causes
 
 
-def found_of(stored: StoredMessage) -> Found:
+def found_of(stored: StoredMessage) -> PageMessage:
     """As the broker's pager makes it."""
     message = decode(stored.key, stored.record, stored.content)
-    return Found(sequence_of(stored.key), message, stored.mark, reference_of(stored.record), stored.causes)
+    return PageMessage(sequence_of(stored.key), message, stored.mark, reference_of(stored.record), stored.causes)
 
 
 _decoded = lru_cache(maxsize=1000)(decode)
@@ -66,12 +66,12 @@ class Disk:
         self.is_written = False
         """The batch in flight is durable; the engine does not know yet."""
         self.wanted: deque[Read] = deque()
-        self._pages: deque[tuple[Read, PageRead]] = deque()
+        self._pages: deque[tuple[Read, PageResult]] = deque()
         """Read, and not handed to the engine yet."""
-        self._early: list[tuple[Read, PageRead]] = []
+        self._early: list[tuple[Read, PageResult]] = []
         """Handed to the engine, which does not know of the batch that they show."""
         self.wanted_timers: deque[TimerRead] = deque()
-        self._timers: deque[tuple[TimerRead, TimersRead]] = deque()
+        self._timers: deque[tuple[TimerRead, TimersResult]] = deque()
         self.queue_names: dict[int, str] = {}
         """Also of those that go with the batch in flight."""
         self._contents: dict[int, dict[bytes, Stored]] = {}
@@ -113,22 +113,22 @@ class Disk:
     def want(self, reads: list[Read]) -> None:
         self.wanted.extend(reads)
 
-    def read(self) -> tuple[Read, PageRead]:
+    def read(self) -> tuple[Read, PageResult]:
         """Read the page that was wanted first."""
         read = self.wanted.popleft()
         self._pages.append((read, self.read_at_once(read)))
         return self._pages[-1]
 
-    def read_at_once(self, read: Read) -> PageRead:
+    def read_at_once(self, read: Read) -> PageResult:
         page = read_page(self._store, read)
         found = [found_of(each) for each in page.messages]
-        return PageRead(found, page.as_of, page.is_end)
+        return PageResult(found, page.as_of, page.is_end)
 
     @property
     def has_page(self) -> bool:
         return bool(self._pages)
 
-    def next_page(self, committed: int) -> tuple[Read, PageRead]:
+    def next_page(self, committed: int) -> tuple[Read, PageResult]:
         """The page that was read first; the engine is about to get it, and knows of batches up to `committed`."""
         read, page = self._pages.popleft()
         if page.as_of > committed and not isinstance(read, BrowseRead):
@@ -139,7 +139,7 @@ class Disk:
         """By queue, the smallest rank of those of which a page is not there yet."""
         ranks: dict[str, int] = {}
         for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
-            if isinstance(read, Look):
+            if isinstance(read, SideRead):
                 # Nobody's consumers wait for it.
                 continue
             _, rank = split_lane_key(read.lane.key)
@@ -149,18 +149,18 @@ class Disk:
 
     # Timers -----------------------------------------------------------------------------------------------------------
 
-    def read_timers(self) -> tuple[TimerRead, TimersRead]:
+    def read_timers(self) -> tuple[TimerRead, TimersResult]:
         """Read the page of timers that was wanted first."""
         read = self.wanted_timers.popleft()
         page = self._store.timers(read.after, read.limit)
-        self._timers.append((read, TimersRead(page.timers, page.as_of, page.is_end)))
+        self._timers.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
         return self._timers[-1]
 
     @property
     def has_timers(self) -> bool:
         return bool(self._timers)
 
-    def next_timers(self) -> tuple[TimerRead, TimersRead]:
+    def next_timers(self) -> tuple[TimerRead, TimersResult]:
         """The page that was read first; the engine is about to get it."""
         return self._timers.popleft()
 

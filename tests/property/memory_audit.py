@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterator
 from tests.property import rooms
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor, group_size
-from truenext.engine.selecting.keyed import keys_of
+from truenext.engine.selecting.keyed import key_count
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.consumer import ConnectionState, Subscriber
 from truenext.engine.state.memory import (
+    DEQUE_BYTES,
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
     JOIN_BYTES,
     KEYED_BYTES,
     LANE_BYTES,
-    OUT_OF_TURN_BYTES,
-    PLACES_BYTES,
-    SELECTING_BYTES,
+    SELECTED_ENTRIES_BYTES,
+    SELECTION_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
     consumer_size,
@@ -46,40 +46,40 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
-    books += [(f"messages in memory of {queue.name}", queue.in_memory, count) for queue, count in messages.items()]
+    books += [(f"messages in memory of {queue.name}", queue.resident_count, count) for queue, count in messages.items()]
     books += [
         ("used", memory.used, sum(counted.values())),
-        ("leaving", memory.leaving, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
-        ("places", memory.places, PLACES_BYTES * sum(lane.has_places for queue in counted for lane in queue.lanes)),
+        ("leaving", memory.pending_free, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
+        ("places", memory.deques, DEQUE_BYTES * sum(lane.has_deque for queue in counted for lane in queue.lanes)),
         (
             "queues",
             memory.queues,
             sum(_bytes_of(engine, queue) for queue in queues)
             + _bytes_of_consumers(engine, sessions)
-            + sum(queue_size(one) + LANE_BYTES for one in rooms.promised(engine).values()),
+            + sum(queue_size(one) + LANE_BYTES for one in rooms.reserved(engine).values()),
         ),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
-        ("open", memory.open, sum(each.size for session in sessions for each in session.transactions.values())),
+        ("open", memory.open_bytes, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
-    said = {name for session in sessions for each in session.transactions.values() for name in each.promised}
+    said = {name for session in sessions for each in session.transactions.values() for name in each.reserved_queues}
     there = {queue.name for queue in queues}
-    books.append(("promised, and there or not said", 0, len(rooms.promised(engine).keys() - (said - there))))
+    books.append(("promised, and there or not said", 0, len(rooms.reserved(engine).keys() - (said - there))))
     for session in sessions:
         is_open = session.transactions
         answering = sum(each.count > len(each.sends) for each in is_open.values())
         books += [
             ("said in transactions", is_open.count, sum(each.count for each in is_open.values())),
             ("bytes said in transactions", is_open.size, sum(each.size for each in is_open.values())),
-            ("transactions that answer", len(is_open.answering), answering),
+            ("transactions that answer", len(is_open.settling), answering),
             (
                 "... and are not known to",
                 0,
-                sum(each not in is_open.answering for each in is_open.values() if each.held),
+                sum(each not in is_open.settling for each in is_open.values() if each.held),
             ),
         ]
     for queue in engine.queues():
         lanes = queue.lanes
-        is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.bodiless for lane in lanes)
+        is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.unloaded for lane in lanes)
         is_all_here &= all(entry.message is not None for entry in _all(engine, queue))
         if is_all_here or not queue.is_subscription:
             books.append((f"spilled of {queue.name}", queue.spilled, 0))
@@ -89,19 +89,19 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
 
 
 def _bytes_of(engine: Engine, queue: Queue) -> int:
-    asides = sum(lane.out_of_turn is not None for lane in queue.lanes)
+    asides = sum(lane.selected is not None for lane in queue.lanes)
     joins = JOIN_BYTES * max(0, len(engine.clients.receivers_of(queue).wildcards) - 1)
-    size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + OUT_OF_TURN_BYTES * asides + joins
-    selecting = engine.selections.of_queue.get(queue)
+    size = queue_size(queue.destination) + LANE_BYTES * len(queue.lanes) + SELECTED_ENTRIES_BYTES * asides + joins
+    selecting = engine.selections.by_queue.get(queue)
     if selecting is not None:
         if selecting.groups is not None:
             size += GROUPS_BYTES + sum(map(group_size, selecting.groups.owners))
         scans = selecting.scans.values()
-        places = [place for scan in scans for place in scan.places.values()]
-        groups = sum(isinstance(place, GroupScanCursor) for place in places)
-        size += SELECTING_BYTES + SELECTOR_BYTES * len(scans)
-        size += KEYED_BYTES * sum(keys_of(scan.selector) for scan in scans)
-        size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(places) - groups)
+        cursors = [cursor for scan in scans for cursor in scan.cursors.values()]
+        groups = sum(isinstance(cursor, GroupScanCursor) for cursor in cursors)
+        size += SELECTION_BYTES + SELECTOR_BYTES * len(scans)
+        size += KEYED_BYTES * sum(key_count(scan.selector) for scan in scans)
+        size += GROUP_LANE_BYTES * groups + SELECTOR_LANE_BYTES * (len(cursors) - groups)
     return size
 
 
@@ -130,7 +130,7 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
         for queue in engine.queues()
-        if any(lane.recent or lane.reading for lane in queue.lanes)
+        if any(lane.recent or lane.pending_read for lane in queue.lanes)
     ]
     evictable = {queue: _size(_that_can_leave(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
     if engine.memory.excess > 0 and any(evictable.values()):
@@ -147,7 +147,7 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from _that_can_leave(engine, queue)
     for lane in queue.lanes:
         yield from lane.recent
-    yield from engine.clients.in_transactions_of(queue)
+    yield from engine.clients.held_in_transactions(queue)
     yield from (entry for entry in rooms.awaiting_dead_letter(engine) if entry.lane.queue is queue)
 
 
@@ -155,7 +155,7 @@ def _that_can_leave(engine: Engine, queue: Queue) -> Iterator[Entry]:
     """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
     for lane in queue.lanes:
         yield from lane
-    yield from engine.clients.held_of(queue)
+    yield from engine.clients.held_by_consumers(queue)
 
 
 def _size(entries: Collection[Entry] | Iterator[Entry]) -> int:

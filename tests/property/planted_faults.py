@@ -56,10 +56,10 @@ from truenext.commands import (
 )
 from truenext.destination import Destination, DestinationKind
 from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
-from truenext.engine.background.bulk import BulkLook, Done, Move, OfScheduled, Purge, Taken, Wanted
+from truenext.engine.background.bulk import BulkRead, BulkRequest, BulkResult, Move, Purge, Removal, ScheduledRequest
 from truenext.engine.background.bulk_work import Bulk
-from truenext.engine.background.expiry import BlockLook, Expiry
-from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.background.expiry import BlockRead, Expiry
+from truenext.engine.background.scheduled import DueRead, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
@@ -70,40 +70,40 @@ from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, RankedConsumer
-from truenext.engine.dispatch.selective import HOLDS, Bidders, Choosing, GroupChoosing
+from truenext.engine.dispatch.selective import HOLDS, ConsumerClass, GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.arrivals import ALONE, Arrivals
+from truenext.engine.lifecycle.arrivals import SENT_ALONE, Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.eviction import Eviction
-from truenext.engine.memory.reading import LanePage, Reading
+from truenext.engine.memory.reading import LaneRead, Reading
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
-from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
 from truenext.engine.run import EngineRun
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.scan import Scan, ScanCursor
-from truenext.engine.selecting.selecting import Selecting
+from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import Receivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.memory import size_of
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.producer import CommitOutcome, Producer
-from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane, Queue
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.reason import Reason
 from truenext.engine.state.transaction import OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, Turn
-from truenext.engine.writing.copies import NONE, Contents
-from truenext.engine.writing.ledger import Ledger
-from truenext.engine.writing.numbers import Numbers
-from truenext.engine.writing.producers import Known, Producers
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.copies import NO_CONTENTS, Contents
+from truenext.engine.writing.numbers import QueueNumbers
+from truenext.engine.writing.producers import ProducerInfo, Producers
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import SentMessage, with_ttl
 from truenext.pattern import matches
@@ -207,7 +207,7 @@ class Choice:
         return receivers.consumers if receivers.exclusive is None else [receivers.exclusive]
 
     def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-        return (consumer.service_rank, len(consumer.held), consumer.served_at)
+        return (consumer.service_rank, len(consumer.held), consumer.last_dispatch)
 
     def install(self, patch: Patch) -> None:
         with_selectors = rooms.DISPATCH.original
@@ -215,8 +215,8 @@ class Choice:
         def dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
             if queue.watcher is not None:
                 return with_selectors(dispatcher, queue, deliveries)
-            ledger = rooms.ledger_of(dispatcher)
-            committed, now_ms = ledger.committed, ledger.now_ms
+            commit_state = rooms.commit_state_of(dispatcher)
+            committed, now_ms = commit_state.committed, commit_state.now_ms
             memory, clients, events = (
                 rooms.memory(dispatcher),
                 rooms.clients_of(dispatcher),
@@ -237,24 +237,24 @@ class Choice:
                     continue
                 consumer = min(receivers, key=self.preference)
                 entry.deliveries += 1
-                if consumer.auto is not None and not consumer.held:
-                    consumer.auto.got(entry.sequence, now_ms)
+                if consumer.auto_window is not None and not consumer.held:
+                    consumer.auto_window.start_sample(entry.sequence, now_ms)
                 consumer.held[entry.sequence] = entry
                 events.dispatched(queue, [entry], [consumer.number])
                 message = _message_of(entry)
                 size = len(message.body) + len(message.header) + consumer.frame_bytes
                 consumer.session.unsent_bytes += size
                 memory.unsent += size
-                if memory.unsent > memory.unsent_mark:
+                if memory.unsent > memory.unsent_threshold:
                     memory.unsent_max = 1
                 clients.dispatches += 1
-                consumer.served_at = clients.dispatches
+                consumer.last_dispatch = clients.dispatches
                 deliveries.setdefault(consumer, []).append(entry)
-            given: list[Entry] = []
-            getters: list[int] = []
-            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, deliveries, given, getters)
-            if given:
-                events.dispatched(queue, given, getters)
+            entries: list[Entry] = []
+            consumer_numbers: list[int] = []
+            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, deliveries, entries, consumer_numbers)
+            if entries:
+                events.dispatched(queue, entries, consumer_numbers)
             return lane
 
         rooms.DISPATCH.replace(patch, dispatch)
@@ -266,7 +266,7 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
     for lane in queue.lanes:
         rank = lane.rank
         if lane.unread and not lane.needs_page:
-            rooms.TAKE_RECENT_IN.of(dispatcher)(lane)
+            rooms.LOAD_RECENT.of(dispatcher)(lane)
         is_held_back = False
         # What came back above the horizon, out of its turn, waits for what is unread below it.
         known = sorted((entry for entry in lane if entry.sequence <= lane.horizon), key=lambda entry: entry.sequence)
@@ -288,21 +288,21 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
 
 def _take_out(queue: Queue, entry: Entry) -> None:
     _remove_from_lane(queue, entry)
-    if entry.lane.out_of_turn is not None:
-        entry.lane.strip()
+    if entry.lane.selected is not None:
+        entry.lane.trim_gaps()
 
 
 def _remove_from_lane(queue: Queue, entry: Entry) -> None:
     for lane in queue.lanes:
-        arrived_gaps = set() if lane.out_of_turn is None else lane.out_of_turn.arrived_gaps
+        arrived_gaps = set() if lane.selected is None else lane.selected.arrived_gaps
         for at, other in enumerate(lane.arrived):
             if other is entry and entry.sequence not in arrived_gaps:
                 del lane.arrived[at]
                 return
-        for at, (_, other) in enumerate(lane.returned):
+        for at, (_, other) in enumerate(lane.requeued):
             if other is entry:
-                del lane.returned[at]
-                lane.returned.sort(key=lambda pair: pair[0])
+                del lane.requeued[at]
+                lane.requeued.sort(key=lambda pair: pair[0])
                 return
 
 
@@ -406,7 +406,7 @@ def an_expired_message_is_dispatched(patch: Patch) -> None:
 def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (consumer.service_rank, len(consumer.held), -consumer.served_at)
+            return (consumer.service_rank, len(consumer.held), -consumer.last_dispatch)
 
     Fault().install(patch)
 
@@ -423,7 +423,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (consumer.service_rank, consumer.served_at)
+            return (consumer.service_rank, consumer.last_dispatch)
 
     Fault().install(patch)
 
@@ -434,7 +434,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
 
     def faulty(subscribing: Subscribing, session: ConnectionState, command: Subscribe) -> None:
         subscribe(subscribing, session, command)
-        session.consumers[command.subscription].served_at = 0
+        session.consumers[command.subscription].last_dispatch = 0
 
     rooms.SUBSCRIBE.replace(patch, faulty)
 
@@ -443,7 +443,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
 def consumer_priority_is_ignored(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (len(consumer.held), consumer.served_at)
+            return (len(consumer.held), consumer.last_dispatch)
 
     Fault().install(patch)
 
@@ -452,7 +452,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (len(consumer.held), consumer.service_rank, consumer.served_at)
+            return (len(consumer.held), consumer.service_rank, consumer.last_dispatch)
 
     Fault().install(patch)
 
@@ -461,7 +461,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (-consumer.priority, len(consumer.held), consumer.served_at)
+            return (-consumer.priority, len(consumer.held), consumer.last_dispatch)
 
     Fault().install(patch)
 
@@ -518,14 +518,14 @@ def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = rooms.EXPRESS.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[BrokerConsumer], *rest: Any) -> Lane | None:
-        answered = [consumer.answered_at for consumer in consumers]
+        answered = [consumer.last_ack for consumer in consumers]
         for consumer in consumers:
-            consumer.answered_at = -consumer.answered_at
+            consumer.last_ack = -consumer.last_ack
         try:
             return express(dispatcher, queue, consumers, *rest)
         finally:
             for consumer, answered_at in zip(consumers, answered, strict=True):
-                consumer.answered_at = answered_at
+                consumer.last_ack = answered_at
 
     rooms.EXPRESS.replace(patch, faulty)
 
@@ -600,9 +600,9 @@ def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
         assert queue is not None
         was_touched = queue in rooms.touched(acknowledging)
-        waiting = queue.waiting()
+        waiting = queue.waiting_count()
         nack_message(acknowledging, session, nack)
-        if nack.transaction is None and queue.waiting() == waiting and not was_touched:
+        if nack.transaction is None and queue.waiting_count() == waiting and not was_touched:
             rooms.touched(acknowledging).pop(queue, None)
 
     rooms.NACK.replace(patch, faulty)
@@ -631,7 +631,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
             if theirs is session and not is_clean:
                 entry.message = message
                 if message is not None:
-                    rooms.CAME.of(connecting)(entry, message)
+                    rooms.COUNT_LOADED.of(connecting)(entry, message)
                 rooms.REQUEUE.of(connecting)(entry, Reason.RELEASED)
 
     rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
@@ -685,10 +685,10 @@ def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
     requeue = rooms.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        ledger = rooms.ledger_of(outcomes)
-        was_awaited = ledger.is_awaited
+        commit_state = rooms.commit_state_of(outcomes)
+        was_awaited = commit_state.is_awaited
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        ledger.is_awaited = was_awaited
+        commit_state.is_awaited = was_awaited
 
     rooms.REQUEUE.replace(patch, faulty)
 
@@ -737,11 +737,11 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
 
 def _abort_without_an_attempt(transactions: Transactions, session: ConnectionState, name: str) -> None:
     transaction = session.transactions.end(name)
-    rooms.memory(transactions).open -= transaction.size
+    rooms.memory(transactions).open_bytes -= transaction.size
     for entry in (*transaction.acknowledged(), *transaction.nacked()):
         rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
     if transaction.held:
-        session.batch = rooms.ledger_of(transactions).latest_batch
+        session.batch = rooms.commit_state_of(transactions).latest_batch
 
 
 @shows_in(BrokerMachine, first=1)
@@ -775,7 +775,11 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
             is_first = False
 
     def faulty_accept(
-        arrivals: Arrivals, queue: Queue, message: SentMessage, batch: int = ALONE, contents: Contents = NONE
+        arrivals: Arrivals,
+        queue: Queue,
+        message: SentMessage,
+        batch: int = SENT_ALONE,
+        contents: Contents = NO_CONTENTS,
     ) -> bool:
         nonlocal is_first
         seen_at, is_first = 0 if is_first else batch, False
@@ -916,7 +920,7 @@ def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_no
 
     def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
         assert said.producer is not None
-        batch = rooms.ledger_of(producers).batch
+        batch = rooms.commit_state_of(producers).batch
         written = batch.producers.get(said.producer)
         known = repeated(producers, said)
         batch.producers.pop(said.producer, None)
@@ -940,7 +944,7 @@ def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> Non
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
     def faulty(producers: Producers) -> str | None:
-        now_ms = rooms.ledger_of(producers).now_ms
+        now_ms = rooms.commit_state_of(producers).now_ms
         old = [
             name
             for name in rooms.sent_once(producers)
@@ -955,8 +959,8 @@ def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
 def sends_and_commits_count_together(patch: Patch) -> None:
     use = rooms.USE_NUMBER.original
 
-    def faulty(producer: Producer, number: int, *, is_commit: bool, says_gapless: bool) -> None:
-        use(producer, number, is_commit=is_commit, says_gapless=says_gapless)
+    def faulty(producer: Producer, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
+        use(producer, number, is_commit=is_commit, declares_gapless=declares_gapless)
         producer.sends = producer.commits = max(producer.sends, producer.commits)
 
     rooms.USE_NUMBER.replace(patch, faulty)
@@ -971,12 +975,12 @@ def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
 def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
-    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         declared = producer.is_gapless
-        if not says_gapless:
+        if not declares_gapless:
             producer.is_gapless = False
         try:
-            return has_used(producer, name, number, is_commit=is_commit, says_gapless=says_gapless)
+            return has_used(producer, name, number, is_commit=is_commit, declares_gapless=declares_gapless)
         finally:
             producer.is_gapless = declared
 
@@ -987,17 +991,17 @@ def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patc
 def a_commit_that_was_settled_is_taken_for_a_repeat(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
-    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+    def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         if is_commit and number in producer.resolved:
             return True
-        return has_used(producer, name, number, is_commit=is_commit, says_gapless=says_gapless)
+        return has_used(producer, name, number, is_commit=is_commit, declares_gapless=declares_gapless)
 
     rooms.HAS_USED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patch) -> None:
-    rooms.MAY_HAVE_LEFT_OUT.replace(patch, lambda producer, number, *, is_commit: False)
+    rooms.IS_USE_UNKNOWN.replace(patch, lambda producer, number, *, is_commit: False)
 
 
 @shows_in(ProducersMachine, first=3)
@@ -1050,27 +1054,27 @@ def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
 
 @shows_in(ProducersMachine)
 def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -> None:
-    ask = rooms.ASK_PRODUCER.original
+    ask = rooms.QUERY_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> Known:
+    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         return ask(producers, name, commit, resolves=resolves)._replace(batch=0)
 
-    rooms.ASK_PRODUCER.replace(patch, faulty)
+    rooms.QUERY_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Patch) -> None:
-    ask = rooms.ASK_PRODUCER.original
+    ask = rooms.QUERY_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> Known:
-        batch = rooms.ledger_of(producers).batch
+    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
+        batch = rooms.commit_state_of(producers).batch
         before = dict(batch.producers)
         known = ask(producers, name, commit, resolves=resolves)
         if known.outcome is not CommitOutcome.ROLLED_BACK:
             batch.producers = before
         return known
 
-    rooms.ASK_PRODUCER.replace(patch, faulty)
+    rooms.QUERY_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
@@ -1091,7 +1095,7 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
     def faulty(producers: Producers, name: str) -> None:
         forget(producers, name)
-        rooms.ledger_of(producers).batch.forgotten_producers.remove(name)
+        rooms.commit_state_of(producers).batch.forgotten_producers.remove(name)
 
     rooms.FORGET_PRODUCER.replace(patch, faulty)
 
@@ -1100,8 +1104,8 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
 
 def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
-    def faulty(ledger: Ledger, session: ConnectionState, answer: Answer) -> None:
-        rooms.ready_answers(ledger).append((session, answer))
+    def faulty(commit_state: CommitState, session: ConnectionState, answer: Answer) -> None:
+        rooms.ready_answers(commit_state).append((session, answer))
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -1110,11 +1114,11 @@ def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(ledger: Ledger, session: ConnectionState, said: Answer) -> None:
-        if session.batch < rooms.gathering(ledger).number:
-            rooms.ready_answers(ledger).append((session, said))
+    def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
+        if session.batch < rooms.gathering(commit_state).number:
+            rooms.ready_answers(commit_state).append((session, said))
         else:
-            answer(ledger, session, said)
+            answer(commit_state, session, said)
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -1133,9 +1137,9 @@ def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
 def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
     answer = rooms.ANSWER.original
 
-    def faulty(ledger: Ledger, session: ConnectionState, said: Answer) -> None:
-        session.batch = max(session.batch, rooms.gathering(ledger).number)
-        answer(ledger, session, said)
+    def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
+        session.batch = max(session.batch, rooms.gathering(commit_state).number)
+        answer(commit_state, session, said)
 
     rooms.ANSWER.replace(patch, faulty)
 
@@ -1185,23 +1189,23 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
 
 
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
-    write_down = rooms.WRITE_DOWN.original
+    write_down = rooms.STORE_ENTRY.original
 
     def faulty(run: EngineRun, entry: Entry) -> None:
-        if entry.stored:
+        if entry.store_batch:
             write_down(run, entry)
 
-    rooms.WRITE_DOWN.replace(patch, faulty)
+    rooms.STORE_ENTRY.replace(patch, faulty)
 
 
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
-    entry_of = rooms.ENTRY_OF_FOUND.original
+    entry_of = rooms.LOAD_ENTRY.original
 
-    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         rooms.forget_what_may_be_redelivered(reading)
         return entry_of(reading, lane, found, message)
 
-    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
+    rooms.LOAD_ENTRY.replace(patch, faulty)
 
 
 def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
@@ -1228,7 +1232,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
     remove = rooms.WRITE_REMOVAL.original
 
     def faulty(batch: Batch, entry: Entry) -> None:
-        is_cancelled = entry.stored == batch.number
+        is_cancelled = entry.store_batch == batch.number
         remove(batch, entry)
         if is_cancelled:
             key = message_key(entry.lane.key, entry.sequence)
@@ -1249,13 +1253,13 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         before[disk] = disk.contents()
         write(disk)
 
-    def faulty_read(disk: Disk) -> tuple[Read, PageRead]:
+    def faulty_read(disk: Disk) -> tuple[Read, PageResult]:
         read, page = read_page(disk)
         behind = message_key(read.lane.key, read.after_sequence)
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
         page.is_end = len(keys) <= read.limit
-        page.found = [
-            Found(sequence_of(key), each.message, each.mark, each.content)
+        page.messages = [
+            PageMessage(sequence_of(key), each.message, each.mark, each.content)
             for key in keys[: read.limit]
             for each in [before[disk][key]]
         ]
@@ -1267,9 +1271,9 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 @shows_in(PagingMachine, first=11)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
-    def faulty(turn: Turn, read: Read, page: PageRead) -> None:
+    def faulty(turn: Turn, read: Read, page: PageResult) -> None:
         read.on_page(page)
-        read.end()
+        read.finish()
         for entry in rooms.take_failed(turn):
             rooms.DEAD_LETTER.of(turn)(entry)
         rooms.touched(turn)[read.lane.queue] = None
@@ -1279,19 +1283,19 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 
 @shows_in(PagingMachine, first=1)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
-    page_read = rooms.TAKE_PAGE_IN.original
+    page_read = rooms.APPLY_PAGE.original
 
-    def faulty(reading: Reading, read: LanePage, page: PageRead) -> None:
+    def faulty(reading: Reading, read: LaneRead, page: PageResult) -> None:
         lane = read.lane
-        if lane.reading is read:
-            last = max(lane.bodiless, default=0)
-            again = [each for each in page.found if last < each.sequence <= lane.horizon]
+        if lane.pending_read is read:
+            last = max(lane.unloaded, default=0)
+            again = [each for each in page.messages if last < each.sequence <= lane.horizon]
             if again:
                 lane.unread += len(again)
                 lane.horizon = again[0].sequence - 1
         page_read(reading, read, page)
 
-    rooms.TAKE_PAGE_IN.replace(patch, faulty)
+    rooms.APPLY_PAGE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=25)
@@ -1312,11 +1316,11 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     ) -> None:
         recent = [entry for entry in lane.recent if entry.sequence <= up_to]
         move_horizon(resident_set, lane, fresh, left_out, up_to, as_of)
-        if (up_to == WHOLE) is at_the_end:
+        if (up_to == UNBOUNDED) is at_the_end:
             for entry in recent:
                 if entry.message is not None:
                     _take_out(lane.queue, entry)
-                    resident_set.left_memory(entry)
+                    resident_set.unload(entry)
 
     rooms.MOVE_HORIZON.replace(patch, faulty)
 
@@ -1332,12 +1336,12 @@ def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch)
 
 
 def _change_give_out(patch: Patch, change: Callable[[Lane, list[RankedConsumer], bool], bool]) -> None:
-    give_out = rooms.GIVE_OUT.original
+    give_out = rooms.DISPATCH_LANE.original
 
     def faulty(dispatcher: Dispatcher, lane: Lane, receivers: list[RankedConsumer], *rest: Any) -> bool:
         return change(lane, receivers, give_out(dispatcher, lane, receivers, *rest))
 
-    rooms.GIVE_OUT.replace(patch, faulty)
+    rooms.DISPATCH_LANE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1345,7 +1349,7 @@ def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None
     dispatch = rooms.DISPATCH.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, *rest: Any) -> Lane | None:
-        if any(lane.reading is not None for lane in queue.lanes):
+        if any(lane.pending_read is not None for lane in queue.lanes):
             return None
         return dispatch(dispatcher, queue, *rest)
 
@@ -1361,7 +1365,7 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
         entry = lane.arrived.popleft()
         lane.horizon = min(lane.horizon, entry.sequence - 1)
         lane.unread += 1
-        lane.reading = None
+        lane.pending_read = None
         return entry
 
     rooms.LOWER_HORIZON.replace(patch, faulty)
@@ -1382,41 +1386,41 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
-    let_go = rooms.LET_RECENT_GO.original
+    let_go = rooms.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
-        reading, lane.reading = lane.reading, None
+        reading, lane.pending_read = lane.pending_read, None
         gone = let_go(lane, committed)
-        lane.reading = reading
+        lane.pending_read = reading
         return gone
 
-    rooms.LET_RECENT_GO.replace(patch, faulty)
+    rooms.POP_DURABLE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     def faulty(batch: Batch, copies: list[Entry]) -> None:
         for entry in copies:
-            entry.stored = batch.number - 1
+            entry.store_batch = batch.number - 1
 
-    rooms.WRITE_WHAT_LEAVES.replace(patch, faulty)
+    rooms.WRITE_EVICTED.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
-    disembody = rooms.DISEMBODY.original
+    disembody = rooms.UNLOAD_BODIES.original
 
     def faulty(eviction: Eviction, entries: list[Entry], needed: int) -> int:
         used = rooms.memory(eviction).used
         # What is told of these asks their messages.
         rooms.events_of(eviction).end_block()
-        for entry in [entry for entry in entries if entry.stored is None]:
+        for entry in [entry for entry in entries if entry.store_batch is None]:
             entries.remove(entry)
-            rooms.WENT.of(eviction)(entry)
+            rooms.UNLOAD.of(eviction)(entry)
         left = used - rooms.memory(eviction).used
         return left + disembody(eviction, entries, needed - left)
 
-    rooms.DISEMBODY.replace(patch, faulty)
+    rooms.UNLOAD_BODIES.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1432,20 +1436,20 @@ def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
-    rooms.DOOM.replace(patch, lambda paging, entry: None)
+    rooms.AWAIT_DEAD_LETTER.replace(patch, lambda paging, entry: None)
 
 
 @shows_in(PagingMachine)
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
-    embody, came = rooms.EMBODY.original, rooms.CAME.original
+    embody, came = rooms.RESTORE_BODY.original, rooms.COUNT_LOADED.original
 
-    def faulty(reading: Reading, entry: Entry, found: Found) -> bool:
-        rooms.CAME.replace(patch, lambda reading, entry, message: None)
+    def faulty(reading: Reading, entry: Entry, found: PageMessage) -> bool:
+        rooms.COUNT_LOADED.replace(patch, lambda reading, entry, message: None)
         was_doomed = embody(reading, entry, found)
-        rooms.CAME.replace(patch, came)
+        rooms.COUNT_LOADED.replace(patch, came)
         return was_doomed
 
-    rooms.EMBODY.replace(patch, faulty)
+    rooms.RESTORE_BODY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1495,16 +1499,16 @@ def a_delay_is_not_written(patch: Patch) -> None:
 @shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     tick = rooms.TICK.original
-    rooms.TICK.replace(patch, lambda ledger, now_us, steady_us: tick(ledger, now_us, now_us))
+    rooms.TICK.replace(patch, lambda commit_state, now_us, steady_us: tick(commit_state, now_us, now_us))
 
 
 @shows_rarely_in(FailingMachine)
 def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
     tick = rooms.TICK.original
 
-    def faulty(ledger: Ledger, now_us: int, steady_us: int) -> None:
-        rooms.forget_how_far_time_is_ahead(ledger)
-        tick(ledger, now_us, steady_us)
+    def faulty(commit_state: CommitState, now_us: int, steady_us: int) -> None:
+        rooms.forget_how_far_time_is_ahead(commit_state)
+        tick(commit_state, now_us, steady_us)
 
     rooms.TICK.replace(patch, faulty)
 
@@ -1573,72 +1577,74 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
-    rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
+    rooms.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
 def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[Entry]) -> None:
-    horizon.remove_from_lane(lane, entries, rooms.ledger_of(resident).batch.number)
+    horizon.remove_from_lane(lane, entries, rooms.commit_state_of(resident).batch.number)
     lane.removed.clear()
 
 
 @shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    rooms.CAN_DO_BULK.replace(patch, property(lambda bulk: True))
-    rooms.TAKE_OUT.replace(patch, _taken_out_without_a_trace)
+    rooms.CAN_EXECUTE_BULK.replace(patch, property(lambda bulk: True))
+    rooms.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Any) -> object:
+    def faulty(
+        asked: BulkRequest, read: BulkRead, page: PageResult, committed: int, now_ms: int, has_ended: Any
+    ) -> object:
         consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
         held = {entry.sequence: entry for consumer in consumers for entry in consumer.held.values()}
-        taken = {each.sequence: held[each.sequence] for each in page.found if each.sequence in held}
+        taken = {each.sequence: held[each.sequence] for each in page.messages if each.sequence in held}
         if taken:
             read.lane.delayed = {**read.lane.delayed, **taken}
-        return rooms.TAKE_IN_BULK.original(asked, read, page, committed, now_ms, has_ended)
+        return rooms.PLAN_BULK_PIECE.original(asked, read, page, committed, now_ms, has_ended)
 
-    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
-    do_bulk = rooms.DO_BULK.original
+    do_bulk = rooms.EXECUTE_BULK.original
 
-    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.FORGET.replace(inner, lambda outcomes, entry: rooms.WENT.of(outcomes)(entry))
+            rooms.FORGET.replace(inner, lambda outcomes, entry: rooms.UNLOAD.of(outcomes)(entry))
             return do_bulk(bulk, asked, read, page)
 
-    rooms.DO_BULK.replace(patch, faulty)
+    rooms.EXECUTE_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
-        here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
+    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
+        here, answer = rooms.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
         consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
         for consumer in consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
                 if entry.lane is read.lane and entry.sequence not in taken:
-                    here.append(Taken(entry, None))
+                    here.append(Removal(entry, None))
         return here, answer
 
-    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> tuple[list[Taken], Done]:
-        here, answer = rooms.TAKE_IN_BULK.original(asked, read, page, *rest)
+    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
+        here, answer = rooms.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         return here + here[-1:] if isinstance(asked, Move) else here, answer
 
-    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
     rooms.WRITE_REMOVAL.replace(patch, _removed_once)
 
 
@@ -1660,10 +1666,10 @@ def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> No
 
 @shows_in(BulkMachine)
 def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, committed: int, *rest: Any) -> object:
-        return rooms.TAKE_IN_BULK.original(asked, read, page, maxsize, *rest)
+    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, committed: int, *rest: Any) -> object:
+        return rooms.PLAN_BULK_PIECE.original(asked, read, page, maxsize, *rest)
 
-    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine, first=45)
@@ -1673,22 +1679,22 @@ def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
-    def faulty(asked: Wanted, read: BulkLook, page: PageRead, *rest: Any) -> object:
-        return rooms.TAKE_IN_BULK.original(structs.replace(asked, selector=None), read, page, *rest)
+    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> object:
+        return rooms.PLAN_BULK_PIECE.original(structs.replace(asked, selector=None), read, page, *rest)
 
-    rooms.TAKE_IN_BULK.replace(patch, faulty)
+    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
-    do_bulk, accept = rooms.DO_BULK.original, rooms.ACCEPT.original
+    do_bulk, accept = rooms.EXECUTE_BULK.original, rooms.ACCEPT.original
 
-    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
             rooms.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
             return do_bulk(bulk, asked, read, page)
 
-    rooms.DO_BULK.replace(patch, faulty)
+    rooms.EXECUTE_BULK.replace(patch, faulty)
 
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
@@ -1719,7 +1725,7 @@ def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage) -> None:
         accept(arrivals, rooms.queues(arrivals)[name], message, 0)
 
-    rooms.SEND_SCHEDULED.replace(patch, faulty)
+    rooms.ACCEPT_DUE.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
@@ -1734,7 +1740,7 @@ def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch:
 
     def faulty(sending: Sending, session: ConnectionState, send: Send) -> None:
         if send.transaction is not None and send.ttl_ms:
-            send.message = with_ttl(send.message, send.ttl_ms, rooms.ledger_of(sending).now_ms)
+            send.message = with_ttl(send.message, send.ttl_ms, rooms.commit_state_of(sending).now_ms)
             send.ttl_ms = 0
         send_in(sending, session, send)
 
@@ -1747,7 +1753,7 @@ def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patc
 
     def faulty(scheduler: Scheduler, name: str, message: SentMessage, wanted: Schedule) -> None:
         if wanted.ttl_ms:
-            message = with_ttl(message, wanted.ttl_ms, rooms.ledger_of(scheduler).now_ms)
+            message = with_ttl(message, wanted.ttl_ms, rooms.commit_state_of(scheduler).now_ms)
         accept(scheduler, name, message, structs.replace(wanted, ttl_ms=0))
 
     rooms.ACCEPT_SCHEDULED.replace(patch, faulty)
@@ -1755,12 +1761,12 @@ def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patc
 
 @shows_in(ExpiringMachine)
 def a_time_to_live_is_counted_in_seconds(patch: Patch) -> None:
-    with_expiry = rooms.LIVING.original
+    with_expiry = rooms.WITH_TTL.original
 
     def faulty(sending: Sending, send: Send) -> Send:
         return with_expiry(sending, structs.replace(send, ttl_ms=1000 * send.ttl_ms))
 
-    rooms.LIVING.replace(patch, faulty)
+    rooms.WITH_TTL.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
@@ -1769,16 +1775,16 @@ def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> Non
     latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
 
     def faulty(scheduler: Scheduler) -> bool:
-        latest[scheduler] = max(rooms.ledger_of(scheduler).now_ms, latest.get(scheduler, 0))
+        latest[scheduler] = max(rooms.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
         with rooms.pretending(scheduler, now_ms=latest[scheduler]):
             return is_due(scheduler)
 
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def reading(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
-        now_ms = max(rooms.ledger_of(scheduler).now_ms, latest.get(scheduler, 0))
+    def reading(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
+        now_ms = max(rooms.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
         with rooms.pretending(scheduler, now_ms=now_ms):
-            page_read(scheduler, look, page)
+            page_read(scheduler, read, page)
 
     rooms.IS_SCHEDULED_DUE.replace(patch, faulty)
     rooms.SEND_WHAT_IS_DUE.replace(patch, reading)
@@ -1797,13 +1803,13 @@ def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
 
 @shows_in(ScheduledMachine)
 def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
-    rooms.TAKE_TIMERS_IN.replace(patch, _only_expiry(rooms.TAKE_TIMERS_IN.original))
+    rooms.TIMERS_PAGE_READ.replace(patch, _only_expiry(rooms.TIMERS_PAGE_READ.original))
 
 
-def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> Callable[..., None]:
-    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -> Callable[..., None]:
+    def faulty(timers: Timers, read: TimerRead, page: TimersResult) -> None:
         left = [timer for timer in page.timers if timer < SCHEDULED_TIMERS]
-        page_read(timers, read, TimersRead(left, page.as_of, True))
+        page_read(timers, read, TimersResult(left, page.as_of, True))
 
     return faulty
 
@@ -1812,39 +1818,39 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersRead], None]) -> 
 def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """Its timer stays as well: without that a page of it hardly matters."""
     rooms.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
-    look_at = rooms.LOOK_AT_SCHEDULED.original
+    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
 
-    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
+    def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
         gone = dict(read.lane.removed)
         answer = look_at(scheduler, asked, read, *rest)
         read.lane.removed = gone
         return answer
 
-    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
+    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine, first=1)
 def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
-    look_at = rooms.LOOK_AT_SCHEDULED.original
+    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
 
-    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, *rest: Any) -> Any:
+    def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
         gone, read.lane.removed = read.lane.removed, {}
         answer = look_at(scheduler, asked, read, *rest)
         read.lane.removed |= gone
         return answer
 
-    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
+    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
-    look_at = rooms.LOOK_AT_SCHEDULED.original
+    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
 
-    def faulty(scheduler: Scheduler, asked: OfScheduled, read: BulkLook, page: PageRead) -> Any:
-        with rooms.pretending(scheduler, batch=Batch(rooms.ledger_of(scheduler).batch.number)):
+    def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, page: PageResult) -> Any:
+        with rooms.pretending(scheduler, batch=Batch(rooms.commit_state_of(scheduler).batch.number)):
             return look_at(scheduler, asked, read, page)
 
-    rooms.LOOK_AT_SCHEDULED.replace(patch, faulty)
+    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
@@ -1891,7 +1897,7 @@ def nothing_that_waits_leaves_memory(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    rooms.DISEMBODY.replace(patch, lambda paging, entries, needed: 0)
+    rooms.UNLOAD_BODIES.replace(patch, lambda paging, entries, needed: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
@@ -1900,11 +1906,11 @@ def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
 def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
     page_read = rooms.PAGE_READ_FOR_BROWSER.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead) -> None:
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult) -> None:
         lane = read.lane
-        if page.found and read.after_sequence <= lane.horizon != WHOLE:
-            taken = sum(found.sequence > lane.horizon for found in page.found)
-            horizon.take_in(lane, [], taken, max(lane.horizon, page.found[-1].sequence), page.as_of)
+        if page.messages and read.after_sequence <= lane.horizon != UNBOUNDED:
+            taken = sum(found.sequence > lane.horizon for found in page.messages)
+            horizon.apply_page(lane, [], taken, max(lane.horizon, page.messages[-1].sequence), page.as_of)
         page_read(browsing, read, page)
 
     rooms.PAGE_READ_FOR_BROWSER.replace(patch, faulty)
@@ -1935,9 +1941,9 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
 def the_last_message_of_a_browsers_page_is_shown_again(patch: Patch) -> None:
     show_page = rooms.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         show_page(browsing, read, page, *rest)
-        read.browser.after_sequence = page.found[-1].sequence - 1 if page.found else read.browser.after_sequence
+        read.browser.after_sequence = page.messages[-1].sequence - 1 if page.messages else read.browser.after_sequence
 
     rooms.SHOW_PAGE.replace(patch, faulty)
 
@@ -1962,7 +1968,7 @@ def a_browser_misses_what_is_being_written(patch: Patch) -> None:
 def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
     show_page = rooms.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         read.recent = {sequence: entry for sequence, entry in read.recent.items() if entry.message is not None}
         show_page(browsing, read, page, *rest)
 
@@ -1972,9 +1978,9 @@ def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> N
 def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
     show_page = rooms.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageRead, *rest: Any) -> None:
+    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         if isinstance(read, BrowseReadOne):
-            page.found = []
+            page.messages = []
             page.is_end = True
         show_page(browsing, read, page, *rest)
 
@@ -2041,19 +2047,19 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
-    rooms.GIVE_UP.replace(patch, lambda outcomes, lane: None)
+    rooms.DEAD_LETTER_EXHAUSTED.replace(patch, lambda outcomes, lane: None)
 
 
 @shows_rarely_in(FailingMachine)
 def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
-    give_up = rooms.GIVE_UP.original
+    give_up = rooms.DEAD_LETTER_EXHAUSTED.original
 
     def faulty(outcomes: Outcomes, lane: Lane) -> None:
         known = dict(rooms.gathering(outcomes).marks)
         give_up(outcomes, lane)
         rooms.gathering(outcomes).marks = known
 
-    rooms.GIVE_UP.replace(patch, faulty)
+    rooms.DEAD_LETTER_EXHAUSTED.replace(patch, faulty)
 
 
 @shows_in(FailingMachine, first=1)
@@ -2088,24 +2094,24 @@ def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     page_read = rooms.EXPIRE_IN_PAGE.original
 
-    def faulty(expiry: Expiry, look: BlockLook, page: PageRead, *rest: Any) -> None:
-        page_read(expiry, look, page, *rest)
-        lane = look.lane
-        for found in page.found:
+    def faulty(expiry: Expiry, read: BlockRead, page: PageResult, *rest: Any) -> None:
+        page_read(expiry, read, page, *rest)
+        lane = read.lane
+        for found in page.messages:
             if lane.horizon < found.sequence not in lane.removed and found.message is not None:
-                _arrived_of(lane).append(rooms.ENTRY_OF_FOUND.of(expiry)(lane, found, found.message))
+                _arrived_of(lane).append(rooms.LOAD_ENTRY.of(expiry)(lane, found, found.message))
 
     rooms.EXPIRE_IN_PAGE.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
-    entry_of = rooms.ENTRY_THAT_EXPIRES.original
+    entry_of = rooms.UNLOADED_ENTRIES.original
 
-    def faulty(expiry: Expiry, lane: Lane, found: Found) -> list[Entry]:
+    def faulty(expiry: Expiry, lane: Lane, found: PageMessage) -> list[Entry]:
         return entry_of(expiry, lane, found) if found.sequence <= lane.horizon else []
 
-    rooms.ENTRY_THAT_EXPIRES.replace(patch, faulty)
+    rooms.UNLOADED_ENTRIES.replace(patch, faulty)
 
 
 @shows_rarely_in(FailingMachine)
@@ -2113,7 +2119,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     def faulty(lane: Lane, committed: int) -> None:
         lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
 
-    rooms.FORGET_TAKEN_OUT.replace(patch, faulty)
+    rooms.FORGET_REMOVED.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
@@ -2158,13 +2164,13 @@ def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
 
 @shows_in(ExpiringMachine, first=1)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
-    page_read = rooms.TAKE_TIMERS_IN.original
+    page_read = rooms.TIMERS_PAGE_READ.original
 
-    def faulty(timers: Timers, read: TimerRead, page: TimersRead) -> None:
+    def faulty(timers: Timers, read: TimerRead, page: TimersResult) -> None:
         rooms.timers_being_written(timers).clear()
         page_read(timers, read, page)
 
-    rooms.TAKE_TIMERS_IN.replace(patch, faulty)
+    rooms.TIMERS_PAGE_READ.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
@@ -2173,7 +2179,7 @@ def timers_are_only_in_memory(patch: Patch) -> None:
 
     def faulty(timers: Timers, timer: bytes) -> None:
         set_(timers, timer)
-        rooms.ledger_of(timers).batch.timers.clear()
+        rooms.commit_state_of(timers).batch.timers.clear()
 
     rooms.SET_TIMER.replace(patch, faulty)
 
@@ -2191,7 +2197,7 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             for queue in (
                 rooms.QUEUES_OF_TOPIC.of(queues)(part.name, send.message)
                 if part.kind is DestinationKind.TOPIC
-                else filter(None, [(queue_of or rooms.QUEUE_OF.of(queues))(part)])
+                else filter(None, [(queue_of or rooms.GET_OR_CREATE_QUEUE.of(queues))(part)])
             )
         ]
 
@@ -2238,7 +2244,7 @@ def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
     def faulty(arrivals: Arrivals, message: SentMessage, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
-            return NONE
+            return NO_CONTENTS
         rooms.SHARE_CONTENT.original(
             rooms.gathering(arrivals), rooms.next_sequence(arrivals), message, len(queues), persistent=True
         )
@@ -2273,13 +2279,13 @@ def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: P
 
 @shows_in(SpillingMachine, first=9)
 def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
-    rooms.LEFT_FOR_DISK.replace(patch, lambda paging, entry, is_known: paging.left_memory(entry))
-    rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
+    rooms.UNLOAD_TO_DISK.replace(patch, lambda paging, entry, is_known: paging.unload(entry))
+    rooms.COUNT_LOADED_FROM_DISK.replace(patch, rooms.COUNT_LOADED.original)
 
 
 @shows_in(SpillingMachine)
 def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
-    rooms.BACK_FROM_DISK.replace(patch, rooms.CAME.original)
+    rooms.COUNT_LOADED_FROM_DISK.replace(patch, rooms.COUNT_LOADED.original)
 
 
 @shows_in(TopicsMachine)
@@ -2289,7 +2295,8 @@ def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
     def faulty(arrivals: Arrivals, queues: list[Queue], message: SentMessage) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             rooms.ACCEPT.replace(
-                inner, lambda self, queue, message, batch, contents=NONE: accept(self, queue, message, 0, contents)
+                inner,
+                lambda self, queue, message, batch, contents=NO_CONTENTS: accept(self, queue, message, 0, contents),
             )
             return spread(arrivals, queues, message)
 
@@ -2315,7 +2322,7 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
     def faulty_send(sending: Sending, session: ConnectionState, one: Send) -> None:
         send(sending, session, one)
         if one.transaction is not None:
-            asked[id(one)] = queues_for(rooms.all_queues(sending), one, rooms.QUEUE_OF.of(sending))
+            asked[id(one)] = queues_for(rooms.all_queues(sending), one, rooms.GET_OR_CREATE_QUEUE.of(sending))
 
     def faulty_queues_for(queues: Queues, one: Send, queue_of: QueueOf) -> list[Queue]:
         return asked.pop(id(one), None) or queues_for(queues, one, queue_of)
@@ -2343,7 +2350,7 @@ def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) 
 
 @shows_in(TopicsMachine)
 def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
-    rooms.REMEMBERS.replace(patch, lambda queue: bool(queue.destination.topic))
+    rooms.MUST_KEEP.replace(patch, lambda queue: bool(queue.destination.topic))
 
 
 @shows_in(TopicsMachine)
@@ -2418,7 +2425,7 @@ def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) ->
 
 @shows_in(TopicsMachine, first=22)
 def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
-    rooms.LEAVE_OUT_OF_TRANSACTION.replace(patch, lambda transaction, queue: [])
+    rooms.DROP_QUEUE_OF_HOLDER.replace(patch, lambda transaction, queue: [])
 
 
 @shows_in(TopicsMachine, first=1)
@@ -2426,7 +2433,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     forget = rooms.FORGET_LANE.original
 
     def faulty(resident_set: ResidentSet, lane: Lane) -> None:
-        rooms.memory(resident_set).leaving += sum(
+        rooms.memory(resident_set).pending_free += sum(
             size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None
         )
         forget(resident_set, lane)
@@ -2436,8 +2443,8 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
 
 @shows_in(TopicsMachine, first=4)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
-    add = rooms.ADD_ENDING.original
-    rooms.ADD_ENDING.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
+    add = rooms.ADD_ENDED_QUEUE.original
+    rooms.ADD_ENDED_QUEUE.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
 
 
 @shows_in(TopicsMachine, first=10)
@@ -2459,7 +2466,7 @@ def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
-    may_go = rooms.MAY_QUEUE_GO.original
+    may_go = rooms.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
         entries = [entry for lane in queue.lanes for entry in lane]
@@ -2468,58 +2475,58 @@ def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> Non
             return True
         return may_go(queues, queue)
 
-    rooms.MAY_QUEUE_GO.replace(patch, faulty)
+    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
-    may_go = rooms.MAY_QUEUE_GO.original
+    may_go = rooms.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
-        receivers = rooms.clients_of(queues).of_queue.pop(queue, None)
+        receivers = rooms.clients_of(queues).receivers_by_queue.pop(queue, None)
         may_it = may_go(queues, queue)
         if receivers is not None:
-            rooms.clients_of(queues).of_queue[queue] = receivers
+            rooms.clients_of(queues).receivers_by_queue[queue] = receivers
         return may_it
 
-    rooms.MAY_QUEUE_GO.replace(patch, faulty)
+    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_paused_goes(patch: Patch) -> None:
-    remembers = rooms.REMEMBERS.original
-    _change_what_stays(patch, rooms.REMEMBERS, lambda queue: not queue.is_paused and remembers(queue))
+    remembers = rooms.MUST_KEEP.original
+    _change_what_stays(patch, rooms.MUST_KEEP, lambda queue: not queue.is_paused and remembers(queue))
 
 
 @shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
-    _change_what_stays(patch, rooms.REMEMBERS, lambda queue: queue.is_paused or bool(queue.destination.topic))
+    _change_what_stays(patch, rooms.MUST_KEEP, lambda queue: queue.is_paused or bool(queue.destination.topic))
 
 
 def _change_what_stays(patch: Patch, asked: rooms.Target[..., Any], answer: Callable[..., object]) -> None:
     """Where it is asked whether a queue may go, and nowhere else."""
-    may_go = rooms.MAY_QUEUE_GO.original
+    may_go = rooms.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             asked.replace(inner, answer)
             return may_go(queues, queue)
 
-    rooms.MAY_QUEUE_GO.replace(patch, faulty)
+    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine, first=1)
 def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
-    rooms.QUEUE_HAS_GONE.replace(patch, lambda wildcards, queue: None)
+    rooms.QUEUE_REMOVED.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     free_number = rooms.FREE_NUMBER.original
 
-    def faulty(numbers: Numbers, queue: Queue) -> None:
+    def faulty(numbers: QueueNumbers, queue: Queue) -> None:
         free_number(numbers, queue)
-        rooms.ledger_of(numbers).batch.queues.pop(queue.number, None)
+        rooms.commit_state_of(numbers).batch.queues.pop(queue.number, None)
 
     rooms.FREE_NUMBER.replace(patch, faulty)
 
@@ -2528,21 +2535,21 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     free_number = rooms.FREE_NUMBER.original
 
-    def faulty(numbers: Numbers, queue: Queue) -> None:
+    def faulty(numbers: QueueNumbers, queue: Queue) -> None:
         free_number(numbers, queue)
-        rooms.free_numbers(numbers).extend(number for _, number in rooms.numbers_that_go(numbers))
-        rooms.numbers_that_go(numbers).clear()
+        rooms.free_numbers(numbers).extend(number for _, number in rooms.pending_free_numbers(numbers))
+        rooms.pending_free_numbers(numbers).clear()
 
     rooms.FREE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
-    rooms.LET_GO_OF_QUEUE.replace(patch, lambda queue: None)
+    rooms.DISPOSE_QUEUE.replace(patch, lambda queue: None)
 
 
 def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
-    rooms.MAY_QUEUE_GO.replace(patch, lambda unused, queue: False)
+    rooms.IS_QUEUE_REMOVABLE.replace(patch, lambda unused, queue: False)
 
 
 @shows_in(ScheduledMachine)
@@ -2580,15 +2587,15 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 
 @shows_in(BusyTopicsMachine, first=36)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
-    do_bulk = rooms.DO_BULK.original
+    do_bulk = rooms.EXECUTE_BULK.original
 
-    def faulty(bulk: Bulk, asked: Wanted, read: BulkLook, page: PageRead) -> Done:
+    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
             inner.setitem(rooms.queues(bulk), queue.name, queue)
             return do_bulk(bulk, asked, read, page)
 
-    rooms.DO_BULK.replace(patch, faulty)
+    rooms.EXECUTE_BULK.replace(patch, faulty)
 
 
 @shows_in(BusyTopicsMachine)
@@ -2599,7 +2606,7 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
         if not destination.is_multi_queue:
             schedule(sending, destination, message, wanted)
             return
-        for queue in rooms.QUEUES_OF_PARTS.of(sending)(destination, message, rooms.QUEUE_OF.of(sending)):
+        for queue in rooms.QUEUES_OF_PARTS.of(sending)(destination, message, rooms.GET_OR_CREATE_QUEUE.of(sending)):
             if not queue.is_temporary:
                 rooms.ACCEPT_SCHEDULED.of(sending)(queue.name, message, wanted)
 
@@ -2611,8 +2618,8 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
 
 @shows_in(SelectingMachine)
 def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
-    that_may_want = rooms.THAT_MAY_WANT.original
-    rooms.THAT_MAY_WANT.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
+    that_may_want = rooms.CANDIDATE_SCANS.original
+    rooms.CANDIDATE_SCANS.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
 
 
 @shows_in(SelectingMachine)
@@ -2620,33 +2627,33 @@ def a_selector_sees_one_page(patch: Patch) -> None:
     test_page = rooms.TEST_PAGE.original
 
     def faulty(
-        selecting: Selecting, lane: Lane, after_sequence: int, last: int, found: list[Found], bring: Any
+        selecting: QueueSelection, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], bring: Any
     ) -> None:
-        test_page(selecting, lane, after_sequence, WHOLE, found, bring)
+        test_page(selecting, lane, after_sequence, UNBOUNDED, found, bring)
 
     rooms.TEST_PAGE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine, first=9)
 def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
-    let_go = rooms.LET_RECENT_GO.original
+    let_go = rooms.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
-        if lane.out_of_turn is None:
+        if lane.selected is None:
             return let_go(lane, committed)
-        scanning, lane.out_of_turn.scanning = lane.out_of_turn.scanning, 0
+        scanning, lane.selected.scan_reads = lane.selected.scan_reads, 0
         gone = let_go(lane, committed)
-        lane.out_of_turn.scanning = scanning
+        lane.selected.scan_reads = scanning
         return gone
 
-    rooms.LET_RECENT_GO.replace(patch, faulty)
+    rooms.POP_DURABLE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine, first=1)
 def what_is_being_written_is_not_compared(patch: Patch) -> None:
     test_above = rooms.TEST_ABOVE.original
 
-    def faulty(selecting: Selecting, lane: Lane, *rest: Any) -> None:
+    def faulty(selecting: QueueSelection, lane: Lane, *rest: Any) -> None:
         recent, lane.recent = lane.recent, deque()
         test_above(selecting, lane, *rest)
         lane.recent = recent
@@ -2656,87 +2663,88 @@ def what_is_being_written_is_not_compared(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
-    page_read = rooms.TAKE_PAGE_IN.original
+    page_read = rooms.APPLY_PAGE.original
 
-    def faulty(reading: Reading, read: LanePage, page: PageRead) -> None:
-        out_of_turn, read.lane.out_of_turn = read.lane.out_of_turn, None
+    def faulty(reading: Reading, read: LaneRead, page: PageResult) -> None:
+        selected, read.lane.selected = read.lane.selected, None
         page_read(reading, read, page)
-        read.lane.out_of_turn = out_of_turn
+        read.lane.selected = selected
 
-    rooms.TAKE_PAGE_IN.replace(patch, faulty)
+    rooms.APPLY_PAGE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
     def faulty(resident_set: ResidentSet, entry: Entry) -> None:
-        assert entry.lane.out_of_turn is not None
-        entry.lane.out_of_turn.strays.pop(entry.sequence, None)
+        assert entry.lane.selected is not None
+        entry.lane.selected.entries.pop(entry.sequence, None)
 
-    rooms.FORGOT_STRAY.replace(patch, faulty)
+    rooms.FORGET_SELECTED.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
-    first = rooms.FIRST_OF_PLACE.original
+    first = rooms.FIRST_OF_CURSOR.original
 
-    def faulty(place: ScanCursor) -> Entry | None:
-        right = first(place)
-        others = [one for one in place.found.values() if not one.has_left_lane and one.message is not None]
+    def faulty(cursor: ScanCursor) -> Entry | None:
+        right = first(cursor)
+        others = [one for one in cursor.found.values() if not one.is_out_of_lane and one.message is not None]
         return right and max([right, *others], key=lambda entry: entry.sequence)
 
-    rooms.FIRST_OF_PLACE.replace(patch, faulty)
+    rooms.FIRST_OF_CURSOR.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
-    first_wanted = rooms.FIRST_WANTED.original
+    first_wanted = rooms.FIRST_FOUND.original
 
-    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
-        rooms.IS_PLACE_BEHIND.replace(patch, False)
-        entry = first_wanted(choosing, scan)
-        rooms.IS_PLACE_BEHIND.replace(patch, property(lambda place: place.position < WHOLE))
+    def faulty(queue_dispatch: QueueDispatch, scan: Scan) -> Entry | None:
+        rooms.IS_CURSOR_UNFINISHED.replace(patch, False)
+        entry = first_wanted(queue_dispatch, scan)
+        rooms.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
         return entry
 
-    rooms.FIRST_WANTED.replace(patch, faulty)
+    rooms.FIRST_FOUND.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
-    first_wanted = rooms.FIRST_WANTED.original
+    first_wanted = rooms.FIRST_FOUND.original
 
-    def faulty(choosing: Choosing, scan: Scan) -> Entry | None:
-        entry = first_wanted(choosing, scan)
+    def faulty(queue_dispatch: QueueDispatch, scan: Scan) -> Entry | None:
+        entry = first_wanted(queue_dispatch, scan)
         if entry is not None and any(
-            one.batch > rooms.ledger_of(choosing).committed and one.sequence < entry.sequence for one in entry.lane
+            one.batch > rooms.commit_state_of(queue_dispatch).committed and one.sequence < entry.sequence
+            for one in entry.lane
         ):
             return None
         return entry
 
-    rooms.FIRST_WANTED.replace(patch, faulty)
+    rooms.FIRST_FOUND.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
-    first = rooms.FIRST_OF_PLACE.original
+    first = rooms.FIRST_OF_CURSOR.original
 
-    def faulty(place: ScanCursor) -> Entry | None:
-        entry = first(place)
+    def faulty(cursor: ScanCursor) -> Entry | None:
+        entry = first(cursor)
         while entry is not None and entry.batch:
-            later = [one for one in place.found.values() if one.sequence > entry.sequence and not one.has_left_lane]
+            later = [one for one in cursor.found.values() if one.sequence > entry.sequence and not one.is_out_of_lane]
             entry = min(later, key=lambda one: one.sequence, default=None)
         return entry
 
-    rooms.FIRST_OF_PLACE.replace(patch, faulty)
+    rooms.FIRST_OF_CURSOR.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_is_not_compared(patch: Patch) -> None:
-    rooms.COMPARE_WHAT_CAME_BACK.replace(patch, lambda selecting, entry: None)
+    rooms.COMPARE_REQUEUED.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
-    rooms.IS_WANTED.replace(patch, lambda place, entry: True)
+    rooms.IS_MATCH.replace(patch, lambda cursor, entry: True)
 
 
 @shows_in(SelectingMachine)
@@ -2746,12 +2754,12 @@ def what_arrives_is_not_compared(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
-    rooms.LANE_WAS_MADE.replace(patch, lambda selecting, lane: lane.begin_out_of_turn())
+    rooms.LANE_CREATED.replace(patch, lambda selecting, lane: lane.allocate_selected())
 
 
 @shows_in(SelectingMachine)
 def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
-    rooms.HAS_NOTHING_ASIDE.replace(patch, property(lambda out_of_turn: True))
+    rooms.IS_SELECTED_EMPTY.replace(patch, property(lambda selected: True))
 
 
 @shows_in(SelectingMachine)
@@ -2761,23 +2769,23 @@ def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
 
 @shows_in(SelectingMachine)
 def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
-    rooms.GO_ON_SELECTING.replace(patch, lambda selections, selecting: None)
+    rooms.ACTIVATE_SELECTION.replace(patch, lambda selections, selecting: None)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
+    def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
         page.is_end = True
-        page_read(scheduler, look, page)
+        page_read(scheduler, read, page)
 
     rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_looked_for_in_the_lane_of_the_first_alone(patch: Patch) -> None:
-    keys = property(lambda look: [message_key(look.lane.key, number) for number in look.lanes])
+    keys = property(lambda read: [message_key(read.lane.key, number) for number in read.lanes])
     rooms.KEYS_OF_DUE.replace(patch, keys)
 
 
@@ -2786,10 +2794,10 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
     page_read = rooms.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, look: DueLook, page: PageRead) -> None:
-        first = scheduler.timers.in_memory[: len(look.lanes)]
-        scheduler.timers.in_memory[: len(look.lanes)] = sorted(first, key=lambda timer: split_scheduled_timer(timer)[1])
-        page_read(scheduler, look, page)
+    def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
+        first = scheduler.timers.in_memory[: len(read.lanes)]
+        scheduler.timers.in_memory[: len(read.lanes)] = sorted(first, key=lambda timer: split_scheduled_timer(timer)[1])
+        page_read(scheduler, read, page)
 
     rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
@@ -2799,7 +2807,7 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 
 @shows_in(GroupsMachine, first=2)
 def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
-    rooms.DOES_GROUP_WAIT.replace(patch, lambda groups, group, rank, sequence: False)
+    rooms.HAS_EARLIER_DELAYED.replace(patch, lambda groups, group, rank, sequence: False)
 
 
 @shows_in(GroupsMachine, first=8)
@@ -2832,13 +2840,13 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        entry, must_wait = first_for(place, consumer)
+    def faulty(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(cursor, consumer)
         if entry is not None and any(
             one.group
-            and not one.has_left_lane
-            and rooms.groups_of(place).owners.get(one.group, consumer) is not consumer
-            for sequence, one in place.found.items()
+            and not one.is_out_of_lane
+            and rooms.groups_of(cursor).owners.get(one.group, consumer) is not consumer
+            for sequence, one in cursor.found.items()
             if sequence < entry.sequence
         ):
             return None, False
@@ -2849,33 +2857,33 @@ def a_busy_group_blocks_the_others(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
-    rooms.IS_ASKED_ALONE.replace(patch, lambda choosing, consumer, scan: False)
+    rooms.HAS_OWN_GROUPS.replace(patch, lambda queue_dispatch, consumer, scan: False)
 
 
 @shows_in(GroupsMachine, first=8)
 def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
-    rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_owned"))
+    rooms.CLASSES_TO_QUERY.replace(patch, _without(rooms.CLASSES_TO_QUERY.original, "times_owned"))
 
 
 @shows_in(GroupsMachine, first=5)
 def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
-    rooms.ASKED_AGAIN.replace(patch, _without(rooms.ASKED_AGAIN.original, "times_freed"))
+    rooms.CLASSES_TO_QUERY.replace(patch, _without(rooms.CLASSES_TO_QUERY.original, "times_freed"))
 
 
-def _without(asked_again: Callable[..., list[Bidders]], name: str) -> Callable[..., list[Bidders]]:
-    def faulty(choosing: GroupChoosing, *rest: Any) -> list[Bidders]:
-        groups = rooms.groups_of_choosing(choosing)
-        owned, freed = rooms.times(choosing)
-        times = (groups.times_owned, freed) if name == "times_owned" else (owned, groups.times_freed)
-        rooms.set_times(choosing, times)
-        return asked_again(choosing, *rest)
+def _without(asked_again: Callable[..., list[ConsumerClass]], name: str) -> Callable[..., list[ConsumerClass]]:
+    def faulty(queue_dispatch: GroupedQueueDispatch, *rest: Any) -> list[ConsumerClass]:
+        groups = rooms.groups_of_queue_dispatch(queue_dispatch)
+        owned, freed = rooms.owned_and_freed(queue_dispatch)
+        times = (groups.owned_count, freed) if name == "times_owned" else (owned, groups.freed_count)
+        rooms.set_owned_and_freed(queue_dispatch, times)
+        return asked_again(queue_dispatch, *rest)
 
     return faulty
 
 
 @shows_in(GroupsMachine)
 def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
-    rooms.LEFT_GROUPS.replace(patch, lambda groups, consumer: None)
+    rooms.UNSUBSCRIBED_FROM_GROUPS.replace(patch, lambda groups, consumer: None)
 
 
 @shows_in(GroupsMachine)
@@ -2888,8 +2896,8 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
             rooms.GROUP_FREED.of(groups)(entry.group)
         entry.is_first_of_group = is_first
 
-    took = rooms.TOOK_OF_GROUP.original
-    rooms.TOOK_OF_GROUP.replace(patch, faulty)
+    took = rooms.DISPATCHED_OF_GROUP.original
+    rooms.DISPATCHED_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2899,26 +2907,26 @@ def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -> None:
-    def faulty(place: GroupScanCursor, group: str) -> tuple[int | None, bool]:
-        sequence, is_known = stands(place, group)
+    def faulty(cursor: GroupScanCursor, group: str) -> tuple[int | None, bool]:
+        sequence, is_known = stands(cursor, group)
         return (sequence, True) if is_known else (None, False)
 
-    stands = rooms.WHERE_GROUP_STANDS.original
-    rooms.WHERE_GROUP_STANDS.replace(patch, faulty)
+    stands = rooms.HEAD_OF_GROUP.original
+    rooms.HEAD_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
-    def faulty(place: GroupScanCursor, group: str, sequence: int) -> bool:
-        if not passes_over(place, group, sequence):
+    def faulty(cursor: GroupScanCursor, group: str, sequence: int) -> bool:
+        if not passes_over(cursor, group, sequence):
             return False
         if sequence % 2:
             # Only this one.
-            del rooms.passed_over(place)[group]
+            del rooms.skipped(cursor)[group]
         return True
 
-    passes_over = rooms.PASSES_OVER.original
-    rooms.PASSES_OVER.replace(patch, faulty)
+    passes_over = rooms.SKIPS.original
+    rooms.SKIPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine, first=4)
@@ -2927,22 +2935,22 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
         delay_stray(reading, entry)
         if entry.group:
             assert entry.lane.queue.watcher is not None
-            entry.lane.queue.watcher.ended_delay(entry)
+            entry.lane.queue.watcher.on_delay_ended(entry)
 
-    delay_stray = rooms.DELAY_STRAY.original
-    rooms.DELAY_STRAY.replace(patch, faulty)
+    delay_stray = rooms.DELAY_SELECTED.original
+    rooms.DELAY_SELECTED.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
     first_for = rooms.FIRST_OF_GROUPS.original
 
-    def faulty(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        entry, must_wait = first_for(place, consumer)
+    def faulty(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(cursor, consumer)
         if entry is None or not entry.group:
             return entry, must_wait
         later = [
-            one for one in place.found.values() if one.group == entry.group and not one.has_left_lane and one.message
+            one for one in cursor.found.values() if one.group == entry.group and not one.is_out_of_lane and one.message
         ]
         return max([entry, *later], key=lambda one: one.sequence), must_wait
 
@@ -2955,8 +2963,8 @@ def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
         took(groups, entry, consumer)
         entry.is_first_of_group = False
 
-    took = rooms.TOOK_OF_GROUP.original
-    rooms.TOOK_OF_GROUP.replace(patch, faulty)
+    took = rooms.DISPATCHED_OF_GROUP.original
+    rooms.DISPATCHED_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2969,7 +2977,7 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         for queue in wildcard.queues:
             if not queue.is_paused and rooms.receivers_of(dispatch, queue).exclusive in (None, wildcard):
                 for rank in range(10):
-                    head = rooms.WAY_OF.of(dispatch)(queue).head_for(wildcard, rank)
+                    head = rooms.DISPATCH_OF_QUEUE.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):
                         return head
                     if head is not None:
@@ -2982,7 +2990,7 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_made_later_is_missed_by_wildcards(patch: Patch) -> None:
-    rooms.QUEUE_WAS_MADE.replace(patch, lambda wildcards, queue: None)
+    rooms.QUEUE_CREATED.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
@@ -3012,10 +3020,10 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch) -> None:
-    def faulty(way: Choosing, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
+    def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
-            rooms.ASK_FOR_PAGE.of(way)(rooms.queue_of(way).lane(rank))
+            rooms.REQUEST_PAGE.of(way)(rooms.queue_of(way).lane(rank))
             return None
         return head
 
@@ -3025,7 +3033,7 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) -> None:
-    rooms.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: WHOLE)
+    rooms.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: UNBOUNDED)
 
 
 @shows_in(WildcardMachine, first=2)
@@ -3046,9 +3054,9 @@ def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> 
 def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     def faulty(wildcard: Wildcard, queue: Queue) -> bool:
         is_ordinary = queue.destination.kind is DestinationKind.QUEUE and not queue.destination.topic
-        return is_ordinary and matches(wildcard.words, queue.name.split("."))
+        return is_ordinary and matches(wildcard.pattern_words, queue.name.split("."))
 
-    rooms.IS_MEANT.replace(patch, faulty)
+    rooms.MATCHES_QUEUE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine, first=2)
@@ -3056,7 +3064,7 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
-        wildcards = rooms.ledger_of(acknowledging).touched_wildcards
+        wildcards = rooms.commit_state_of(acknowledging).touched_wildcards
         was_touched = consumer in wildcards
         acknowledge(acknowledging, session, ack)
         if isinstance(consumer, Wildcard) and not was_touched:
@@ -3064,7 +3072,7 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
             rooms.touched(acknowledging)[queue] = None
             for other in consumer.all_queues():
                 if other is not queue:
-                    for standing in rooms.standings(consumer):
+                    for standing in rooms.head_sequences(consumer):
                         standing.pop(other, None)
 
     acknowledge = rooms.ACKNOWLEDGE.original
@@ -3164,8 +3172,8 @@ def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> 
 def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
     def faulty(consumer: BrokerConsumer, now_ms: int) -> None:
         restart_auto_window(consumer, now_ms)
-        if consumer.auto is not None and not consumer.is_suspended:
-            consumer.window = consumer.auto.size = max(2, consumer.window // 2)
+        if consumer.auto_window is not None and not consumer.is_suspended:
+            consumer.window = consumer.auto_window.size = max(2, consumer.window // 2)
 
     restart_auto_window = rooms.RESTART_AUTO_WINDOW.original
     rooms.RESTART_AUTO_WINDOW.replace(patch, faulty)
@@ -3176,7 +3184,7 @@ def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
-        consumer.wake(rooms.ledger_of(acknowledging).now_ms)
+        consumer.wake(rooms.commit_state_of(acknowledging).now_ms)
 
     acknowledge = rooms.ACKNOWLEDGE.original
     rooms.ACKNOWLEDGE.replace(patch, faulty)
@@ -3189,8 +3197,8 @@ def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
             rooms.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
             ask(pulling, session, credit)
 
-    ask = rooms.ASK_CREDIT.original
-    rooms.ASK_CREDIT.replace(patch, faulty)
+    ask = rooms.PULL.original
+    rooms.PULL.replace(patch, faulty)
 
 
 @shows_in(ReleasingGroupsMachine)
@@ -3204,7 +3212,7 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended}
         for session, transactions in sessions.items():
             session.transactions = OpenTransactions()
-            session.transactions.ended = transactions.ended
+            session.transactions.ended_count = transactions.ended_count
         free(groups, queue)
         for session, transactions in sessions.items():
             session.transactions = transactions
@@ -3317,13 +3325,13 @@ def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_b
 
 @shows_in(ReleasingMachine)
 def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         entry = new_entry(reading, lane, found, message)
         entry.was_lost = False
         return entry
 
-    new_entry = rooms.ENTRY_OF_FOUND.original
-    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
+    new_entry = rooms.LOAD_ENTRY.original
+    rooms.LOAD_ENTRY.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=10)
@@ -3339,30 +3347,30 @@ def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
 
 @shows_in(BrokerMachine, first=4)
 def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
-    rooms.IS_PROMISED.replace(patch, lambda queues, queue: False)
+    rooms.IS_RESERVED.replace(patch, lambda queues, queue: False)
 
 
 @shows_in(BrokerMachine, first=3)
 def room_that_was_kept_for_a_transaction_is_never_free(patch: Patch) -> None:
-    rooms.FREE_PROMISED.replace(patch, lambda queues, promised: None)
+    rooms.FREE_RESERVATIONS.replace(patch, lambda queues, promised: None)
 
 
 # Causes ---------------------------------------------------------------------------------------------------------------
 
 
 def _say(patch: Patch, faulty: Callable[[KnownCauses | None, str], KnownCauses]) -> None:
-    rooms.WITH_CAUSE.replace(patch, faulty)
+    rooms.APPEND_CAUSE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine, first=8)
 def the_last_cause_is_not_updated(patch: Patch) -> None:
-    with_cause = rooms.WITH_CAUSE.original
+    with_cause = rooms.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(before, cause) if before is None else before)
 
 
 @shows_in(FailingMachine, first=8)
 def the_first_cause_is_overwritten(patch: Patch) -> None:
-    with_cause = rooms.WITH_CAUSE.original
+    with_cause = rooms.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(None, cause))
 
 
@@ -3373,22 +3381,22 @@ def a_cause_is_not_written_with_its_attempt(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def causes_are_lost_over_a_restart(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: Found, message: SentMessage) -> Entry:
+    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         found.causes = NO_CAUSES
         return new_entry(reading, lane, found, message)
 
-    new_entry = rooms.ENTRY_OF_FOUND.original
-    rooms.ENTRY_OF_FOUND.replace(patch, faulty)
+    new_entry = rooms.LOAD_ENTRY.original
+    rooms.LOAD_ENTRY.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=1)
 def causes_that_left_memory_do_not_come_back(patch: Patch) -> None:
-    rooms.CAUSES_BACK.replace(patch, lambda resident, entry, causes: None)
+    rooms.LOAD_CAUSES.replace(patch, lambda resident, entry, causes: None)
 
 
 @shows_in(PagingMachine, first=17)
 def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
-    rooms.CAN_LOSE_CAUSES.replace(patch, lambda resident, entry: True)
+    rooms.CAN_UNLOAD_CAUSES.replace(patch, lambda resident, entry: True)
 
 
 @shows_in(FailingMachine, first=1)
@@ -3431,9 +3439,9 @@ def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
 @shows_in(FailingMachine)
 def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
     def faulty(
-        message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
+        message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
     ) -> tuple[Destination, SentMessage]:
-        return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, why=why, now_ms=now_ms)
+        return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, reason=reason, now_ms=now_ms)
 
     made = rooms.MAKE_DEAD_LETTER.original
     rooms.MAKE_DEAD_LETTER.replace(patch, faulty)
@@ -3443,7 +3451,7 @@ def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
 def a_doomed_transaction_is_committed(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, commit: Commit) -> None:
         if commit.transaction in session.transactions:
-            session.transactions[commit.transaction].is_doomed = False
+            session.transactions[commit.transaction].is_rollback_only = False
         commit_it(transactions, session, commit)
 
     commit_it = rooms.COMMIT.original
@@ -3459,8 +3467,8 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer
     def faulty(nothing_ready: NothingReady, consumer: BrokerConsumer, queue: Queue) -> bool:
         if is_nothing_ready(nothing_ready, consumer, queue):
             return True
-        choosing = rooms.choosing_of(nothing_ready, queue)
-        heads = (choosing.head_for(consumer, lane.rank) for lane in queue.lanes)
+        queue_dispatch = rooms.queue_dispatch_of(nothing_ready, queue)
+        heads = (queue_dispatch.head_for(consumer, lane.rank) for lane in queue.lanes)
         return is_faulty(consumer, queue) and not isinstance(next(filter(None, heads), None), Entry)
 
     is_nothing_ready = rooms.IS_NOTHING_READY.original
@@ -3533,8 +3541,8 @@ def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> 
             consumer.pull_request.remaining = 0
         return ask(pulling, session, credit)
 
-    ask = rooms.ASK_CREDIT.original
-    rooms.ASK_CREDIT.replace(patch, faulty)
+    ask = rooms.PULL.original
+    rooms.PULL.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)

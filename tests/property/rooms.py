@@ -34,10 +34,10 @@ from truenext.engine.background import bulk as bulk_module
 from truenext.engine.background import expiry as expiry_module
 from truenext.engine.background import scheduled as scheduled_module
 from truenext.engine.background.browsing import BrowseRead, Browsing
-from truenext.engine.background.bulk import BulkLook, take
+from truenext.engine.background.bulk import BulkRead, plan_piece
 from truenext.engine.background.bulk_work import Bulk
 from truenext.engine.background.expiry import Expiry
-from truenext.engine.background.scheduled import DueLook, Scheduler
+from truenext.engine.background.scheduled import DueRead, Scheduler
 from truenext.engine.commands import subscribing as subscribing_module
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
@@ -49,7 +49,7 @@ from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.dispatch.nothing_ready import NothingReady
 from truenext.engine.dispatch.plain import Dispatcher
-from truenext.engine.dispatch.selective import Choosing, GroupChoosing
+from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle import outcomes as outcomes_module
@@ -69,14 +69,14 @@ from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
-from truenext.engine.queues import endings as endings_module
 from truenext.engine.queues import queues as queues_module
+from truenext.engine.queues import subscription_cleanup as endings_module
 from truenext.engine.queues import topics as topics_module
 from truenext.engine.queues import wildcards as wildcards_module
-from truenext.engine.queues.endings import Endings
 from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import Topics
-from truenext.engine.queues.unused import remembers
+from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import EngineRun
 from truenext.engine.selecting import groups as groups_module
@@ -86,26 +86,26 @@ from truenext.engine.selecting import selections as selections_module
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans
 from truenext.engine.selecting.scan import ScanCursor
-from truenext.engine.selecting.selecting import Selecting
+from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
-from truenext.engine.state.causes import with_cause
+from truenext.engine.state.causes import append_cause
 from truenext.engine.state.clients import Clients, Receivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
 from truenext.engine.state.producer import Producer, check_gap
-from truenext.engine.state.queue import Entry, Lane, OutOfTurn, Queue, is_given_up
+from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_given_up
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
 from truenext.engine.writing import copies as copies_module
 from truenext.engine.writing import producers as producers_module
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.copies import put_all
 from truenext.engine.writing.entries import dereference, introduce, mark, put, remove, share
 from truenext.engine.writing.event_log import EventLog
-from truenext.engine.writing.ledger import Ledger
-from truenext.engine.writing.numbers import Numbers
+from truenext.engine.writing.numbers import QueueNumbers
 from truenext.engine.writing.producers import Producers
 from truenext.envelope import closes_group
 from truenext.message import SentMessage
@@ -234,31 +234,31 @@ def _attributes(one: object) -> Iterator[object]:
 MAKE_ENGINE = Target(Engine.__init__, Engine)
 RESTORE_QUEUE = Target(EngineRun.restore_queue, EngineRun)
 RESTORE_PAUSE = Target(EngineRun.restore_pause, EngineRun)
-TICK = Target(Ledger.tick, Ledger)
+TICK = Target(CommitState.tick, CommitState)
 START = Target(EngineRun.start, EngineRun)
 LAST_BATCHES = Target(EngineRun.last_batches, EngineRun)
 DISCONNECT = Target(Connecting.disconnect, Connecting)
-ANSWER = Target(Ledger.answer, Ledger)
+ANSWER = Target(CommitState.answer, CommitState)
 SEND = Target(Sending.send, Sending)
-LIVING = Target(Sending.living, Sending)
+WITH_TTL = Target(Sending.with_ttl, Sending)
 SUBSCRIBE = Target(Subscribing.subscribe, Subscribing)
 UNSUBSCRIBE = Target(Subscribing.unsubscribe, Subscribing)
 ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)
 NACK = Target(Acknowledging.nack, Acknowledging)
 COMMIT = Target(Transactions.commit, Transactions)
 ABORT = Target(Transactions.abort, Transactions)
-CAN_DO_BULK = Attribute("can_do", Bulk)
-DO_BULK = Target(Bulk.do, Bulk)
+CAN_EXECUTE_BULK = Attribute("can_execute", Bulk)
+EXECUTE_BULK = Target(Bulk.execute, Bulk)
 RESUME = Target(Administering.resume, Administering)
-TURN = Target(Turn.take, Turn)
+TURN = Target(Turn.run, Turn)
 PAGE_READ = Target(Turn.page_read, Turn)
 CHANGE_POLICIES = Target(Administering.change_policies, Administering)
 COMMITTED = Target(Turn.committed, Turn)
 
 # Accept ---------------------------------------------------------------------------------------------------------------
 ACCEPT = Target(Arrivals.accept, Arrivals)
-SPREAD = Target(Arrivals.spread, Arrivals)
-SHARE = Target(Arrivals.share, Arrivals)
+SPREAD = Target(Arrivals.accept_copies, Arrivals)
+SHARE = Target(Arrivals.share_content, Arrivals)
 QUEUES_FOR = Target(Queues.queues_for, Queues)
 QUEUES_OF_PARTS = Target(Queues.queues_of_parts, Queues)
 QUEUES_OF_TOPIC = Target(Topics.queues_of, Topics)
@@ -269,28 +269,28 @@ FAIL = Target(Outcomes.fail, Outcomes)
 REQUEUE = Target(Outcomes.requeue, Outcomes)
 END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
 END_DELAY = Target(Outcomes.end_delay, Outcomes)
-GIVE_UP = Target(Outcomes.give_up, Outcomes)
+DEAD_LETTER_EXHAUSTED = Target(Outcomes.dead_letter_exhausted, Outcomes)
 MAKE_DEAD_LETTER = Target(dead_letter, outcomes_module)
-WITH_CAUSE = Target(with_cause, resident_set_module)
-CAUSES_BACK = Target(ResidentSet.causes_back_from_disk, ResidentSet)
-CAN_LOSE_CAUSES = Target(ResidentSet.can_lose_causes, ResidentSet)
+APPEND_CAUSE = Target(append_cause, resident_set_module)
+LOAD_CAUSES = Target(ResidentSet.load_causes, ResidentSet)
+CAN_UNLOAD_CAUSES = Target(ResidentSet.can_unload_causes, ResidentSet)
 DEAD_LETTER = Target(Outcomes.dead_letter, Outcomes)
 ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
-LEAVE_OUT_OF_TRANSACTION = Target(Holder.leave_out, Holder)
+DROP_QUEUE_OF_HOLDER = Target(Holder.drop_queue, Holder)
 ACKNOWLEDGED = Target(Outcomes.acknowledge, Outcomes)
 FORGET = Target(Outcomes.complete, Outcomes)
-WRITE_DOWN = Target(EngineRun._write_down, EngineRun)
+STORE_ENTRY = Target(EngineRun._store_entry, EngineRun)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_GIVEN_UP = Target(is_given_up, outcomes_module)
 
 # Giving back and pulling ----------------------------------------------------------------------------------------------
 RELEASE = Target(Releasing.release, Releasing)
-KEEP_STARTED = Target(Releasing.keep, Releasing)
+KEEP_STARTED = Target(Releasing.release_all_but, Releasing)
 RELEASE_HELD = Target(Releasing._release_held, Releasing)
 WAKE_CONSUMER = Target(Releasing.wake_consumer, Releasing)
 MARK_STARTED = Target(Acknowledging.mark_started, Acknowledging)
-ASK_CREDIT = Target(Pulling.ask, Pulling)
+PULL = Target(Pulling.pull, Pulling)
 ADD_PULL_REQUEST = Target(PullRequests.add, PullRequests)
 FORGET_PULL_REQUEST = Target(PullRequests.forget, PullRequests)
 TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
@@ -300,20 +300,20 @@ RESTART_AUTO_WINDOW = Target(BrokerConsumer.restart_auto_window, BrokerConsumer)
 CONSUMER_OF = Target(ConnectionState.consumer_of, ConnectionState)
 
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
-QUEUE_OF = Target(Queues.named, Queues)
+GET_OR_CREATE_QUEUE = Target(Queues.get_or_create, Queues)
 STORED_QUEUE = Target(stored_queue, queues_module)
-LET_GO_OF_UNUSED = Target(Queues.let_go, Queues)
-NEW_NUMBER = Target(Numbers.new, Numbers)
+REMOVE_QUEUE = Target(Queues.remove, Queues)
+NEW_NUMBER = Target(QueueNumbers.allocate, QueueNumbers)
 UNPIN = Target(ResidentSet.unpin, ResidentSet)
 LANE_OF = Target(Queues.lane_of, Queues)
 DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
 ARE_SAME = Target(are_equivalent, subscribing_module)
-END_SUBSCRIPTION = Target(Queues.end, Queues)
-ADD_ENDING = Target(Endings.add, Endings)
+END_SUBSCRIPTION = Target(Queues.end_durable, Queues)
+ADD_ENDED_QUEUE = Target(SubscriptionCleanup.add, SubscriptionCleanup)
 DEREFERENCE_CONTENT_OF_ENDED = Target(dereference, endings_module)
-REMEMBERS = Target(remembers, queues_module)
-IS_PROMISED = Target(Queues.is_promised, Queues)
-FREE_PROMISED = Target(Queues.free_promised, Queues)
+MUST_KEEP = Target(must_keep, queues_module)
+IS_RESERVED = Target(Queues.is_reserved, Queues)
+FREE_RESERVATIONS = Target(Queues.free_promised, Queues)
 INTRODUCE = Target(introduce, queues_module)
 AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
 ADD_TO_TOPICS = Target(Topics.add, Topics)
@@ -323,14 +323,14 @@ VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 
 # Queues that go -------------------------------------------------------------------------------------------------------
 IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
-MAY_QUEUE_GO = Target(Queues.may_go, Queues)
-LET_GO_OF_QUEUE = Target(Queue.let_go, Queue)
-FREE_NUMBER = Target(Numbers.free, Numbers)
+IS_QUEUE_REMOVABLE = Target(Queues.is_removable, Queues)
+DISPOSE_QUEUE = Target(Queue.dispose, Queue)
+FREE_NUMBER = Target(QueueNumbers.free, QueueNumbers)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
-GIVE_OUT = Target(Dispatcher._give_out, Dispatcher)
-EXPRESS = Target(Dispatcher._express, Dispatcher)
+DISPATCH_LANE = Target(Dispatcher._dispatch_lane, Dispatcher)
+EXPRESS = Target(Dispatcher._dispatch_express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(BrokerConsumer.has_express_credit, BrokerConsumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
 COVERED_BY = Target(BrokerConsumer.covered_by, BrokerConsumer)
@@ -338,37 +338,37 @@ CHOOSE_OWNER = Target(Receivers.choose_exclusive, Receivers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
 RETURN_TO_LANE = Target(Lane.requeue, Lane)
-LET_RECENT_GO = Target(horizon_module.let_go, horizon_module)
+POP_DURABLE = Target(horizon_module.pop_durable, horizon_module)
 LOWER_HORIZON = Target(horizon_module.lower_horizon, horizon_module)
-FORGET_TAKEN_OUT = Target(Lane.forget_removed, Lane)
+FORGET_REMOVED = Target(Lane.forget_removed, Lane)
 IS_LANE_PINNED = Attribute("is_pinned", Lane)
-HAS_NOTHING_ASIDE = Attribute("is_empty", OutOfTurn)
+IS_SELECTED_EMPTY = Attribute("is_empty", SelectedEntries)
 
 # Paging ---------------------------------------------------------------------------------------------------------------
-TAKE_PAGE_IN = Target(Reading.page_read, Reading)
-TAKE_RECENT_IN = Target(ResidentSet.take_in_recent, ResidentSet)
-ASK_FOR_PAGE = Target(Reading.ask, Reading)
-ENTRY_OF_FOUND = Target(Reading.entry, Reading)
+APPLY_PAGE = Target(Reading.page_read, Reading)
+LOAD_RECENT = Target(ResidentSet.load_recent, ResidentSet)
+REQUEST_PAGE = Target(Reading.request_page, Reading)
+LOAD_ENTRY = Target(Reading.load_entry, Reading)
 NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
 MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
 LOWER_HORIZON_OF_ONE = Target(Eviction._lower_horizon, Eviction)
 LOWER_HORIZONS = Target(Eviction._lower_horizons, Eviction)
-DISEMBODY = Target(Eviction._drop_bodies, Eviction)
-EMBODY = Target(Reading._restore_body, Reading)
-WRITE_WHAT_LEAVES = Target(put_all, eviction_module)
-CAME = Target(ResidentSet.entered_memory, ResidentSet)
-WENT = Target(ResidentSet.left_memory, ResidentSet)
-LEFT_FOR_DISK = Target(ResidentSet.left_for_disk, ResidentSet)
-BACK_FROM_DISK = Target(ResidentSet.back_from_disk, ResidentSet)
-DOOM = Target(ResidentSet.await_dead_letter, ResidentSet)
-TAKE_OUT = Target(ResidentSet.remove_from_lane, ResidentSet)
-FORGET_LANE = Target(ResidentSet.forget, ResidentSet)
-MEMORY_LIMIT_CHANGED = Target(ResidentSet.policy_changed, ResidentSet)
-DELAY_STRAY = Target(Reading.delay_stray, Reading)
-FORGOT_STRAY = Target(ResidentSet.forgot_stray, ResidentSet)
+UNLOAD_BODIES = Target(Eviction._unload_bodies, Eviction)
+RESTORE_BODY = Target(Reading._restore_body, Reading)
+WRITE_EVICTED = Target(put_all, eviction_module)
+COUNT_LOADED = Target(ResidentSet.count_loaded, ResidentSet)
+UNLOAD = Target(ResidentSet.unload, ResidentSet)
+UNLOAD_TO_DISK = Target(ResidentSet.unload_to_disk, ResidentSet)
+COUNT_LOADED_FROM_DISK = Target(ResidentSet.count_loaded_from_disk, ResidentSet)
+AWAIT_DEAD_LETTER = Target(ResidentSet.await_dead_letter, ResidentSet)
+REMOVE_FROM_LANE = Target(ResidentSet.remove_from_lane, ResidentSet)
+FORGET_LANE = Target(ResidentSet.forget_lane, ResidentSet)
+MEMORY_LIMIT_CHANGED = Target(ResidentSet.on_policy_changed, ResidentSet)
+DELAY_SELECTED = Target(Reading.delay_selected, Reading)
+FORGET_SELECTED = Target(ResidentSet.forget_selected, ResidentSet)
 
 # Spilling and contents that are shared --------------------------------------------------------------------------------
-END_SPILLING = Target(Spilling.end, Spilling)
+END_SPILLING = Target(Spilling.stop, Spilling)
 ENDED_PREFIX_OF_SPILLED = Attribute("ENDED_PREFIX", spilling_module)
 SHARE_CONTENT = Target(share, copies_module)
 
@@ -380,34 +380,34 @@ DUE_MS = Target(Delays.due_ms, Delays)
 # Expiry and timers ----------------------------------------------------------------------------------------------------
 EXPIRE_STEP = Target(Expiry.step, Expiry)
 EXPIRE_IN_PAGE = Target(Expiry.page_read, Expiry)
-ENTRY_THAT_EXPIRES = Target(Expiry._entry_of, Expiry)
+UNLOADED_ENTRIES = Target(Expiry._unloaded_entries, Expiry)
 EXPIRE_WHAT_IS_COMMITTED = Target(Expiry.committed, Expiry)
 IS_HELD = Target(Expiry._is_held, Expiry)
 SET_TIMER = Target(Timers.set, Timers)
 REMOVE_TIMER = Target(Timers.remove, Timers)
-TAKE_TIMERS_IN = Target(Timers.page_read, Timers)
+TIMERS_PAGE_READ = Target(Timers.page_read, Timers)
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
 SCHEDULE = Target(Sending.schedule, Sending)
 ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
-COUNT_SCHEDULED = Target(Queues.scheduled, Queues)
+COUNT_SCHEDULED = Target(Queues.scheduled_count, Queues)
 IS_SCHEDULED_DUE = Target(Scheduler.is_due, Scheduler)
 SEND_WHAT_IS_DUE = Target(Scheduler.page_read, Scheduler)
-SEND_SCHEDULED = Target(Arrivals.come_due, Arrivals)
-KEYS_OF_DUE = Attribute("keys", DueLook)
+ACCEPT_DUE = Target(Arrivals.accept_due, Arrivals)
+KEYS_OF_DUE = Attribute("keys", DueRead)
 UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
-LOOK_AT_SCHEDULED = Target(Scheduler.look_at, Scheduler)
+LIST_OR_CANCEL_SCHEDULED = Target(Scheduler.list_or_cancel, Scheduler)
 WRITE_SCHEDULED = Target(put, scheduled_module)
 REMOVE_SCHEDULED = Target(remove, scheduled_module)
 DUE_TIMER = Target(scheduled_timer, scheduled_module)
 SPLIT_DUE_TIMER = Target(split_scheduled_timer, scheduled_module)
 
 # Bulk work ------------------------------------------------------------------------------------------------------------
-TAKE_IN_BULK = Target(take, bulk_module)
+PLAN_BULK_PIECE = Target(plan_piece, bulk_module)
 IN_MEMORY_OF_BULK = Target(bulk_module._in_memory, bulk_module)
 IS_GIVEN_UP_IN_BULK = Target(is_given_up, bulk_module)
 NEW_ENTRY_OF_BULK = Target(Entry, bulk_module)
-NEXT_OF_BULK = Target(BulkLook.next, BulkLook)
+NEXT_OF_BULK = Target(BulkRead.next_position, BulkRead)
 
 # Browsing -------------------------------------------------------------------------------------------------------------
 SHOW_SLICE = Target(Browsing._show_slice, Browsing)
@@ -424,54 +424,54 @@ RECORD_PRODUCER = Target(Producers.record, Producers)
 FIND_REPEATED = Target(Producers.repeated, Producers)
 DISPENSABLE_PRODUCER = Target(Producers._dispensable, Producers)
 FORGET_PRODUCER = Target(Producers._forget, Producers)
-ASK_PRODUCER = Target(Producers.ask, Producers)
+QUERY_PRODUCER = Target(Producers.query, Producers)
 FORGET_PRODUCERS = Target(Producers.forget, Producers)
 STATE_OF_PRODUCER = Target(Producers._state, Producers)
 HAS_USED = Target(Producer.has_used, Producer)
 USE_NUMBER = Target(Producer.use, Producer)
-MAY_HAVE_LEFT_OUT = Target(Producer.may_have_left_out, Producer)
+IS_USE_UNKNOWN = Target(Producer.is_use_unknown, Producer)
 RESOLVE = Target(Producer.resolve, Producer)
 CHECK_GAP = Target(check_gap, producer_module, producers_module)
 PRODUCER_RETENTION_MS_MIN = Attribute("PRODUCER_RETENTION_MS_MIN", producers_module)
 
 # Selectors of consumers -----------------------------------------------------------------------------------------------
-THAT_MAY_WANT = Target(KeyedScans.that_may_want, KeyedScans)
-TEST_PAGE = Target(Selecting.test_page, Selecting)
-TEST_ABOVE = Target(Selecting._test_above, Selecting)
-COMPARE_WHAT_ARRIVED = Target(Selecting.arrived, Selecting)
-COMPARE_WHAT_CAME_BACK = Target(Selecting.came_back, Selecting)
-LANE_WAS_MADE = Target(Selecting.made, Selecting)
-HAS_FOUND = Target(Selecting.has_found, Selecting)
-GO_ON_SELECTING = Target(Selections.go_on, Selections)
-FIRST_OF_PLACE = Target(ScanCursor.first, ScanCursor)
-IS_PLACE_BEHIND = Attribute("is_behind", ScanCursor)
-IS_WANTED = Target(ScanCursor._is_wanted, ScanCursor)
-FIRST_WANTED = Target(Choosing._first_wanted, Choosing)
-HEAD_FOR = Target(Choosing.head_for, Choosing)
+CANDIDATE_SCANS = Target(KeyedScans.candidates, KeyedScans)
+TEST_PAGE = Target(QueueSelection.test_page, QueueSelection)
+TEST_ABOVE = Target(QueueSelection._test_above, QueueSelection)
+COMPARE_WHAT_ARRIVED = Target(QueueSelection.on_arrived, QueueSelection)
+COMPARE_REQUEUED = Target(QueueSelection.on_requeued, QueueSelection)
+LANE_CREATED = Target(QueueSelection.on_lane_created, QueueSelection)
+HAS_FOUND = Target(QueueSelection.has_found, QueueSelection)
+ACTIVATE_SELECTION = Target(Selections.activate, Selections)
+FIRST_OF_CURSOR = Target(ScanCursor.first, ScanCursor)
+IS_CURSOR_UNFINISHED = Attribute("is_unfinished", ScanCursor)
+IS_MATCH = Target(ScanCursor._is_match, ScanCursor)
+FIRST_FOUND = Target(QueueDispatch._first_found, QueueDispatch)
+HEAD_FOR = Target(QueueDispatch.head_for, QueueDispatch)
 
 # Groups ---------------------------------------------------------------------------------------------------------------
-DOES_GROUP_WAIT = Target(Groups.does_wait, Groups)
-GROUP_FREED = Target(Groups._freed, Groups)
-ENDED_DELAY_IN_GROUP = Target(Groups.ended_delay, Groups)
+HAS_EARLIER_DELAYED = Target(Groups.has_earlier_delayed, Groups)
+GROUP_FREED = Target(Groups._on_freed, Groups)
+ENDED_DELAY_IN_GROUP = Target(Groups.on_delay_ended, Groups)
 FREE_GROUPS_OF_SUSPENDED = Target(Groups.free_groups_of_suspended, Groups)
-TOOK_OF_GROUP = Target(Groups.took, Groups)
-LEFT_GROUPS = Target(Groups.left, Groups)
+DISPATCHED_OF_GROUP = Target(Groups.on_dispatched, Groups)
+UNSUBSCRIBED_FROM_GROUPS = Target(Groups.on_unsubscribed, Groups)
 CLOSES_GROUP = Target(closes_group, groups_module)
 FIRST_OF_GROUPS = Target(GroupScanCursor.first_for, GroupScanCursor)
-WHERE_GROUP_STANDS = Target(GroupScanCursor._head_of_group, GroupScanCursor)
-PASSES_OVER = Target(GroupScanCursor._passes_over, GroupScanCursor)
-IS_ASKED_ALONE = Target(GroupChoosing._is_alone, GroupChoosing)
-ASKED_AGAIN = Target(GroupChoosing._asked_again, GroupChoosing)
+HEAD_OF_GROUP = Target(GroupScanCursor._head_of_group, GroupScanCursor)
+SKIPS = Target(GroupScanCursor._skips, GroupScanCursor)
+HAS_OWN_GROUPS = Target(GroupedQueueDispatch._has_own_groups, GroupedQueueDispatch)
+CLASSES_TO_QUERY = Target(GroupedQueueDispatch._classes_to_query, GroupedQueueDispatch)
 
 # Wildcards ------------------------------------------------------------------------------------------------------------
 TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
-WAY_OF = Target(WildcardDispatch._choosing_of, WildcardDispatch)
+DISPATCH_OF_QUEUE = Target(WildcardDispatch._dispatch_of, WildcardDispatch)
 LIMIT_OF_RANK = Target(WildcardDispatch._limit, WildcardDispatch)
-QUEUE_WAS_MADE = Target(Wildcards.made, Wildcards)
-QUEUE_HAS_GONE = Target(Wildcards.gone, Wildcards)
+QUEUE_CREATED = Target(Wildcards.queue_created, Wildcards)
+QUEUE_REMOVED = Target(Wildcards.queue_removed, Wildcards)
 NOTE_IN_FLIGHT = Target(Wildcards._note_in_flight, Wildcards)
 IS_WILDCARD_OPEN = Target(Wildcard.has_credit, Wildcard)
-IS_MEANT = Target(Wildcard.is_meant, Wildcard)
+MATCHES_QUEUE = Target(Wildcard.matches_queue, Wildcard)
 
 # The disk of these tests ----------------------------------------------------------------------------------------------
 WRITE_TO_DISK = Target(Disk.write, Disk)
@@ -509,9 +509,9 @@ def window_of(consumer: BrokerConsumer) -> int:
     return consumer.window if consumer.awake_window is None else consumer.awake_window
 
 
-def choosing_of(nothing_ready: NothingReady, queue: Queue) -> Choosing:
+def queue_dispatch_of(nothing_ready: NothingReady, queue: Queue) -> QueueDispatch:
     """How to find what is next in a queue for each of its consumers."""
-    return nothing_ready._dispatcher.choosing(queue)
+    return nothing_ready._dispatcher.queue_dispatch(queue)
 
 
 def receivers_of(part: object, queue: Queue) -> Receivers:
@@ -532,48 +532,48 @@ def take_failed(part: object) -> list[Entry]:
     return _part(part, Reading).take_failed()
 
 
-def ledger_of(part: object) -> Ledger:
+def commit_state_of(part: object) -> CommitState:
     """Of any part of the engine that has it."""
-    return _part(part, Ledger)
+    return _part(part, CommitState)
 
 
 @contextmanager
 def pretending(part: object, **moment: object) -> Iterator[None]:
     """As if something else were committed, gathering, or the time."""
-    ledger = ledger_of(part)
-    before = {name: getattr(ledger, name) for name in moment}
+    commit_state = commit_state_of(part)
+    before = {name: getattr(commit_state, name) for name in moment}
     for name, value in moment.items():
-        setattr(ledger, name, value)
+        setattr(commit_state, name, value)
     yield
     for name, value in before.items():
-        setattr(ledger, name, value)
+        setattr(commit_state, name, value)
 
 
 def touched(part: object) -> dict[Queue, None]:
     """Queues that the next turn looks at."""
-    return ledger_of(part).touched
+    return commit_state_of(part).touched
 
 
 def gathering(part: object) -> Batch:
-    return ledger_of(part).batch
+    return commit_state_of(part).batch
 
 
 def committed(part: object) -> int:
     """The last batch that is known to be durable."""
-    return ledger_of(part).committed
+    return commit_state_of(part).committed
 
 
 def next_sequence(part: object) -> int:
-    return ledger_of(part).next_sequence
+    return commit_state_of(part).next_sequence
 
 
 def skip_sequence(part: object) -> None:
-    ledger_of(part).next_sequence += 1
+    commit_state_of(part).next_sequence += 1
 
 
 def leave_sequences(engine: Engine, count: int) -> None:
     """All but so many of those that the store has reserved are used."""
-    engine.ledger.next_sequence = engine.ledger.sequence_limit - count
+    engine.commit_state.next_sequence = engine.commit_state.sequence_limit - count
 
 
 def sessions(engine: Engine) -> dict[str, ConnectionState]:
@@ -582,7 +582,7 @@ def sessions(engine: Engine) -> dict[str, ConnectionState]:
 
 def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
     """By the batch that makes messages visible in them."""
-    return engine.ledger.waiting_queues
+    return engine.commit_state.waiting_queues
 
 
 def numbered(engine: Engine) -> dict[int, Queue]:
@@ -605,12 +605,12 @@ def topic_patterns(engine: Engine) -> Collection[str]:
 
 
 def size_of_known_topics(engine: Engine) -> int:
-    return engine._queues._topics._known_size
+    return engine._queues._topics._cache_size
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
     """Those that leave with the next turn."""
-    return ledger_of(part)._answers
+    return commit_state_of(part)._answers
 
 
 def queues(part: object) -> dict[str, Queue]:
@@ -627,7 +627,7 @@ def durable_subscriptions(part: object) -> dict[str, Queue]:
 
 
 def queues_that_ended(part: object) -> list[Queue]:
-    return _part(part, Endings).queues()
+    return _part(part, SubscriptionCleanup).queues()
 
 
 def queues_of_scheduled(engine: Engine) -> list[Queue]:
@@ -655,7 +655,7 @@ def hear_of_due(
 ) -> None:
     """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
     arrivals: Any = _part(engine, Arrivals)
-    arrivals.come_due = partial(hear, arrivals.come_due)
+    arrivals.accept_due = partial(hear, arrivals.accept_due)
 
 
 def set_policies(part: object, policies: Policies) -> None:
@@ -675,13 +675,13 @@ def forget_what_may_be_redelivered(reading: Reading) -> None:
     reading._redelivered_below = 0
 
 
-def forget_how_far_time_is_ahead(ledger: Ledger) -> None:
-    ledger.ahead_us = 0
+def forget_how_far_time_is_ahead(commit_state: CommitState) -> None:
+    commit_state.ahead_us = 0
 
 
 def waiting_for_commit(expiry: Expiry) -> list[bytes]:
     """Timers of what was not visible when it was due."""
-    return expiry._waiting
+    return expiry._waiting_timers
 
 
 def timers_being_written(timers: Timers) -> dict[bytes, int]:
@@ -699,50 +699,50 @@ def sent_once(of: Producers) -> dict[str, None]:
 
 def known_topics(topics: Topics) -> dict[str, list[Queue]]:
     """Topics that were sent to, and who gets what is."""
-    return topics._known
+    return topics._cache
 
 
 def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
     return spilling._queues
 
 
-def numbers_of(spilling: Spilling) -> Numbers:
+def numbers_of(spilling: Spilling) -> QueueNumbers:
     return spilling._numbers
 
 
-def free_numbers(numbers: Numbers) -> list[int]:
+def free_numbers(numbers: QueueNumbers) -> list[int]:
     return numbers._free
 
 
-def numbers_that_go(numbers: Numbers) -> list[tuple[int, int]]:
+def pending_free_numbers(numbers: QueueNumbers) -> list[tuple[int, int]]:
     """Batches, and the number that is free once each is durable."""
-    return numbers._going
+    return numbers._pending_free
 
 
-def groups_of_choosing(choosing: GroupChoosing) -> Groups:
-    return choosing._groups
+def groups_of_queue_dispatch(queue_dispatch: GroupedQueueDispatch) -> Groups:
+    return queue_dispatch._groups
 
 
-def queue_of(choosing: Choosing) -> Queue:
-    return choosing._queue
+def queue_of(queue_dispatch: QueueDispatch) -> Queue:
+    return queue_dispatch._queue
 
 
-def times(choosing: GroupChoosing) -> tuple[int, int]:
+def owned_and_freed(queue_dispatch: GroupedQueueDispatch) -> tuple[int, int]:
     """How often a group had been owned, and freed, when the bidders were asked last."""
-    return choosing._times
+    return queue_dispatch._counts
 
 
-def set_times(choosing: GroupChoosing, times: tuple[int, int]) -> None:
-    choosing._times = times
+def set_owned_and_freed(queue_dispatch: GroupedQueueDispatch, times: tuple[int, int]) -> None:
+    queue_dispatch._counts = times
 
 
-def groups_of(place: GroupScanCursor) -> Groups:
-    return place._groups
+def groups_of(cursor: GroupScanCursor) -> Groups:
+    return cursor._groups
 
 
-def passed_over(place: GroupScanCursor) -> dict[str, int]:
+def skipped(cursor: GroupScanCursor) -> dict[str, int]:
     """Groups of which something was left where it is, and the first sequence of that."""
-    return place._skipped
+    return cursor._skipped
 
 
 def awaiting_page(dispatch: WildcardDispatch) -> set[BrokerConsumer]:
@@ -750,9 +750,9 @@ def awaiting_page(dispatch: WildcardDispatch) -> set[BrokerConsumer]:
     return dispatch._awaiting_page
 
 
-def standings(wildcard: Wildcard) -> list[dict[Queue, int]]:
+def head_sequences(wildcard: Wildcard) -> list[dict[Queue, int]]:
     """Per rank, where the earliest message stands that it may take of each queue."""
-    return wildcard._heads_at
+    return wildcard._head_sequences
 
 
 def awaiting_dead_letter(engine: Engine) -> list[Entry]:
@@ -760,6 +760,6 @@ def awaiting_dead_letter(engine: Engine) -> list[Entry]:
     return engine._turn._resident.awaiting_dead_letter()
 
 
-def promised(engine: Engine) -> dict[str, Destination]:
+def reserved(engine: Engine) -> dict[str, Destination]:
     """Queues that are not there, and for which room is kept because an open transaction sends to them."""
-    return engine._queues._promised._missing
+    return engine._queues._reservations._missing

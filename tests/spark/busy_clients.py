@@ -91,7 +91,7 @@ class BusyClients:
 
     def turn(self, place: int) -> None:
         self.told.commit()
-        self.engine.taken(self.sessions[place])
+        self.engine.on_all_sent(self.sessions[place])
 
     def begin(self, place: int) -> None:
         consumer = self.consumer(place)
@@ -150,7 +150,7 @@ class BusyClients:
         consumer = self.consumer(place)
         if consumer is not None and consumer.pull_request is not None:
             count = self.random.choice([0, 1, 2, 5])
-            self.engine.ask_credit(self.sessions[place], Credit("s", count, waits=self.chance(0.5)))
+            self.engine.pull(self.sessions[place], Credit("s", count, waits=self.chance(0.5)))
 
     def leave(self, place: int) -> None:
         self.engine.disconnect(self.sessions[place], is_clean=self.chance(0.3))

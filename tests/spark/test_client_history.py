@@ -162,20 +162,20 @@ def what_is_kept_comes_again(patch: Patch) -> None:
         release_held(releasing, consumer, kept)
         for entry in consumer.held.values():
             entry.lane.requeue(entry)
-            releasing._ledger.touched[entry.lane.queue] = None
+            releasing._commit_state.touched[entry.lane.queue] = None
         consumer.held.clear()
 
     patch.setattr(Releasing, "_release_held", returns_it_too)
 
 
 def who_has_ended_still_gets_messages(patch: Patch) -> None:
-    leave = Clients.leave
+    leave = Clients.remove_consumer
 
     def stays(clients: Clients, consumer: BrokerConsumer, queue: Queue) -> None:
         if not isinstance(consumer, QueueConsumer) or consumer.pull_request is not None:
             leave(clients, consumer, queue)
 
-    patch.setattr(Clients, "leave", stays)
+    patch.setattr(Clients, "remove_consumer", stays)
 
 
 def behind_the_end(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:

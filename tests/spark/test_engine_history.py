@@ -19,9 +19,9 @@ from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.dispatch.selective import Choosing
+from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pages import PageResult
 from truenext.engine.state.queue import Entry
 from truenext.events import FAILURES
 from truenext.history.table import SCHEMA
@@ -93,11 +93,11 @@ def test_what_takes_from_many_queues_is_no_fault_in_any_of_them() -> None:
 
 
 def test_what_others_get_beside_those_is_judged_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lowest_first(way: Choosing, consumer: BrokerConsumer) -> Entry | None:
+    def lowest_first(way: QueueDispatch, consumer: BrokerConsumer) -> Entry | None:
         heads = [way.head_for(consumer, rank) for rank in reversed(RANKS)]
         return next((head for head in heads if isinstance(head, Entry)), None)
 
-    monkeypatch.setattr(Choosing, "first_for", lowest_first)
+    monkeypatch.setattr(QueueDispatch, "first_for", lowest_first)
     assert any(findings(seed, **OF_MANY)["inversion"] for seed in range(20))
 
 
@@ -137,7 +137,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
             for one in engine.turn().reads:
                 page = store.page(one.lane.key, one.after_sequence, one.limit, one.size_max)
                 found = [found_of(each) for each in page.messages]
-                engine.page_read(one, PageRead(found, page.as_of, page.is_end))
+                engine.page_read(one, PageResult(found, page.as_of, page.is_end))
             batch = engine.take_batch()
             if batch is not None:
                 told.chunks.append(batch.history)

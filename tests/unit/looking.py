@@ -9,7 +9,7 @@ from truenext.engine.stuck import StuckAudit
 
 
 def looked(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collection[Lane]] = set) -> list[Queue]:
-    steps = audit.look(engine, read_lanes)
+    steps = audit.check(engine, read_lanes)
     while True:
         try:
             next(steps)
@@ -20,5 +20,5 @@ def looked(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collectio
 
 def groups_of(engine: Engine, queue: Queue) -> Groups | None:
     """Of a queue that has had a message of one, and may have another."""
-    selecting = engine.selections.of_queue.get(queue)
+    selecting = engine.selections.by_queue.get(queue)
     return None if selecting is None else selecting.groups

@@ -10,7 +10,7 @@ from truenext.destination import parse
 from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.errors import RemoteProtocolError, StoreError
 from truenext.limits import BROWSE_MESSAGES_PER_TURN, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
@@ -48,7 +48,7 @@ class World:
         for _ in range(count):
             browse_slices += self.engine.turn().browse_slices
             if takes:
-                self.engine.taken(self.session)
+                self.engine.on_all_sent(self.session)
             if not self.engine.has_work:
                 break
         return browse_slices
@@ -114,7 +114,7 @@ def test_a_full_connection_is_shown_nothing_more_and_the_next_one_is() -> None:
     world.browse("other", session=other)
     assert counts(world.turns(takes=False)) == [("b", 1, False), ("other", 1, False)]
     assert not world.engine.has_work
-    world.engine.taken(other)
+    world.engine.on_all_sent(other)
     assert counts(world.turns(takes=False)) == [("other", 1, False)]
     assert counts(world.turns()) == [("b", 1, False), ("b", 1, False), ("b", 0, True)]
 
@@ -124,10 +124,10 @@ def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
     world.browse()
     (queue,) = world.engine.queues()
     clients = world.engine.clients
-    assert not clients.receivers_of(queue).consumers and not list(clients.held_of(queue))
+    assert not clients.receivers_of(queue).consumers and not list(clients.held_by_consumers(queue))
     (showing,) = world.turns()
     assert [entry.deliveries for entry in showing.entries] == [0, 0]
-    assert queue.waiting() == 2
+    assert queue.waiting_count() == 2
     world.engine.subscribe(world.session, Subscribe("c", A, AckMode.INDIVIDUAL))
     (entries,) = world.engine.turn().deliveries.values()
     assert [entry.deliveries for entry in entries] == [1, 1]
@@ -209,9 +209,9 @@ def wanted(world: World) -> Read:
     return read
 
 
-def page(*sequences: int, is_end: bool = False) -> PageRead:
-    found = [Found(sequence, SentMessage(4, True, 0, b"content-length:0\n", b"")) for sequence in sequences]
-    return PageRead(found, 1, is_end)
+def page(*sequences: int, is_end: bool = False) -> PageResult:
+    found = [PageMessage(sequence, SentMessage(4, True, 0, b"content-length:0\n", b"")) for sequence in sequences]
+    return PageResult(found, 1, is_end)
 
 
 def test_one_page_of_all_browsers_is_read_at_a_time_and_those_of_lanes_do_not_wait() -> None:
@@ -261,7 +261,7 @@ def test_a_damaged_message_is_left_out() -> None:
     world = World(stored=3)
     world.browse()
     found = page(1, 2, 3, is_end=True)
-    found.found[1].message = None
+    found.messages[1].message = None
     world.engine.page_read(wanted(world), found)
     (showing, end) = world.turns()
     assert [entry.sequence for entry in showing.entries] == [1, 3]

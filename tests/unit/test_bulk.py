@@ -5,7 +5,7 @@ import pytest
 from truenext.commands import Ack, AckMode, Begin, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.background import bulk
-from truenext.engine.background.bulk import Move, Purge, Wanted
+from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
 from truenext.message import SentMessage
 
@@ -28,13 +28,13 @@ class Running:
         self.engine.committed(batch)
         self.engine.subscribe(self.session, Subscribe("0", queue, AckMode.INDIVIDUAL, len(COLOURS)))
         deliveries = self.engine.turn().deliveries
-        self.engine.taken(self.session)
+        self.engine.on_all_sent(self.session)
         self.held = [entry for entries in deliveries.values() for entry in entries]
         assert len(self.held) == len(COLOURS)
 
-    def left(self, asked: Wanted) -> int:
-        assert self.engine.read_for_bulk(asked) is None
-        return self.engine.nothing_for_bulk(asked).left
+    def left(self, asked: BulkRequest) -> int:
+        assert self.engine.next_bulk_read(asked) is None
+        return self.engine.empty_bulk_result(asked).left
 
 
 def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:

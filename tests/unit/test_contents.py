@@ -124,7 +124,7 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     run.engine.nack(run.session, Nack("a", sequence, is_rejected=True))
     run.settle()
     assert [each.mark.attempts for each in contents(run)] == [2]
-    assert rooms.queues(run.engine)["DLQ.a"].waiting() == 1
+    assert rooms.queues(run.engine)["DLQ.a"].waiting_count() == 1
     take(run, "b")()
     take(run, "c")()
     assert contents(run) == []

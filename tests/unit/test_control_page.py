@@ -20,6 +20,6 @@ def test_each_verb_is_there_and_no_other() -> None:
     assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, producer_request.VERB, *bulk.VERBS}
 
 
-@pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledShown, bulk.ScheduledSendInfo])
+@pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledResult, bulk.ScheduledSendInfo])
 def test_each_field_is_there(shape: type) -> None:
     assert {field.encode_name for field in fields(shape)} <= SAID

@@ -8,12 +8,12 @@ from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, delay_of, moved, revived
+from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, redirect, restore_original, retry_delay_ms
 from truenext.engine.memory.horizon import remove_from_lane
 from truenext.engine.memory.reading import Reading
-from truenext.engine.memory.timers import TimersRead
+from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.envelope import DEAD_LETTER_HEADERS, read_header
@@ -35,19 +35,19 @@ LARGE = 1 << 30
     ],
 )
 def test_each_failure_has_its_delay(policy: Policy, delays: list[int]) -> None:
-    assert [delay_of(policy, attempts, lambda: 0.5) for attempts in range(1, 7)] == delays
+    assert [retry_delay_ms(policy, attempts, lambda: 0.5) for attempts in range(1, 7)] == delays
 
 
 def test_a_message_that_has_failed_a_million_times_waits_for_the_longest_delay() -> None:
-    assert delay_of(Policy(backoff=10.0, attempts_max=10**9), 10**6, lambda: 0.5) == 300_000
+    assert retry_delay_ms(Policy(backoff=10.0, attempts_max=10**9), 10**6, lambda: 0.5) == 300_000
 
 
 def test_jitter_makes_a_delay_longer_or_shorter_by_its_share() -> None:
     policy = Policy(jitter=0.25, backoff=2.0, delay_max_ms=2000)
-    assert [delay_of(policy, 2, lambda number=number: number) for number in (0.0, 0.5, 1.0)] == [750, 1000, 1250]  # type: ignore[misc]
+    assert [retry_delay_ms(policy, 2, lambda number=number: number) for number in (0.0, 0.5, 1.0)] == [750, 1000, 1250]  # type: ignore[misc]
     # Those at the limit are spread as well.
-    assert [delay_of(policy, 9, lambda number=number: number) for number in (0.0, 1.0)] == [1500, 2500]  # type: ignore[misc]
-    assert delay_of(policy, 1, lambda: 1.0) == 0
+    assert [retry_delay_ms(policy, 9, lambda number=number: number) for number in (0.0, 1.0)] == [1500, 2500]  # type: ignore[misc]
+    assert retry_delay_ms(policy, 1, lambda: 1.0) == 0
 
 
 # ---- In the engine ----
@@ -94,20 +94,20 @@ class World:
         order: list[int] = []
         while True:
             effects = self.engine.turn()
-            self.engine.taken(self.session)
+            self.engine.on_all_sent(self.session)
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
             for timer_read in effects.timer_reads:
-                self.engine.timers_read(timer_read, TimersRead([], 0, True))
+                self.engine.timers_read(timer_read, TimersResult([], 0, True))
             for read in effects.reads:
                 self.engine.page_read(read, self.page(read))
             if not (effects.reads or effects.deliveries):
                 return order
 
-    def page(self, read: Read) -> PageRead:
+    def page(self, read: Read) -> PageResult:
         behind = [sequence for sequence in self.in_store if sequence > read.after_sequence]
         message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
-        found = [Found(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
-        return PageRead(found, 0, len(found) == len(behind))
+        found = [PageMessage(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
+        return PageResult(found, 0, len(found) == len(behind))
 
     def nack(self, sequence: int, **options: int) -> None:
         self.engine.nack(self.session, Nack("0", sequence, **options))  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def with_one_that_waits_behind_others() -> list[int]:
         del world.in_store[order[-1]]
         world.commit()
         order += world.turn()
-    assert world.queue.waiting() == 0
+    assert world.queue.waiting_count() == 0
     return order
 
 
@@ -205,13 +205,13 @@ def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
 
 
 def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_aside = Reading._wait_without_body
+    set_aside = Reading._delay_without_body
 
     def faulty(reading: Reading, entry: Entry) -> None:
         set_aside(reading, entry)
         entry.lane.horizon_min = 0
 
-    monkeypatch.setattr(Reading, "_wait_without_body", faulty)
+    monkeypatch.setattr(Reading, "_delay_without_body", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
 
@@ -242,7 +242,7 @@ def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:
 def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> None:
     world = World(in_store={7: Mark(1, 1, WALL_MS + 50)})
     world.turn()
-    assert (world.queue.waiting(), world.queue.resident) == (1, 0)
+    assert (world.queue.waiting_count(), world.queue.resident) == (1, 0)
 
 
 # ---- Stuck, or rightly waiting? ----
@@ -267,7 +267,7 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     world.send()
     (sequence,) = world.turn()
     world.nack(sequence)
-    monkeypatch.setattr("truenext.engine.memory.delays.Delays.take_due", lambda delays: [])
+    monkeypatch.setattr("truenext.engine.memory.delays.Delays.pop_due", lambda delays: [])
     assert world.said_within(3 * STUCK_MS) == ["a"]
 
 
@@ -278,23 +278,23 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     "header", [b"", b"truenext-original-destination:/temp-queue/a\n", b"truenext-original-destination:/queue/\n"]
 )
 def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -> None:
-    assert revived(SentMessage(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
+    assert restore_original(SentMessage(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
 
 
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
     message = SentMessage(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
     _, letter = dead_letter(
-        message, origin, Policy(), attempts=1, causes=Causes("a", "b"), why=REJECTED, now_ms=WALL_MS
+        message, origin, Policy(), attempts=1, causes=Causes("a", "b"), reason=REJECTED, now_ms=WALL_MS
     )
     said = read_header(letter.header)
     assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
     assert (said["truenext-original-destination"], letter.redrive_queue) == (
         ("/queue/a", "") if origin == "a" else ("/topic/news", origin)
     )
-    _, there = moved(letter, Destination(DestinationKind.QUEUE, "DLQ.other"))
+    _, there = redirect(letter, Destination(DestinationKind.QUEUE, "DLQ.other"))
     assert there.redrive_queue == letter.redrive_queue
-    back = revived(there, WALL_MS)
+    back = restore_original(there, WALL_MS)
     assert back is not None and back[0].name == origin
     assert read_header(back[1].header) == read_header(message.header) | {
         "persistent": "false",
@@ -305,7 +305,7 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
 
 def test_a_letter_of_a_subscription_from_before_still_finds_its_way_back() -> None:
     header = b"truenext-original-destination:/queue/subscription,me,n,news\ncontent-length:0\n"
-    back = revived(SentMessage(4, True, 0, header, b""), WALL_MS)
+    back = restore_original(SentMessage(4, True, 0, header, b""), WALL_MS)
     assert back is not None and back[0].name == "subscription,me,n,news"
 
 
@@ -318,7 +318,7 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
 def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
     world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
     lane: Lane = world.queue.lane(5)
-    rooms.ASK_FOR_PAGE.of(world.engine)(lane)
+    rooms.REQUEST_PAGE.of(world.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     remove_from_lane(lane, [entry], 5)
     lane.forget_removed(5)
@@ -350,4 +350,4 @@ def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after
     else:
         world.pass_time(5000)
         assert world.turn() == []
-        assert world.queue.waiting() == 0
+        assert world.queue.waiting_count() == 0

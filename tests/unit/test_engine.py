@@ -83,11 +83,11 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
     subscribe(engine, session, "/temp-queue/t")
     send(engine, session, "/temp-queue/t")
     (consumer,) = engine.turn().deliveries
-    entry = engine.hold_half_sent(consumer)
+    entry = engine.hold_partially_sent(consumer)
     engine.disconnect(session, is_clean=True)
-    engine.resolve_half_sent(entry, is_taken=False)
+    engine.resolve_partially_sent(entry, is_sent=False)
     assert not engine.has_work
-    assert entry.lane.queue.waiting() == 0
+    assert entry.lane.queue.waiting_count() == 0
 
 
 @pytest.mark.parametrize("answer", [Ack, Nack])
@@ -169,7 +169,7 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
         send(engine, session, persistent=True, body=b"." * 1000)
     commit(engine)
     held = dispatched(engine)
-    engine.taken(session)
+    engine.on_all_sent(session)
     engine.begin(session, Begin("t"))
     for sequence in held:
         engine.nack(session, Nack("0", sequence, "t"))
@@ -190,7 +190,7 @@ def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_
     send(engine, session)
     (first,) = dispatched(engine)
     engine.evict()
-    assert session.consumers["0"].held[first].stored is not None
+    assert session.consumers["0"].held[first].store_batch is not None
     engine.begin(session, Begin("t"))
     engine.acknowledge(session, Ack("0", first, "t"))
     send(engine, session, transaction="t")

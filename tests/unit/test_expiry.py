@@ -6,10 +6,10 @@ import pytest
 
 from truenext.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.background.expiry import STEP_MAX, BlockLook
+from truenext.engine.background.expiry import STEP_MAX, BlockRead
 from truenext.engine.engine import Engine
-from truenext.engine.memory.timers import TimersRead
-from truenext.engine.state.pages import Found, PageRead
+from truenext.engine.memory.timers import TimersResult
+from truenext.engine.state.pages import PageMessage, PageResult
 from truenext.envelope import read_header
 from truenext.errors import NoSpaceError
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
@@ -22,11 +22,11 @@ NOW_MS = 1_000_000
 
 def started(**policy: Any) -> Engine:
     engine = Engine(policies=Policies(Policy(**policy)))
-    engine.ledger.now_ms = NOW_MS
+    engine.commit_state.now_ms = NOW_MS
     engine.start()
     commit(engine)
     read = engine.turn().timer_reads[0]
-    engine.timers_read(read, TimersRead([], 1, is_end=True))
+    engine.timers_read(read, TimersResult([], 1, is_end=True))
     return engine
 
 
@@ -44,7 +44,7 @@ def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a",
 
 
 def waiting(engine: Engine) -> dict[str, int]:
-    return {queue.name: queue.waiting() for queue in engine.queues()}
+    return {queue.name: queue.waiting_count() for queue in engine.queues()}
 
 
 def test_what_never_expires_sets_no_timer() -> None:
@@ -92,14 +92,14 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
     for ttl_ms in (500, 0):
         message = SentMessage(4, True, 0, b"content-length:0\n", b"")
         engine.send(session, Send(parse("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
-    engine.ledger.now_ms = NOW_MS + 100
+    engine.commit_state.now_ms = NOW_MS + 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "truenext.engine.queues.queues.Queues.queues_for", lambda *_: (_ for _ in ()).throw(NoSpaceError(""))
         )
         with pytest.raises(NoSpaceError):
             engine.commit(session, Commit("t"))
-    engine.ledger.now_ms = NOW_MS + 1000
+    engine.commit_state.now_ms = NOW_MS + 1000
     engine.commit(session, Commit("t"))
     (queue,) = engine.queues()
     messages = [entry.message for entry in queue.lane(5).arrived if entry.message is not None]
@@ -116,7 +116,7 @@ def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> 
     engine.turn()
     commit(engine)
     assert waiting(engine) == {"a": 1}
-    engine.ledger.now_ms = NOW_MS + 1000
+    engine.commit_state.now_ms = NOW_MS + 1000
     engine.turn()
     assert waiting(engine) == {"a": 0}
 
@@ -126,10 +126,10 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
     engine = started()
     send(engine, 10, NOW_MS + 1000, persistent=persistent)
     commit(engine)
-    engine.ledger.now_ms += 999
+    engine.commit_state.now_ms += 999
     engine.turn()
     assert waiting(engine) == {"a": 10}
-    engine.ledger.now_ms += 1
+    engine.commit_state.now_ms += 1
     engine.turn()
     assert waiting(engine) == {"a": 0}
     batch = engine.take_batch()
@@ -142,7 +142,7 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
 def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
     engine = started(expired=Expired.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
-    engine.ledger.now_ms += 1000
+    engine.commit_state.now_ms += 1000
     engine.turn()
     commit(engine)
     assert waiting(engine) == {"a": 0, "DLQ.a": 2}
@@ -157,7 +157,7 @@ def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
 def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
     engine = started(expired=Expired.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
-    engine.ledger.now_ms += 1000
+    engine.commit_state.now_ms += 1000
     engine.turn()
     assert waiting(engine) == {"DLQ.a": 0}
 
@@ -166,7 +166,7 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
     engine = started()
     count = 10 * STEP_MAX
     send(engine, count, NOW_MS + 1000)
-    engine.ledger.now_ms += 1000
+    engine.commit_state.now_ms += 1000
     turns = 0
     while engine.has_work:
         before = sum(waiting(engine).values())
@@ -190,7 +190,7 @@ def test_nothing_expires_while_the_last_batches_are_written() -> None:
     for batch in engine.last_batches():
         stored += len(batch.transient_puts)
         engine.committed(batch)
-        engine.ledger.now_ms += 1000
+        engine.commit_state.now_ms += 1000
         engine.turn()
     assert stored == 12
 
@@ -205,20 +205,20 @@ def test_the_last_time_there_is_can_be_asked_for() -> None:
 # ---- Looks ----
 
 
-def look(engine: Engine) -> BlockLook:
+def look(engine: Engine) -> BlockRead:
     """The page of a block that the next turn wants."""
-    (read,) = (read for read in engine.turn().reads if isinstance(read, BlockLook))
+    (read,) = (read for read in engine.turn().reads if isinstance(read, BlockRead))
     return read
 
 
-def show(engine: Engine, read: BlockLook, *sequences: int) -> None:
+def show(engine: Engine, read: BlockRead, *sequences: int) -> None:
     """That page, true as of what is durable now."""
     engine.page_read(read, page(*sequences, as_of=engine.last_committed))
 
 
-def page(*sequences: int, as_of: int) -> PageRead:
-    found = [Found(each, SentMessage(4, True, NOW_MS + 1000, b"content-length:0\n", b"")) for each in sequences]
-    return PageRead(found, as_of, is_end=True)
+def page(*sequences: int, as_of: int) -> PageResult:
+    found = [PageMessage(each, SentMessage(4, True, NOW_MS + 1000, b"content-length:0\n", b"")) for each in sequences]
+    return PageResult(found, as_of, is_end=True)
 
 
 def leave_memory(engine: Engine) -> None:
@@ -235,14 +235,14 @@ def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
     engine.subscribe(reader, Subscribe("0", parse("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
     engine.turn()
     leave_memory(engine)
-    engine.ledger.now_ms += 1000
+    engine.commit_state.now_ms += 1000
     first = look(engine)
     assert first.after_sequence == 1
     engine.unsubscribe(reader, Unsubscribe("0"))
     show(engine, first, 2)
     assert waiting(engine) == {"a": 1}
     commit(engine)
-    engine.ledger.now_ms += 60_000
+    engine.commit_state.now_ms += 60_000
     show(engine, look(engine), 1)
     assert waiting(engine) == {"a": 0}
 
@@ -253,7 +253,7 @@ def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again
     commit(engine)
     leave_memory(engine)
     send(engine, 1, NOW_MS + 1000, persistent=True)
-    engine.ledger.now_ms += 1000
+    engine.commit_state.now_ms += 1000
     first = look(engine)
     early = page(1, as_of=engine.last_committed)
     commit(engine)

@@ -48,7 +48,7 @@ def test_a_queue_that_never_had_a_group_is_dispatched_without_asking_for_any() -
     world.send(*numbers(10))
     world.settle()
     (queue,) = world.engine.queues()
-    assert groups_of(world.engine, queue) is None and queue not in world.engine.selections.of_queue
+    assert groups_of(world.engine, queue) is None and queue not in world.engine.selections.by_queue
 
 
 @STORE_ONLY
@@ -151,16 +151,16 @@ def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_o
     )
     for entry in (g, g_again, h, plain, h_again):
         place.test(entry)
-        place.passed(entry.sequence)
+        place.advance_to(entry.sequence)
     # Of each group one is noted, and what follows it is passed over.
     assert sorted(place.found) == [1, 3, 4]
-    groups.took(g, world.session.consumer("one"))
-    g.has_left_lane = h.has_left_lane = True
-    place.fill()
+    groups.on_dispatched(g, world.session.consumer("one"))
+    g.is_out_of_lane = h.is_out_of_lane = True
+    place.refill()
     place.test(g_again)
-    place.passed(g_again.sequence)
-    h.has_left_lane = False
-    place.came_back(h)
+    place.advance_to(g_again.sequence)
+    h.is_out_of_lane = False
+    place.on_requeued(h)
     assert place.first_for(world.session.consumer("two")) == (h, False)
 
 
@@ -242,7 +242,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     world.engine.acknowledge(world.session, Ack("one", world.entries["one"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("one"))
     world.settle()
-    world.engine.let_unused_go()
+    world.engine.remove_unused_queues()
     assert memory.queues < before
 
 

@@ -10,7 +10,7 @@ from truenext.broker import connection_request
 from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
-from truenext.engine.idle import LOOKED_AT_AT_ONCE, Idle, why_idle
+from truenext.engine.idle import STEP_SIZE, Idle, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
@@ -52,7 +52,7 @@ class World:
             self.engine.turn()
 
     def why(self, consumer: BrokerConsumer) -> Idle:
-        why, _ = finished(why_idle(self.engine, consumer))
+        why, _ = finished(idle_reason(self.engine, consumer))
         assert isinstance(why, Idle)
         return why
 
@@ -80,7 +80,7 @@ def test_what_the_next_turn_will_give_it_could_come(queue: str, wanted: str) -> 
     world.turn()
     assert world.why(consumer) is Idle.EMPTY
     world.send("a")
-    assert world.why(consumer) is Idle.NOT
+    assert world.why(consumer) is Idle.NOT_IDLE
     assert not consumer.held
     world.turn()
     assert len(consumer.held) == 1
@@ -118,7 +118,7 @@ def test_of_several_queues_that_counts_which_is_next() -> None:
     # It must not overtake its equal, and so nothing comes.
     assert world.why(consumer) is Idle.COMMITTING and not consumer.held
     world.send("q.c", priority=3)
-    assert world.why(consumer) is Idle.NOT
+    assert world.why(consumer) is Idle.NOT_IDLE
     world.turn()
     assert len(consumer.held) == 1
     world.engine.pause("q.a")
@@ -142,7 +142,7 @@ def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
 def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
     world = World()
     consumer = world.subscribe("a", is_pulling=True)
-    world.engine.ask_credit(world.session, Credit(consumer.subscription, 1))
+    world.engine.pull(world.session, Credit(consumer.subscription, 1))
     world.send("a")
     world.turn()
     (sequence,) = consumer.held
@@ -155,7 +155,7 @@ def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_com
     for _ in range(2 * SCAN_MESSAGES_PER_TURN):
         world.send("a")
     consumer = world.subscribe("a", wanted="JMSPriority = 9 OR colour = 'red'")
-    assert world.why(consumer) is Idle.COMPARED
+    assert world.why(consumer) is Idle.SCANNING
     world.send("a", priority=9, persistent=True)
     assert world.why(consumer) is Idle.COMMITTING
 
@@ -181,15 +181,15 @@ def test_looking_asks_for_nothing() -> None:
     for _ in range(30_000):
         world.send("a", group="g")
     world.turn()
-    selecting = world.engine.selections.of_queue[consumer.all_queues()[0]]
-    places = list(selecting.group_places())
+    selecting = world.engine.selections.by_queue[consumer.all_queues()[0]]
+    places = list(selecting.group_cursors())
     for place in places:
         for sequence in list(place.found):
             entry = place.found[sequence]
-            entry.has_left_lane = True
+            entry.is_out_of_lane = True
     consumer.window = 2
-    assert world.why(consumer) is Idle.COMPARED
-    assert not any(place.is_hungry for place in places) and not selecting.behind
+    assert world.why(consumer) is Idle.SCANNING
+    assert not any(place.needs_refill for place in places) and not selecting.unfinished
 
 
 def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -> None:
@@ -203,7 +203,7 @@ def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -
     world.turn()
     answer, steps = world.answer()
     assert len(answer["subscriptions"]) == 101 and {row["idle"] for row in answer["subscriptions"]} == {"empty"}
-    assert steps >= 2 * queues // LOOKED_AT_AT_ONCE + 100
+    assert steps >= 2 * queues // STEP_SIZE + 100
 
 
 def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_stomp_server import ask, connected
 from truenext import limits
 from truenext.broker.settings import BrokerSettings
-from truenext.engine.background.bulk import wanted
+from truenext.engine.background.bulk import parse_request
 from truenext.errors import RemoteProtocolError
 from truenext.policy import Policy
 from truenext.setting import settings_of
@@ -159,7 +159,7 @@ def test_its_setting_is_one_and_a_refusal_names_it(row: Row) -> None:
 
 def named_too_many_messages() -> None:
     sequences = ",".join(map(str, range(limits.CONTROL_REQUEST_SEQUENCES_MAX + 1)))
-    wanted("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
+    parse_request("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
 
 
 def asked_for_too_long_a_delay() -> None:

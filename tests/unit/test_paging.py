@@ -7,7 +7,7 @@ from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.errors import StoreError
 from truenext.message import SentMessage
@@ -17,12 +17,12 @@ LARGE = 1 << 30
 STORED = range(1, 11)
 
 
-def page(read: Read) -> PageRead:
+def page(read: Read) -> PageResult:
     """What a store with the messages of STORED has to say."""
     behind = [sequence for sequence in STORED if sequence > read.after_sequence]
     message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
-    found = [Found(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
-    return PageRead(found, 0, len(found) == len(behind))
+    found = [PageMessage(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
+    return PageResult(found, 0, len(found) == len(behind))
 
 
 def commit(engine: Engine) -> int:
@@ -71,7 +71,7 @@ def order_of_dispatch() -> list[int]:
         for read in wanted:
             engine.page_read(read, page(read))
         wanted.clear()
-        engine.taken(session)
+        engine.on_all_sent(session)
         for consumer in session.consumers.values():
             for sequence in list(consumer.held):
                 engine.acknowledge(session, Ack("0", sequence))
@@ -87,9 +87,9 @@ def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPa
     lower_horizon = rooms.LOWER_HORIZON.original
 
     def faulty(lane: Lane) -> Entry:
-        reading = lane.reading
+        reading = lane.pending_read
         entry: Entry = lower_horizon(lane)
-        lane.reading = reading
+        lane.pending_read = reading
         return entry
 
     rooms.LOWER_HORIZON.replace(monkeypatch, faulty)
@@ -112,7 +112,7 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
         engine.send(session, Send(subscribe.destination, message))
     commit(engine)
     engine.turn()
-    engine.taken(session)
+    engine.on_all_sent(session)
     engine.unsubscribe(session, Unsubscribe("0"))
     squeeze(engine, limit=engine.memory.used - 1)
     engine.subscribe(session, subscribe)
@@ -122,10 +122,10 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     commit(engine)
     squeeze(engine, limit=0)
 
-    engine.page_read(read, PageRead([Found(1, persistent)], as_of, is_end=True))
+    engine.page_read(read, PageResult([PageMessage(1, persistent)], as_of, is_end=True))
 
     effects = engine.turn()
-    engine.page_read(effects.reads[0], PageRead([Found(2, transient)], as_of + 1, is_end=True))
+    engine.page_read(effects.reads[0], PageResult([PageMessage(2, transient)], as_of + 1, is_end=True))
     then = engine.turn()
     seen = [entry.sequence for one in (effects, then) for entries in one.deliveries.values() for entry in entries]
     assert seen == [1, 2]
@@ -141,9 +141,9 @@ def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_us
         for sequence in list(session.consumers["0"].held):
             engine.acknowledge(session, Ack("0", sequence))
         reads = engine.turn().reads
-        engine.taken(session)
+        engine.on_all_sent(session)
     engine.send(session, Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
     commit(engine)
     squeeze(engine, limit=0)
     engine.page_read(reads[0], page(reads[0]))
-    assert engine.memory.used == engine.memory.leaving == 0
+    assert engine.memory.used == engine.memory.pending_free == 0

@@ -9,7 +9,7 @@ from truenext.destination import parse
 from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.record import sequence_of
@@ -40,14 +40,14 @@ class Running:
     def turn(self) -> tuple[list[int], list[Read]]:
         """What is dispatched, and what is to be read."""
         effects = self.engine.turn()
-        self.engine.taken(self.session)
+        self.engine.on_all_sent(self.session)
         return [entry.sequence for entries in effects.deliveries.values() for entry in entries], effects.reads
 
     def read(self, reads: list[Read]) -> None:
         for read in reads:
             there = [sequence for sequence in STORED if sequence > read.after_sequence][: read.limit]
-            found = [Found(each, SentMessage(4, True, 0, b"content-length:0\n", b"")) for each in there]
-            self.engine.page_read(read, PageRead(found, 0, there[-1:] == [STORED[-1]]))
+            found = [PageMessage(each, SentMessage(4, True, 0, b"content-length:0\n", b"")) for each in there]
+            self.engine.page_read(read, PageResult(found, 0, there[-1:] == [STORED[-1]]))
 
     def nack(self, *sequences: int) -> None:
         for sequence in sequences:
@@ -63,7 +63,7 @@ class Running:
         self.engine.memory.limit = ENOUGH
 
     def waiting(self) -> dict[str, int]:
-        return {queue.name: queue.waiting() for queue in self.engine.queues()}
+        return {queue.name: queue.waiting_count() for queue in self.engine.queues()}
 
 
 def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
@@ -175,12 +175,12 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
     running.engine.send(running.session, Send(parse("/queue/a", "s"), waits))
     running.make_durable()
     before = running.queue.resident
-    look = running.engine.read_for_bulk(Purge("a", selector="colour = 'red'"))
+    look = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
     assert look is not None
     running.change(memory_limit=before // 2)
     running.engine.evict()
     assert running.queue.resident == before
-    running.engine.do_bulk(Purge("a", selector="colour = 'red'"), look, PageRead([], 0, True))
+    running.engine.execute_bulk(Purge("a", selector="colour = 'red'"), look, PageResult([], 0, True))
     running.engine.evict()
     assert running.queue.resident <= before // 2
 

@@ -11,8 +11,8 @@ from truenext.destination import parse
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing import producers as producers_module
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.engine.writing.ledger import Ledger
 from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
@@ -43,34 +43,34 @@ def say(producers: Producers, said: Send | Commit, *, is_stored: bool = True) ->
 
 
 def outcome(producers: Producers, number: int, *, name: str = "p", resolves: bool = False) -> CommitOutcome | None:
-    return producers.ask(name, number, resolves=resolves).outcome
+    return producers.query(name, number, resolves=resolves).outcome
 
 
 class World:
     """All producers there may be, in order of last use, each of which had one SEND a millisecond after the other."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(NoEventLog())
-        self.producers = Producers(self.ledger)
+        self.commit_state = CommitState(NoEventLog())
+        self.producers = Producers(self.commit_state)
         for number in range(PRODUCERS_MAX):
             self.send(str(number))
 
     @property
     def batch(self) -> Batch:
-        return self.ledger.batch
+        return self.commit_state.batch
 
     def send(self, name: str, number: int = 1) -> bool:
         """True if it is a repeat."""
-        self.ledger.now_ms += 1
+        self.commit_state.now_ms += 1
         return say(self.producers, send(name, number))
 
     def commit(self, name: str, number: int) -> None:
-        self.ledger.now_ms += 1
+        self.commit_state.now_ms += 1
         assert not say(self.producers, commit(name, number))
 
     def restart(self) -> None:
         states = self.batch.producers.items()
-        self.producers = Producers(self.ledger)
+        self.producers = Producers(self.commit_state)
         self.producers.restore(sorted(states, key=lambda item: item[1].last_used_ms))
 
     def gone(self) -> list[str]:
@@ -86,7 +86,7 @@ def world() -> World:
 
 
 def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest(world: World) -> None:
-    world.ledger.now_ms = LATER_MS
+    world.commit_state.now_ms = LATER_MS
     assert not world.send("new")
     assert world.gone() == ["0"]
     assert not world.send("newer")
@@ -98,7 +98,7 @@ def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest
 
 
 def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(world: World) -> None:
-    world.ledger.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
+    world.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     with pytest.raises(RemoteProtocolError, match=f"there are {PRODUCERS_MAX} producers"):
         world.send("new")
     assert not world.send("new"), "a millisecond later"
@@ -112,20 +112,20 @@ def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(world:
     assert world.send("2")
     if is_restarted:
         world.restart()
-    world.ledger.now_ms = LATER_MS
+    world.commit_state.now_ms = LATER_MS
     assert not world.send("new")
     assert world.gone() == ["3"]
 
 
 def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
-    ledger = Ledger(NoEventLog())
-    producers, batch = Producers(ledger), ledger.batch
+    commit_state = CommitState(NoEventLog())
+    producers, batch = Producers(commit_state), commit_state.batch
     for number in range(PRODUCERS_MAX):
         producers.record(commit(str(number)), is_stored=True)
     with pytest.raises(RemoteProtocolError, match="none of them had one SEND alone"):
-        ledger.now_ms = LATER_MS
+        commit_state.now_ms = LATER_MS
         producers.repeated(commit("new"))
-    ledger.now_ms = PRODUCER_RETENTION_MS
+    commit_state.now_ms = PRODUCER_RETENTION_MS
     producers.forget_old()
     assert producers.repeated(commit("new")) is None
     assert len(batch.forgotten_producers) == PRODUCERS_MAX
@@ -133,14 +133,14 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
 
 
 def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_the_send() -> None:
-    ledger = Ledger(NoEventLog())
-    producers = Producers(ledger)
-    ledger.now_ms = 10
+    commit_state = CommitState(NoEventLog())
+    producers = Producers(commit_state)
+    commit_state.now_ms = 10
     producers.record(send("stored"), is_stored=True)
     producers.record(send("transient"), is_stored=False)
-    ledger.hand_over()
-    batch = ledger.batch
-    for ledger.now_ms in (20, 30):
+    commit_state.close_batch()
+    batch = commit_state.batch
+    for commit_state.now_ms in (20, 30):
         for name in ("stored", "transient"):
             assert producers.repeated(send(name)) is not None
     assert batch.producers == {"stored": ProducerState(1, 20, is_gapless=False)}
@@ -149,7 +149,7 @@ def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_
 
 
 def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world: World) -> None:
-    world.ledger.now_ms = LATER_MS
+    world.commit_state.now_ms = LATER_MS
     world.send("new")
     world.send("0", 7)
     assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_used_once=True, is_gapless=False)
@@ -160,13 +160,13 @@ def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger(NoEventLog())
+def commit_state() -> CommitState:
+    return CommitState(NoEventLog())
 
 
 @pytest.fixture
-def producers(ledger: Ledger) -> Producers:
-    return Producers(ledger)
+def producers(commit_state: CommitState) -> Producers:
+    return Producers(commit_state)
 
 
 @pytest.mark.parametrize("is_gapless", [False, True])
@@ -176,7 +176,7 @@ def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless:
     assert not say(producers, commit("p", 1, is_gapless=is_gapless))
     assert say(producers, send("p", 1)) and say(producers, send("p", 2)) and say(producers, commit("p", 1))
     assert not say(producers, send("p", 3)) and not say(producers, commit("p", 2))
-    known = producers.ask("p", None, resolves=False)
+    known = producers.query("p", None, resolves=False)
     assert known.producer is not None and known.outcome is None
     assert (known.producer.sends, known.producer.commits) == (3, 2)
 
@@ -189,7 +189,7 @@ def test_a_number_too_far_on_is_refused_and_does_nothing(
         RemoteProtocolError, match="number 2 of producer 'p', whose numbers have no gaps: the next is 1"
     ):
         producers.repeated(make("p", 2, is_gapless=True))
-    assert producers.ask("p", None, resolves=False).producer is None
+    assert producers.query("p", None, resolves=False).producer is None
     with pytest.raises(RemoteProtocolError, match="numbers without gaps begin with 1"):
         producers.repeated(make("p", 0, is_gapless=True))
     assert not say(producers, make("p", 1, is_gapless=True))
@@ -282,26 +282,26 @@ def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_ha
         with pytest.raises(RemoteProtocolError, match="resolved as rolled back"):
             producers.repeated(commit("p", 2, is_gapless=says_so))
     assert not say(producers, commit("p", 3, is_gapless=is_gapless))
-    producer = producers.ask("p", None, resolves=False).producer
+    producer = producers.query("p", None, resolves=False).producer
     assert producer is not None and producer.is_gapless is is_gapless
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
 
 
 def test_there_is_an_end_to_what_is_settled_of_all_producers_together(
-    producers: Producers, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    producers: Producers, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
     monkeypatch.setattr(producers_module, "RESOLVED_TOTAL_MAX", 3)
     for name in "pqr":
-        assert producers.ask(name, 1, resolves=True).outcome is ROLLED_BACK
-    assert producers.ask("s", 1, resolves=True) == (None, NOT_SO_FAR, 0)
-    assert producers.ask("p", 2, resolves=True).outcome is NOT_SO_FAR
-    assert producers.ask("p", 1, resolves=True).outcome is ROLLED_BACK
+        assert producers.query(name, 1, resolves=True).outcome is ROLLED_BACK
+    assert producers.query("s", 1, resolves=True) == (None, NOT_SO_FAR, 0)
+    assert producers.query("p", 2, resolves=True).outcome is NOT_SO_FAR
+    assert producers.query("p", 1, resolves=True).outcome is ROLLED_BACK
     producers.forget(ConnectionState("x"), ["q"])
-    assert producers.ask("s", 1, resolves=True).outcome is ROLLED_BACK
-    after = Producers(ledger)
-    after.restore((name, ledger.batch.producers[name]) for name in "prs")
-    assert after.ask("r", 2, resolves=True).outcome is NOT_SO_FAR
+    assert producers.query("s", 1, resolves=True).outcome is ROLLED_BACK
+    after = Producers(commit_state)
+    after.restore((name, commit_state.batch.producers[name]) for name in "prs")
+    assert after.query("r", 2, resolves=True).outcome is NOT_SO_FAR
 
 
 def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
@@ -320,69 +320,69 @@ def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_
 
 def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> None:
     world = World()
-    world.ledger.now_ms = LATER_MS
+    world.commit_state.now_ms = LATER_MS
     for resolves, name in ((False, "0"), (True, "1")):
-        world.producers.ask(name, 1, resolves=resolves)
+        world.producers.query(name, 1, resolves=resolves)
     assert not world.send("new")
     assert world.gone() == ["0"]
     assert not world.send("newer")
     assert world.gone() == ["2"]
-    assert world.producers.ask("1", 1, resolves=False).outcome is ROLLED_BACK
+    assert world.producers.query("1", 1, resolves=False).outcome is ROLLED_BACK
 
 
 def test_a_question_for_which_there_is_no_room_settles_nothing() -> None:
     world = World()
-    world.ledger.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
-    known = world.producers.ask("new", 1, resolves=True)
+    world.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
+    known = world.producers.query("new", 1, resolves=True)
     assert (known.producer, known.outcome) == (None, NOT_SO_FAR)
-    world.ledger.now_ms = LATER_MS
-    assert world.producers.ask("new", 1, resolves=True).outcome is ROLLED_BACK
+    world.commit_state.now_ms = LATER_MS
+    assert world.producers.query("new", 1, resolves=True).outcome is ROLLED_BACK
     assert world.gone() == ["0"]
 
 
 # What of this is durable, and when ------------------------------------------------------------------------------------
 
 
-def test_an_answer_waits_for_what_it_speaks_of(ledger: Ledger, producers: Producers) -> None:
+def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, producers: Producers) -> None:
     say(producers, commit("p", 1))
     say(producers, commit("transient", 1), is_stored=False)
-    ledger.hand_over()
-    assert producers.ask("p", 1, resolves=False).batch == 1
-    assert "transient" not in ledger.batch.producers
-    assert producers.ask("transient", 1, resolves=False).batch == 2
-    assert ledger.batch.producers["transient"].commits == 1, "what is answered is durable"
-    assert producers.ask("p", 2, resolves=True).batch == 2
-    assert ledger.batch.producers["p"].resolved == (2,)
-    ledger.hand_over()
-    assert producers.ask("p", 2, resolves=True).batch == 2, "it is settled already"
-    assert not ledger.batch.producers
-    assert producers.ask("q", 1, resolves=False).batch == 0
+    commit_state.close_batch()
+    assert producers.query("p", 1, resolves=False).batch == 1
+    assert "transient" not in commit_state.batch.producers
+    assert producers.query("transient", 1, resolves=False).batch == 2
+    assert commit_state.batch.producers["transient"].commits == 1, "what is answered is durable"
+    assert producers.query("p", 2, resolves=True).batch == 2
+    assert commit_state.batch.producers["p"].resolved == (2,)
+    commit_state.close_batch()
+    assert producers.query("p", 2, resolves=True).batch == 2, "it is settled already"
+    assert not commit_state.batch.producers
+    assert producers.query("q", 1, resolves=False).batch == 0
     producers.forget(ConnectionState("s"), ["p"])
-    assert producers.ask("p", 1, resolves=False).batch == 3
+    assert producers.query("p", 1, resolves=False).batch == 3
 
 
 def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for_that(
-    ledger: Ledger, producers: Producers
+    commit_state: CommitState, producers: Producers
 ) -> None:
     for name in "pqr":
         say(producers, send(name, 5))
-    ledger.hand_over()
+    commit_state.close_batch()
     session = ConnectionState("s")
     producers.forget(session, ["p", "nobody", "q"])
-    assert ledger.batch.forgotten_producers == ["p", "q"]
+    assert commit_state.batch.forgotten_producers == ["p", "q"]
     assert session.batch == 2
     assert not say(producers, send("p", 5)) and say(producers, send("r", 5))
     assert producers.take_forgotten()[0] == 0, "it was asked for"
 
 
-def test_all_that_is_known_of_a_producer_outlives_a_restart(ledger: Ledger, producers: Producers) -> None:
+def test_all_that_is_known_of_a_producer_outlives_a_restart(commit_state: CommitState, producers: Producers) -> None:
     say(producers, send("p", 1, is_gapless=True))
     say(producers, commit("p", 1))
     for number in range(2, RESOLVED_MAX + 3):
-        producers.ask("p", number, resolves=True)
-    producers.ask("settled", 1, resolves=True)
-    after = Producers(ledger)
-    after.restore(ledger.batch.producers.items())
+        producers.query("p", number, resolves=True)
+    producers.query("settled", 1, resolves=True)
+    after = Producers(commit_state)
+    after.restore(commit_state.batch.producers.items())
     assert [outcome(after, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     assert outcome(after, RESOLVED_MAX + 3) is NOT_SO_FAR
     with pytest.raises(RemoteProtocolError, match="no gaps"):

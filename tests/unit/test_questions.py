@@ -187,14 +187,14 @@ def test_no_step_looks_at_more_than_a_few_queues(verb: str) -> None:
     for number in range(MANY):
         world.send(f"q{number}")
     looks: Counter[int] = Counter()
-    waiting = Queue.waiting
+    waiting = Queue.waiting_count
 
     def counted(queue: Queue) -> int:
         looks[step] += 1
         return waiting(queue)
 
     step = 0
-    with mock.patch.object(Queue, "waiting", counted):
+    with mock.patch.object(Queue, "waiting_count", counted):
         for _ in world.begin(verb):
             step += 1
     assert max(looks.values()) == ITEMS_PER_STEP
@@ -227,12 +227,12 @@ def test_no_step_of_the_look_for_stuck_queues_looks_at_more_than_a_few_or_finds_
 
     step = 0
     with mock.patch.object(stuck, "_is_empty", counted):
-        for _ in world.audit.look(world.engine, set):
+        for _ in world.audit.check(world.engine, set):
             step += 1
-    assert max(looks.values()) == 10 * stuck.QUEUES_AT_ONCE
+    assert max(looks.values()) == 10 * stuck.QUEUES_PER_STEP
     assert sum(looks.values()) == 10 * stuck.QUEUES_MAX
-    assert [looks[number] for number in range(MANY // stuck.CONSUMERS_AT_ONCE)] == [0] * (
-        MANY // stuck.CONSUMERS_AT_ONCE
+    assert [looks[number] for number in range(MANY // stuck.CONSUMERS_PER_STEP)] == [0] * (
+        MANY // stuck.CONSUMERS_PER_STEP
     )
 
 
@@ -241,10 +241,10 @@ def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_
     leaving, world.session = world.session, world.engine.connect("other")
     world.subscribe("/queue/q", leaving)
     world.subscribe("/queue/r")
-    with mock.patch.object(stuck, "QUEUES_AT_ONCE", 1):
-        steps = world.audit.look(world.engine, set)
+    with mock.patch.object(stuck, "QUEUES_PER_STEP", 1):
+        steps = world.audit.check(world.engine, set)
         next(steps)
-        assert [queue.name for queue in world.audit._left] == ["q"]
+        assert [queue.name for queue in world.audit._remaining] == ["q"]
         world.engine.disconnect(leaving, is_clean=True)
         world.send("q")
         list(steps)

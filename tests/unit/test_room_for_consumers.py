@@ -68,7 +68,7 @@ def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     assert run.engine.memory.queues < before + 10_000
     for name in ("a", "b"):
         run.engine.unsubscribe(run.session, Unsubscribe(name))
-    assert run.engine.memory.selectors == {compile_selector(text): 2}, (
+    assert run.engine.memory.selector_users == {compile_selector(text): 2}, (
         "its subscriber has it, and what is copied to its queue"
     )
 
@@ -85,7 +85,7 @@ def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_a
     assert run.engine.memory.queues > before + wanted.size
     run.engine.unsubscribe(run.session, Unsubscribe("other", durable=KEY))
     run.settle()
-    assert run.engine.memory.queues == before and not run.engine.memory.selectors
+    assert run.engine.memory.queues == before and not run.engine.memory.selector_users
 
 
 def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
@@ -244,7 +244,7 @@ def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts:
     assert taken < counted + 300 * JOIN_BYTES + 100_000
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert not run.engine.memory.selectors
+    assert not run.engine.memory.selector_users
 
 
 @pytest.mark.parametrize("address", ["/queue/{}.*", "/topic/{}.*", "/topic/{}", "/queue/{}"])

@@ -14,17 +14,17 @@ from truenext.commands import Begin, Commit, Send
 from truenext.destination import parse
 from truenext.disk_level import DiskLevel
 from truenext.engine.background.bulk import (
-    OfScheduled,
-    Scheduled,
+    ListScheduled,
+    ScheduledRequest,
+    ScheduledResult,
     ScheduledSendInfo,
-    ScheduledShown,
     Unschedule,
-    wanted,
+    parse_request,
 )
 from truenext.engine.engine import Engine
-from truenext.engine.memory.timers import TimersRead
+from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pages import PageResult
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import SentMessage
@@ -69,10 +69,10 @@ class Run:
             for read in effects.reads:
                 page = read_page(self.store, read)
                 found = [found_of(one) for one in page.messages]
-                engine.page_read(read, PageRead(found, page.as_of, page.is_end))
+                engine.page_read(read, PageResult(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
                 timers = self.store.timers(timer_read.after, timer_read.limit)
-                engine.timers_read(timer_read, TimersRead(timers.timers, timers.as_of, timers.is_end))
+                engine.timers_read(timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end))
             batch = engine.take_batch()
             if batch is not None:
                 self.apply(batch)
@@ -89,25 +89,25 @@ class Run:
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(sent), sent)
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
 
-    def ask(self, asked: OfScheduled, while_it_is_read: Callable[[], object] | None = None) -> ScheduledShown:
+    def ask(self, asked: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None) -> ScheduledResult:
         """All pieces as one."""
         self.engine.check_bulk(asked)
-        whole = ScheduledShown(0, {}, 0, None, 0)
+        whole = ScheduledResult(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = replace(asked, after=after, until=whole.until or None)
             if not self.engine.hold_scheduled():
                 self.settle()
-            assert self.engine.can_do_bulk and self.engine.hold_scheduled()
-            read = self.engine.read_for_bulk(piece)
+            assert self.engine.can_execute_bulk and self.engine.hold_scheduled()
+            read = self.engine.next_bulk_read(piece)
             if read is None:
                 break
             page = read_page(self.store, read)
             if while_it_is_read is not None:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]
-            answer = self.engine.do_bulk(piece, read, PageRead(found, page.as_of, page.is_end))
-            assert isinstance(answer, ScheduledShown)
+            answer = self.engine.execute_bulk(piece, read, PageResult(found, page.as_of, page.is_end))
+            assert isinstance(answer, ScheduledResult)
             whole.moved, whole.until = whole.moved + answer.moved, answer.until
             whole.sends += answer.sends
             whole.sequences += answer.sequences
@@ -116,11 +116,13 @@ class Run:
         return whole
 
     def shown(self, queue: str = "q") -> list[ScheduledSendInfo]:
-        return self.ask(Scheduled(queue)).sends
+        return self.ask(ListScheduled(queue)).sends
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Messages, and those that are still to be."""
-        return {each.name: (each.waiting(), self.engine.scheduled(each.name)) for each in self.engine.queues()}
+        return {
+            each.name: (each.waiting_count(), self.engine.scheduled_count(each.name)) for each in self.engine.queues()
+        }
 
     def bodies(self) -> list[str]:
         (queue,) = (each for each in self.engine.queues() if each.name == "q")
@@ -279,10 +281,10 @@ def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
-    run.engine.ledger.disk_level = DiskLevel.NONE
+    run.engine.commit_state.disk_level = DiskLevel.NONE
     run.at(NOON_MS + 20)
     assert run.waiting() == {"q": (0, 1)}
-    run.engine.ledger.disk_level = DiskLevel.PLENTY
+    run.engine.commit_state.disk_level = DiskLevel.PLENTY
     run.settle()
     assert run.waiting() == {"q": (1, 0)}
 
@@ -396,7 +398,7 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
 
 def test_who_asks_for_a_queue_that_is_not_there_is_told_so() -> None:
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        Run().engine.check_bulk(Scheduled("q"))
+        Run().engine.check_bulk(ListScheduled("q"))
     assert Run().shown("") == []
 
 
@@ -429,7 +431,7 @@ def test_all_is_cancelled_though_some_of_it_repeats_all_the_time(others: int) ->
 def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() -> None:
     run = Run()
     run.send("soon", Schedule(delay_ms=MINUTE_MS))
-    shown = run.ask(Scheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))
+    shown = run.ask(ListScheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))
     assert [each.body for each in shown.sends] == ["soon"]
     assert run.waiting() == {"q": (1, 0)}
 
@@ -438,7 +440,7 @@ def test_a_selector_sees_when_a_scheduled_send_was_accepted() -> None:
     run = Run()
     run.send("now", Schedule(delay_ms=MINUTE_MS))
     assert run.ask(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).moved == 0
-    assert run.ask(Scheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
+    assert run.ask(ListScheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
 
 
 def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
@@ -465,4 +467,4 @@ def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
 )
 def test_a_question_that_cannot_be_answered_is_refused(verb: str, question: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        wanted(verb, b'{"queue":"q",' + question + b"}")
+        parse_request(verb, b'{"queue":"q",' + question + b"}")

@@ -14,7 +14,7 @@ from truenext.destination import parse
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageRead, Read
+from truenext.engine.state.pages import PageResult, Read
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
@@ -88,13 +88,13 @@ class World:
             self.entries.setdefault(consumer.subscription, []).extend(entries)
         return got
 
-    def read_page(self) -> tuple[Read, PageRead]:
+    def read_page(self) -> tuple[Read, PageResult]:
         """What the store shows by now of the page that was wanted first."""
         read = self.reads.popleft()
         page = read_page(self.store, read)
         found = [found_of(each) for each in page.messages]
         self.pages += 1
-        return read, PageRead(found, page.as_of, page.is_end)
+        return read, PageResult(found, page.as_of, page.is_end)
 
     def read_pages(self) -> None:
         while self.reads:
@@ -108,7 +108,7 @@ class World:
             for name, bodies in dispatched.items():
                 got.setdefault(name, []).extend(bodies)
             if dispatched:
-                self.engine.taken(self.session)
+                self.engine.on_all_sent(self.session)
             self.commit()
             self.read_pages()
             if not (self.engine.has_work or self.engine.has_batch or self.reads):
@@ -312,9 +312,9 @@ def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once
     world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence))
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
     (queue,) = world.engine.queues()
-    assert queue.waiting() == 4
+    assert queue.waiting_count() == 4
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
-    assert queue.waiting() == 3 == sum(1 for lane in queue.lanes for _ in lane)
+    assert queue.waiting_count() == 3 == sum(1 for lane in queue.lanes for _ in lane)
 
 
 def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared_is_found() -> None:
@@ -369,7 +369,7 @@ def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_b
     assert world.turn() == {"red": ["0"]}
     world.subscribe("all", window=count)
     assert world.turn() == {"all": numbers(count - 1, 1)}
-    world.engine.taken(world.session)
+    world.engine.on_all_sent(world.session)
     world.engine.unsubscribe(world.session, Unsubscribe("all"))
     world.subscribe("more", RED, window=count)
     assert world.settle() == {"more": numbers(count - 1, 1)}
@@ -381,15 +381,15 @@ def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() 
     world.send(*numbers(count), colour="red")
     world.subscribe("red", RED, window=1)
     world.turn()
-    (scan,) = world.engine.selections.of_queue[rooms.queues(world.engine)["a"]].scans.values()
-    (place,) = (each for each in scan.places.values() if each.lane.arrived)
-    noted = len(place.noted)
+    (scan,) = world.engine.selections.by_queue[rooms.queues(world.engine)["a"]].scans.values()
+    (place,) = (each for each in scan.cursors.values() if each.lane.arrived)
+    noted = len(place.pending)
     for _ in range(3):
         world.subscribe("all", window=count)
         world.turn()
-        world.engine.taken(world.session)
+        world.engine.on_all_sent(world.session)
         world.engine.unsubscribe(world.session, Unsubscribe("all"))
-    assert 0 < len(place.noted) < noted
+    assert 0 < len(place.pending) < noted
 
 
 def test_the_express_lane_brings_what_its_selector_wants() -> None:
@@ -414,9 +414,9 @@ def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_non
     world = World()
     world.subscribe("red", RED)
     (queue,) = world.engine.queues()
-    assert queue in world.engine.selections.of_queue
+    assert queue in world.engine.selections.by_queue
     world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    assert queue not in world.engine.selections.of_queue
+    assert queue not in world.engine.selections.by_queue
 
 
 def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -> None:
@@ -432,7 +432,7 @@ def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -
     world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence, delay_ms=1000))
     world.engine.change_policies(Policies(Policy(attempts_max=1)))
     world.settle()
-    assert {queue.name: queue.waiting() for queue in world.engine.queues()} == {"a": 1, "DLQ.a": 1}
+    assert {queue.name: queue.waiting_count() for queue in world.engine.queues()} == {"a": 1, "DLQ.a": 1}
 
 
 def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispatched_is() -> None:

@@ -13,7 +13,7 @@ from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Su
 from truenext.destination import ENDED_PREFIX, parse
 from truenext.disk_level import DiskLevel
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
-from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pages import PageResult
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
@@ -70,7 +70,7 @@ def taken(run: Run, consumer: BrokerConsumer) -> list[str]:
         entry = next(iter(consumer.held.values()))
         if entry.message is not None:
             seen.append(entry.message.body.decode().rstrip("."))
-        run.engine.taken(consumer.session)
+        run.engine.on_all_sent(consumer.session)
         run.engine.acknowledge(consumer.session, Ack(consumer.subscription, entry.sequence))
         run.settle()
     return seen
@@ -181,7 +181,7 @@ def test_a_transaction_may_end_after_the_subscription_whose_messages_it_has(
     spill(run)
     run.engine.begin(run.session, Begin("x"))
     for sequence in list(consumer.held):
-        run.engine.taken(run.session)
+        run.engine.on_all_sent(run.session)
         command = way("1", sequence, "x")
         (run.engine.acknowledge if way is Ack else run.engine.nack)(run.session, command)  # type: ignore[arg-type]
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -196,7 +196,7 @@ def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
     consumer = follow(run)
     publish(run, *"0123")
     spill(run)
-    run.engine.taken(run.session)
+    run.engine.on_all_sent(run.session)
     run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
     run.engine.answer(run.session, Receipt("r"))
     assert [answer for _, answer in run.engine.turn().answers] == [Receipt("r")]
@@ -208,17 +208,17 @@ def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(
     consumer = follow(run)
     publish(run, *"012345", group=group)
     spill(run)
-    run.engine.taken(run.session)
+    run.engine.on_all_sent(run.session)
     run.engine.acknowledge(run.session, Ack("1", next(iter(consumer.held))))
     reads = run.engine.turn().reads
     assert reads
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     for read in reads:
         page = read_page(run.store, read)
-        run.engine.page_read(read, PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end))
+        run.engine.page_read(read, PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end))
     run.settle()
     assert (list(run.engine.queues()), run.engine.memory.used, stored(run)) == ([], 0, [])
-    assert not run.engine.selections.of_queue and not run.engine.clients.of_queue
+    assert not run.engine.selections.by_queue and not run.engine.clients.receivers_by_queue
 
 
 # ---- Who must go ----
@@ -241,7 +241,7 @@ class Waiting:
         for _ in range(seconds):
             self.seconds += 1
             self.run.engine.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
-            stalled = self.run.engine.stalled(lambda session: self.bytes_taken.get(session, 0))
+            stalled = self.run.engine.find_stalled(lambda session: self.bytes_taken.get(session, 0))
             if stalled is not None:
                 ended.append(f"{stalled[0].id} {stalled[1]}")
                 self.run.engine.disconnect(stalled[0], is_clean=False)
@@ -258,7 +258,7 @@ def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_ke
     spill(world.run)
     world.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
     assert world.after(100) == ""
-    world.run.engine.ledger.disk_level = DiskLevel.LITTLE
+    world.run.engine.commit_state.disk_level = DiskLevel.LITTLE
     told = world.after(1)
     assert told.startswith("much took and acknowledged nothing for 60 seconds")
     assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
@@ -272,7 +272,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
     consumer = world.follower("slow")
     publish(world.run, *map(str, range(100)))
     spill(world.run)
-    world.run.engine.ledger.disk_level = DiskLevel.NONE
+    world.run.engine.commit_state.disk_level = DiskLevel.NONE
     for number in range(5):
         assert world.after(59) == ""
         if does == "takes bytes":
@@ -283,7 +283,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
                 world.run.engine.acknowledge(consumer.session, Ack("1", sequence))
             else:
                 world.run.engine.nack(consumer.session, Nack("1", sequence))
-            world.run.engine.taken(consumer.session)
+            world.run.engine.on_all_sent(consumer.session)
             world.run.settle()
     assert world.after(60) == "" and world.after(1).startswith("slow ")
 
@@ -294,7 +294,7 @@ def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> No
         world.follower(topic, f"/topic/{topic}")
         publish(world.run, *"0123", to=f"/topic/{topic}")
     spill(world.run)
-    world.run.engine.ledger.disk_level = DiskLevel.LITTLE
+    world.run.engine.commit_state.disk_level = DiskLevel.LITTLE
     assert world.after(2) == ""
     assert world.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
 

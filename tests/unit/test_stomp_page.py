@@ -81,4 +81,4 @@ def test_each_field_is_there_and_no_other() -> None:
 
 
 def test_each_reason_why_nothing_comes_is_there_in_the_order_in_which_it_is_said() -> None:
-    assert first_column("`idle` | means") == [why.value for why in Idle if why is not Idle.NOT]
+    assert first_column("`idle` | means") == [why.value for why in Idle if why is not Idle.NOT_IDLE]

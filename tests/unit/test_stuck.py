@@ -15,7 +15,7 @@ from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.memory.reading import Reading
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.queue import Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
 from truenext.limits import UNSENT_BYTES_MAX
@@ -64,7 +64,7 @@ class World:
         said = []
         for _ in range(looks):
             said += [queue.name for queue in looked(self.audit, self.engine, self.read_lanes)]
-            self.engine.ledger.now_ms += LOOK_MS
+            self.engine.commit_state.now_ms += LOOK_MS
         return said
 
     def read_lanes(self) -> set[Lane]:
@@ -189,7 +189,7 @@ def all_sockets_together_full(world: World) -> None:
     world.subscribe()
     world.send()
     world.send()
-    world.engine.memory.unsent_mark = 4 * UNSENT_BYTES_MAX
+    world.engine.memory.unsent_threshold = 4 * UNSENT_BYTES_MAX
 
 
 def a_commit_under_way(world: World) -> None:
@@ -204,7 +204,7 @@ def an_equal_behind_a_commit_under_way(world: World) -> None:
 
 
 def nothing_but_expired(world: World) -> None:
-    world.engine.ledger.now_ms = 10
+    world.engine.commit_state.now_ms = 10
     world.send(expires_ms=5)
     with without_dispatch():
         world.subscribe()
@@ -289,7 +289,7 @@ def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
 def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
     world = left_memory(2)
     world.subscribe()
-    with mock.patch.object(Reading, "ask"):
+    with mock.patch.object(Reading, "request_page"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 
@@ -299,7 +299,7 @@ def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> N
     world.subscribe()
     world.turn()
     world.reads.clear()
-    assert next(iter(world.engine.queues())).lane(5).reading is not None
+    assert next(iter(world.engine.queues())).lane(5).pending_read is not None
     assert world.said_within(LONG) == ["a"]
 
 
@@ -323,7 +323,7 @@ def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
     world.engine.evict()
     world.engine.disconnect(reader, is_clean=True)
     world.subscribe()
-    with mock.patch.object(Reading, "ask"):
+    with mock.patch.object(Reading, "request_page"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 
@@ -335,7 +335,7 @@ def test_what_was_read_and_not_dispatched_is_found() -> None:
     (read,) = world.reads
     world.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
+    world.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     with without_dispatch():
         world.turn()
     assert world.said_within(LONG) == ["a"]
@@ -351,7 +351,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     (read,) = world.reads
     world.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageRead([Found(1, message)], 2, is_end=True))
+    world.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     assert world.turn() == [1]
     assert world.said_within(LONG) == []
 

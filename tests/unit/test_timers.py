@@ -7,9 +7,9 @@ import pytest
 
 from truenext.batch import Batch
 from truenext.engine.memory import timers as module
-from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.engine.writing.ledger import Ledger
 from truenext.record import lane_key, split_timer, timer
 from truenext.store.memory import MemoryStore
 
@@ -22,26 +22,26 @@ class Shell:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.store.recover()
-        self.pages: deque[tuple[TimerRead, TimersRead]] = deque()
+        self.pages: deque[tuple[TimerRead, TimersResult]] = deque()
         self.begin_run()
 
     def begin_run(self) -> None:
-        self.ledger = Ledger(NoEventLog())
-        self.timers = Timers(self.ledger)
+        self.commit_state = CommitState(NoEventLog())
+        self.timers = Timers(self.commit_state)
         self.in_flight: Batch | None = None
 
     def write(self) -> None:
         if self.in_flight is not None:
-            self.ledger.start_committed(self.in_flight)
+            self.commit_state.set_committed(self.in_flight)
             self.timers.committed()
-        self.in_flight = self.ledger.hand_over()
+        self.in_flight = self.commit_state.close_batch()
         self.store.apply(self.in_flight)
 
     def read(self) -> None:
-        read = self.timers.wanted()
+        read = self.timers.next_read()
         if read is not None:
             page = self.store.timers(read.after, read.limit)
-            self.pages.append((read, TimersRead(page.timers, page.as_of, page.is_end)))
+            self.pages.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
 
     def hand_over(self) -> None:
         if self.pages:
@@ -49,10 +49,10 @@ class Shell:
 
     def all_due(self, now_ms: int) -> list[bytes]:
         """Taken and cleared, with all reading that it needs."""
-        self.ledger.now_ms = now_ms
+        self.commit_state.now_ms = now_ms
         found = []
         while True:
-            while (due := self.timers.take()) is not None:
+            while (due := self.timers.pop_due()) is not None:
                 self.timers.clear(due)
                 found.append(due)
             self.read()
@@ -70,7 +70,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
     for _ in range(200):
         action = rng.random()
         if action < 0.5:
-            one = timer(shell.ledger.now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
+            one = timer(shell.commit_state.now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
             shell.timers.set(one)
             expected.add(one)
         elif action < 0.6:
@@ -80,10 +80,10 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
         elif action < 0.8:
             shell.hand_over()
         elif action < 0.97:
-            shell.ledger.now_ms += rng.randrange(4)
-            due = sorted(one for one in expected if split_timer(one)[0] <= shell.ledger.now_ms)
+            shell.commit_state.now_ms += rng.randrange(4)
+            due = sorted(one for one in expected if split_timer(one)[0] <= shell.commit_state.now_ms)
             found, early = [], []
-            while (taken := shell.timers.take()) is not None:
+            while (taken := shell.timers.pop_due()) is not None:
                 found.append(taken)
                 if rng.random() < 0.2:
                     early.append(taken)
@@ -94,7 +94,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
             expected.difference_update(found)
             # Meanwhile others are set, and some of those in memory leave it.
             for ahead_ms in rng.sample(range(30), rng.randrange(8)):
-                later = timer(shell.ledger.now_ms + ahead_ms, LANE, 0)
+                later = timer(shell.commit_state.now_ms + ahead_ms, LANE, 0)
                 shell.timers.set(later)
                 expected.add(later)
             for one in early:
@@ -102,13 +102,13 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
                 expected.add(one)
         else:
             # The broker ends, and what was not durable with it.
-            now_ms = shell.ledger.now_ms
+            now_ms = shell.commit_state.now_ms
             shell.begin_run()
-            shell.ledger.now_ms = now_ms
+            shell.commit_state.now_ms = now_ms
             shell.pages.clear()
             shell.store.recover()
             expected = set(shell.store.timers(b"", 10**6).timers)
-    assert sorted(shell.all_due(shell.ledger.now_ms + 100)) == sorted(expected)
+    assert sorted(shell.all_due(shell.commit_state.now_ms + 100)) == sorted(expected)
     shell.write()
     assert shell.store.timers(b"", 10).timers == []
 
@@ -121,15 +121,15 @@ def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_d
     shell = Shell()
     shell.read()
     shell.hand_over()
-    shell.ledger.now_ms = 10
+    shell.commit_state.now_ms = 10
     first, second, early = (timer(due_ms, LANE, 0) for due_ms in (1, 2, 3))
     shell.timers.set(early)
-    assert shell.timers.take() == early
+    assert shell.timers.pop_due() == early
     shell.timers.put_back(early)
     shell.timers.set(first)
     shell.timers.set(second)
     assert early not in shell.timers.in_memory
-    assert [shell.timers.take(), shell.timers.take()] == [first, None]
+    assert [shell.timers.pop_due(), shell.timers.pop_due()] == [first, None]
     shell.read()
     shell.hand_over()
     assert shell.timers.in_memory == [second, early]
@@ -158,7 +158,7 @@ def test_one_that_is_set_already_is_not_written_again() -> None:
     shell.write()
     shell.write()
     shell.timers.set(one)
-    assert not shell.ledger.batch.timers
+    assert not shell.commit_state.batch.timers
 
 
 def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
@@ -168,10 +168,10 @@ def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     one = timer(5, LANE, 0)
     shell.timers.set(one)
     shell.write()
-    shell.ledger.now_ms = 5
-    assert shell.timers.take() == one
+    shell.commit_state.now_ms = 5
+    assert shell.timers.pop_due() == one
     shell.timers.set(one)
     shell.timers.clear(one)
     shell.write()
     assert shell.store.timers(b"", 10).timers == [one]
-    assert shell.timers.take() == one
+    assert shell.timers.pop_due() == one

@@ -18,7 +18,7 @@ from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageRead
+from truenext.engine.state.pages import PageResult
 from truenext.errors import RemoteProtocolError
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
@@ -94,7 +94,7 @@ def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_
 def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the_more_have_subscribed(
     subscriptions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "KNOWN_MAX", 1000)
+    monkeypatch.setattr(topics, "CACHE_MAX", 1000)
     engine = started()
     session = engine.connect("s")
     for number in range(subscriptions):
@@ -105,7 +105,7 @@ def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the
         most = max(most, sum(map(len, rooms.known_topics(rooms.topics(engine)).values())))
         assert rooms.size_of_known_topics(engine) <= 1000
     assert (most == 58) if subscriptions == 1 else (600 < most < 680)
-    assert all(queue.waiting() == 200 for queue in engine.queues())
+    assert all(queue.waiting_count() == 200 for queue in engine.queues())
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def ask_for_it(engine: Engine, session: ConnectionState) -> None:
 def move_to_it(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, "/queue/q")
     asked = bulk.Move("q", to=COLLECTS)
-    read = engine.read_for_bulk(asked)
+    read = engine.next_bulk_read(asked)
     assert read is not None
-    engine.do_bulk(asked, read, PageRead([], 0, True))
+    engine.execute_bulk(asked, read, PageResult([], 0, True))
 
 
 MAKES = [
@@ -307,7 +307,7 @@ def publish(
 
 
 def waiting(run: Run) -> dict[str, int]:
-    return {queue.name: queue.waiting() for queue in run.engine.queues()}
+    return {queue.name: queue.waiting_count() for queue in run.engine.queues()}
 
 
 def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_after_a_restart() -> None:
@@ -321,9 +321,9 @@ def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_af
         run.begin()
         follow(run, wanted="colour = 'red, or so'")
     (queue,) = run.engine.queues()
-    assert len(list(run.engine.clients.held_of(queue))) == 2
+    assert len(list(run.engine.clients.held_by_consumers(queue))) == 2
     assert queue.name == "subscription,me,n,t,colour = 'red, or so'"
-    assert queue not in run.engine.selections.of_queue, "nothing is compared twice"
+    assert queue not in run.engine.selections.by_queue, "nothing is compared twice"
 
 
 def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
@@ -334,7 +334,7 @@ def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
     publish(run, "late")
     run.settle()
     (queue,) = run.engine.queues()
-    assert len(list(run.engine.clients.held_of(queue))) == 1
+    assert len(list(run.engine.clients.held_by_consumers(queue))) == 1
 
 
 def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_does_not() -> None:
@@ -343,7 +343,7 @@ def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_do
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     publish(run, "red", "red")
     follow(run, wanted="colour = 'red'")
-    assert sum(len(list(run.engine.clients.held_of(queue))) for queue in run.engine.queues()) == 1
+    assert sum(len(list(run.engine.clients.held_by_consumers(queue))) for queue in run.engine.queues()) == 1
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     follow(run, wanted="colour = 'blue'")
     run.begin()
@@ -361,7 +361,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
     run.begin()
     follow(run, wanted=spelling)
     (queue,) = run.engine.queues()
-    assert len(list(run.engine.clients.held_of(queue))) == 1
+    assert len(list(run.engine.clients.held_by_consumers(queue))) == 1
     assert queue.name == f"{DURABLE},colour = 'red' AND size > 1"
     assert run.engine.take_discarded() is None
 
@@ -382,8 +382,8 @@ def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
     discarded = run.engine.take_discarded()
     assert discarded is not None
     assert (discarded.key, discarded.messages) == ("me,n", 2)
-    assert (discarded.was.topic, discarded.was.selector) == ("t", "colour = 'red'")
-    assert (discarded.becomes.topic, discarded.becomes.selector) == ("other", "colour = 'blue'")
+    assert (discarded.old.topic, discarded.old.selector) == ("t", "colour = 'red'")
+    assert (discarded.new.topic, discarded.new.selector) == ("other", "colour = 'blue'")
     assert run.engine.take_discarded() is None
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     follow(run)
@@ -411,7 +411,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     run = Run()
     follow(run, durable="me,gone")
     publish(run, "later", to="/topic/t,/queue/q", in_ms=1000)
-    assert run.engine.scheduled("") == 1
+    assert run.engine.scheduled_count("") == 1
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,gone"))
     run.settle()
     run.begin()
@@ -422,7 +422,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     held = {consumer.subscription: len(consumer.held) for consumer in run.session.consumers.values()}
     assert held == {"1": 1, "2": 1, "3": 0}
     assert waiting(run)["q"] == 1
-    assert run.engine.scheduled("") == 0
+    assert run.engine.scheduled_count("") == 0
     sequences = [next(iter(consumer.held), 0) for consumer in run.session.consumers.values()]
     sequences += [entry.sequence for entry in rooms.queues(run.engine)["q"].lane(5).arrived]
     assert max(sequences) - min(filter(None, sequences)) == 2
@@ -435,12 +435,12 @@ def test_what_is_scheduled_for_a_topic_in_a_transaction_waits_for_its_commit_and
     run.engine.begin(run.session, Begin("x"))
     publish(run, "later", transaction="x", in_ms=10)
     run.settle()
-    assert run.engine.scheduled("") == 0
+    assert run.engine.scheduled_count("") == 0
     run.engine.commit(run.session, Commit("x"))
     run.settle()
-    assert run.engine.scheduled("") == 1
+    assert run.engine.scheduled_count("") == 1
     run.at(NOON_MS + 10)
-    assert (run.engine.scheduled(""), waiting(run)) == (0, {})
+    assert (run.engine.scheduled_count(""), waiting(run)) == (0, {})
 
 
 def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
@@ -461,14 +461,14 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     publish(run, "m")
     run.settle()
     asked = bulk.Purge(DURABLE, after=(5, 0))
-    read = run.engine.read_for_bulk(asked)
+    read = run.engine.next_bulk_read(asked)
     assert read is not None
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
-    answer = run.engine.do_bulk(asked, read, PageRead([], 0, True))
+    answer = run.engine.execute_bulk(asked, read, PageResult([], 0, True))
     assert (answer.moved, answer.next) == (0, None)
     assert "has ended" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
-        run.engine.read_for_bulk(asked)
+        run.engine.next_bulk_read(asked)
     run.settle()
     assert waiting(run) == {}
 
@@ -486,7 +486,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     page = read_page(run.store, read)
     found = [found_of(one) for one in page.messages]
-    run.engine.page_read(read, PageRead(found, page.as_of, page.is_end))
+    run.engine.page_read(read, PageResult(found, page.as_of, page.is_end))
     shown = [run.engine.turn().browse_slices for _ in range(3)]
     assert [[entry for each in turn for entry in each.entries] for turn in shown] == [[], [], []]
     assert any(each.is_end for turn in shown for each in turn)
@@ -556,9 +556,9 @@ def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern
     assert queue is not None
     for topic in ("a", "a.b", "a.b.c", "c.b"):
         send(engine, session, f"/topic/{topic}")
-        assert queue.waiting() == (topic in meant)
+        assert queue.waiting_count() == (topic in meant)
         engine.turn()
-        engine.taken(session)
+        engine.on_all_sent(session)
     for number in range(6):
         engine.unsubscribe(session, Unsubscribe(str(number)))
     assert not rooms.topic_patterns(engine)

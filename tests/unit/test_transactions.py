@@ -80,7 +80,7 @@ def steps_beside(others: int) -> dict[str, int]:
         "SEND": steps_of(lambda: send(engine, session, "t")),
         "ACK": steps_of(lambda: engine.acknowledge(session, Ack("0", held[0], "t"))),
         "NACK": steps_of(lambda: engine.nack(session, Nack("0", held[1], "t"))),
-        "who has what": steps_of(lambda: list(engine.clients.taken_of(queue))),
+        "who has what": steps_of(lambda: list(engine.clients.all_held(queue))),
         "COMMIT": steps_of(lambda: engine.commit(session, Commit("t"))),
         "BEGIN": steps_of(lambda: engine.begin(session, Begin("t"))),
         "ABORT": steps_of(lambda: engine.abort(session, Abort("t"))),
@@ -109,11 +109,11 @@ def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
     engine.nack(session, Nack("0", held[1], "u"))
     size = 2 * len("content-length:0\n") + 5
     assert (session.transactions.count, session.transactions.size) == (4, size)
-    assert len(session.transactions.answering) == 2
+    assert len(session.transactions.settling) == 2
     engine.commit(session, Commit("t"))
     assert (session.transactions.count, session.transactions.size) == (2, len("content-length:0\n"))
     engine.abort(session, Abort("u"))
-    assert (session.transactions.count, session.transactions.size, session.transactions.answering) == (0, 0, {})
+    assert (session.transactions.count, session.transactions.size, session.transactions.settling) == (0, 0, {})
 
 
 def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> None:

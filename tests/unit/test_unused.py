@@ -20,9 +20,9 @@ from truenext.engine.engine import Engine
 from truenext.engine.queues import queues as queues_module
 from truenext.engine.state import memory as memory_module
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, with_sequence
+from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, add_sequence
 from truenext.engine.state.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
-from truenext.engine.state.pages import PageRead, Read
+from truenext.engine.state.pages import PageResult, Read
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
@@ -54,12 +54,12 @@ class Passing(Run):
         for _ in range(seconds + 1):
             self.engine.tick(NOON_MS * 1000 + self.seconds * 1_000_000, self.seconds * 1_000_000)
             self.seconds += 1
-            self.engine.let_unused_go()
+            self.engine.remove_unused_queues()
             self.settle()
 
-    def read(self, read: Read) -> PageRead:
+    def read(self, read: Read) -> PageResult:
         page = read_page(self.store, read)
-        return PageRead([found_of(one) for one in page.messages], page.as_of, page.is_end)
+        return PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end)
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
         message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
@@ -103,7 +103,7 @@ def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_whe
     run.pass_time(55)
     assert run.names() == ["q"]
     run.pass_time(10)
-    assert (run.names(), stored(run), run.engine.memory.queues, run.engine.memory.places) == ([], [], 0, 0)
+    assert (run.names(), stored(run), run.engine.memory.queues, run.engine.memory.deques) == ([], [], 0, 0)
     run.publish("q", "again")
     run.settle()
     assert run.names() == ["q"]
@@ -152,7 +152,7 @@ def test_what_an_open_transaction_has_acknowledged_keeps_its_queue_and_returns_t
     assert run.names() == ["q"]
     run.engine.abort(run.session, Abort("t"))
     run.pass_time(200)
-    assert queue_of(run, "q").waiting() == 1
+    assert queue_of(run, "q").waiting_count() == 1
 
 
 def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
@@ -173,7 +173,7 @@ def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
     assert run.names() == ["q"]
     run.engine.abort(run.session, Abort("t"))
     run.pass_time(200)
-    assert queue_of(run, "q").waiting() == 1
+    assert queue_of(run, "q").waiting_count() == 1
     run.take("q")
     run.pass_time(65)
     assert run.names() == []
@@ -197,7 +197,7 @@ def test_the_next_queue_with_the_number_of_one_that_was_paused_is_not() -> None:
     # Resumed and gone in one batch.
     run.engine.resume("q")
     run.engine.tick(NOON_MS * 1000, 65_000_000)
-    run.engine.let_unused_go()
+    run.engine.remove_unused_queues()
     batch = run.engine.take_batch()
     assert batch is not None and (batch.queues, batch.paused) == ({number: ""}, {number: False})
     run.apply(batch)
@@ -214,7 +214,7 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
     run.pass_time(200)
     assert run.names() == ["Consumer.a.VirtualTopic.t"]
     run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
-    assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting() == 1
+    assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting_count() == 1
 
 
 def test_a_durable_subscription_stays() -> None:
@@ -252,7 +252,7 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
         run.engine.nack(run.session, Nack("1", sequence, is_rejected=True))
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
         run.settle()
-        assert queue_of(run, "DLQ.q").waiting() == 1
+        assert queue_of(run, "DLQ.q").waiting_count() == 1
         run.take("DLQ.q")
         run.pass_time(65)
         assert run.names() == []
@@ -265,7 +265,7 @@ def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
     run.pass_time(65)
     assert run.names() == ["q"]
-    run.engine.taken(run.session)
+    run.engine.on_all_sent(run.session)
     run.pass_time(65)
     assert run.names() == []
 
@@ -277,12 +277,12 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run.publish("q")
     run.settle()
     asked = Purge("q")
-    read = run.engine.read_for_bulk(asked)
+    read = run.engine.next_bulk_read(asked)
     assert read is not None
     run.take("q")
     run.pass_time(65)
     assert run.names() == ["q"]
-    read.end()
+    read.finish()
     rooms.UNPIN.of(run.engine)(read.lane)
     run.pass_time(5)
     assert run.names() == []
@@ -290,7 +290,7 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
         run.engine.check_bulk(asked)
     for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
         run.engine.check_bulk(following)
-        assert run.engine.read_for_bulk(following) is None
+        assert run.engine.next_bulk_read(following) is None
 
 
 def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_when_nothing_more_is_written() -> None:
@@ -303,11 +303,11 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     run.engine.memory.limit = maxsize
     run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
     (browsed,) = run.engine.turn().reads
-    read = run.engine.read_for_bulk(Purge("q"))
+    read = run.engine.next_bulk_read(Purge("q"))
     assert read is not None
     purged = run.read(read)
     late = run.read(browsed)
-    run.engine.do_bulk(Purge("q"), read, purged)
+    run.engine.execute_bulk(Purge("q"), read, purged)
     run.settle()
     run.engine.page_read(browsed, late)
     run.settle()
@@ -410,7 +410,7 @@ def test_a_message_to_several_new_queues_is_in_all_of_them_or_in_none() -> None:
     run.pass_time(2)
     run.publish("a,/queue/b,/queue/c,/queue/d")
     run.settle()
-    assert [queue_of(run, name).waiting() for name in "abcd"] == [1, 1, 1, 1]
+    assert [queue_of(run, name).waiting_count() for name in "abcd"] == [1, 1, 1, 1]
 
 
 def full() -> Passing:
@@ -429,7 +429,7 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
     run.settle()
     run.engine.nack(run.session, Nack("1", next(iter(consumer.held)), is_rejected=True))
     run.settle()
-    assert queue_of(run, "DLQ.q0").waiting() == 1
+    assert queue_of(run, "DLQ.q0").waiting_count() == 1
 
 
 def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
@@ -443,7 +443,7 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
         run.publish("one more", transaction="t")
     run.engine.commit(run.session, Commit("t"))
     run.settle()
-    assert queue_of(run, "in transaction").waiting() == 1
+    assert queue_of(run, "in transaction").waiting_count() == 1
 
 
 def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyond_the_limit() -> None:
@@ -460,7 +460,7 @@ def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyo
     for name in names:
         run.engine.commit(run.session, Commit(name))
     run.settle()
-    assert [queue_of(run, name).waiting() for name in names] == [2, 2, 2]
+    assert [queue_of(run, name).waiting_count() for name in names] == [2, 2, 2]
     assert run.engine.memory.queues <= run.engine.memory.queues_limit
 
 
@@ -476,7 +476,7 @@ def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> Non
         run.publish("q0")
     if end == "commit":
         run.engine.commit(other, Commit("t"))
-        assert {queue_of(run, name).waiting() for name in "ab"} == {1, 2}
+        assert {queue_of(run, name).waiting_count() for name in "ab"} == {1, 2}
         return
     if end == "abort":
         run.engine.abort(other, Abort("t"))
@@ -495,7 +495,7 @@ def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() 
     assert run.engine.memory.queues == before
     run.publish("a,/queue/b", transaction="t")
     run.engine.commit(run.session, Commit("t"))
-    assert queue_of(run, "a").waiting() == queue_of(run, "b").waiting() == 1
+    assert queue_of(run, "a").waiting_count() == queue_of(run, "b").waiting_count() == 1
 
 
 def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
@@ -505,7 +505,7 @@ def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
     run.publish("a", transaction="t")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.pass_time(200)
-    assert queue_of(run, "a").waiting() == 0
+    assert queue_of(run, "a").waiting_count() == 0
     run.engine.abort(run.session, Abort("t"))
     run.pass_time(200)
     assert "a" not in {queue.name for queue in run.engine.queues()}
@@ -544,7 +544,7 @@ def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_que
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("one more")
     run.pass_time(5)
-    assert queue_of(run, "later").waiting() == 1
+    assert queue_of(run, "later").waiting_count() == 1
 
 
 def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_each_time(
@@ -557,7 +557,7 @@ def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_eac
         looked.append("at all")
         return 0
 
-    monkeypatch.setattr(queues_module.Queues, "_let_unused_go", go_round)
+    monkeypatch.setattr(queues_module.Queues, "_remove_unused", go_round)
     for _ in range(100):
         with pytest.raises(RemoteProtocolError):
             run.publish("one more")
@@ -572,10 +572,10 @@ def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() ->
         run.engine.pause(f"q{number}")
     assert memory.excess == excess
     memory.used = maxsize
-    assert memory.has_room_for_queue
+    assert memory.has_space_for_queue
     memory.used = 0
     memory.queues = memory.queues_limit
-    assert not memory.has_room_for_queue and memory.excess == excess
+    assert not memory.has_space_for_queue and memory.excess == excess
 
 
 # Numbers
@@ -587,7 +587,7 @@ def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None
     number = queue_of(run, "q").number
     run.seconds += 65
     run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
-    run.engine.let_unused_go()
+    run.engine.remove_unused_queues()
     run.publish("while it goes")
     batch = run.engine.take_batch()
     assert batch is not None and batch.queues == {number: "", number + 1: "while it goes"}
@@ -608,7 +608,7 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run.engine.resume("q")
     run.seconds += 65
     run.engine.tick(NOON_MS * 1000, run.seconds * 1_000_000)
-    run.engine.let_unused_go()
+    run.engine.remove_unused_queues()
     assert run.engine.take_batch() is None
     run.publish("next")
     assert queue_of(run, "next").number == number + 2
@@ -639,7 +639,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     run.pass_time(100)
     engine = run.engine
     memory = engine.memory
-    assert (run.names(), stored(run), memory.queues, memory.places, memory.used) == ([], [], 0, 0, 0)
+    assert (run.names(), stored(run), memory.queues, memory.deques, memory.used) == ([], [], 0, 0, 0)
     assert rooms.numbered(engine) == {} and rooms.last_number(engine) < 120
     assert not rooms.known_topics(rooms.topics(engine))
     assert not rooms.touched(engine) and not rooms.waiting_queues(engine)
@@ -663,7 +663,7 @@ def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
     lane = Engine().restore_queue(1, "q").lane(5)
     for wrong in (
         lambda: lane.delayed.update({1: None}),  # type: ignore[dict-item]
-        lambda: lane.bodiless.setdefault(1, None),  # type: ignore[arg-type]
+        lambda: lane.unloaded.setdefault(1, None),  # type: ignore[arg-type]
         lambda: lane.removed.__setitem__(1, 1),
         lambda: lane.removed.__ior__({1: 1}),
     ):
@@ -716,14 +716,14 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
     event_log = EventLog()
     engine = Engine(event_log=event_log)
     queue = engine.restore_queue(7, "orders")
-    event_log.take()
+    event_log.close_chunk()
     event_log.paused(queue)
-    event_log.forgot(queue)
+    event_log.forget(queue)
     event_log._file_size = HISTORY_FILE_BYTES
-    assert b"orders" in event_log.take()
+    assert b"orders" in event_log.close_chunk()
     event_log.run_started(after_clean_stop=True)
     event_log._file_size = HISTORY_FILE_BYTES
-    assert b"orders" not in event_log.take()
+    assert b"orders" not in event_log.close_chunk()
     assert event_log.take_reusable() == [7]
 
 
@@ -761,9 +761,7 @@ def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(patte
         run.settle()
     assert run.engine.memory.queues == before
     for queue in run.engine.queues():
-        assert (
-            len(queue.lanes) == 1 and queue.lanes[0].out_of_turn is None and queue not in run.engine.selections.of_queue
-        )
+        assert len(queue.lanes) == 1 and queue.lanes[0].selected is None and queue not in run.engine.selections.by_queue
 
 
 def test_a_disconnect_gives_back_the_same() -> None:
@@ -815,7 +813,7 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.take("q")
     run.pass_time(3)
-    assert queue_of(run, "q").lanes[0].out_of_turn is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
 
 
 def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
@@ -828,7 +826,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
     (sequence,) = choose(run, "q", "x = '1'").held
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert queue_of(run, "q").lanes[0].out_of_turn is not None and run.engine.memory.queues > before
+    assert queue_of(run, "q").lanes[0].selected is not None and run.engine.memory.queues > before
     receiver = run.follow("q", "2")
     run.settle()
     assert list(receiver.held)[1] == sequence and len(receiver.held) == 3
@@ -836,7 +834,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
         run.engine.acknowledge(run.session, Ack("2", each))
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.pass_time(3)
-    assert queue_of(run, "q").lanes[0].out_of_turn is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
 
 
 def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
@@ -866,7 +864,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
         choose(run, pattern, "x = 1")
     assert run.engine.memory.queues == before and not run.session.consumers
     assert all(not run.engine.clients.receivers_of(queue).wildcards for queue in run.engine.queues())
-    assert not run.engine.selections.of_queue
+    assert not run.engine.selections.by_queue
     run.publish("q.new")
     # Who takes all of it, or looks into few of them, can: that makes room.
     assert len(choose(run, "q.7", "x is null").held) == 1
@@ -910,6 +908,6 @@ def test_nobody_can_put_anything_into_what_all_share() -> None:
     for change in changes:
         with pytest.raises(TypeError, match="shared"):
             change()
-    own = with_sequence(NO_SEQUENCES, 1)
-    assert with_sequence(own, 2) is own == {1, 2}
+    own = add_sequence(NO_SEQUENCES, 1)
+    assert add_sequence(own, 2) is own == {1, 2}
     assert not EMPTY and not NO_SEQUENCES

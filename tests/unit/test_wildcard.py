@@ -9,7 +9,7 @@ from tests.unit.looking import looked
 from tests.unit.test_selecting import World as StoredWorld
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
-from truenext.engine.dispatch.selective import Choosing
+from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.queues import wildcards
 from truenext.engine.state import wildcard
@@ -226,9 +226,9 @@ def test_an_exclusive_one_of_a_pattern_is_exclusive_in_each_queue() -> None:
 
 def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    head_for = Choosing.head_for
+    head_for = QueueDispatch.head_for
 
-    def counting(way: Choosing, *arguments: object) -> object:
+    def counting(way: QueueDispatch, *arguments: object) -> object:
         nonlocal asked
         asked += 1
         return head_for(way, *arguments)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_a_message_costs_its_own_queue_and_not_the_others(monkeypatch: pytest.Mo
         world.send(f"q.{number}", number % 10)
     world.subscribe("q.*", window=1)
     world.join_all()
-    monkeypatch.setattr(Choosing, "head_for", counting)
+    monkeypatch.setattr(QueueDispatch, "head_for", counting)
     for _ in range(499):
         (sequence,) = world.session.consumers["w"].held
         world.engine.acknowledge(world.session, Ack("w", sequence))
@@ -289,7 +289,7 @@ def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(mon
     queues = rooms.queues(world.engine)
     gone, again = queues["q.1"], queues["q.2"]
     for queue in (gone, again):
-        rooms.LET_GO_OF_UNUSED.of(world.engine)(queue)
+        rooms.REMOVE_QUEUE.of(world.engine)(queue)
     world.send("q.2")
     got = world.join_all()
     assert sorted(queue for _, queue, _ in got) == ["q.2", "q.3", "q.4", "q.5", "q.6", "q.new"]

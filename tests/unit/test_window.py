@@ -43,7 +43,7 @@ class Simulated:
 class World:
     def __init__(self, *consumers: Simulated, start_ms: int = 1_000_000) -> None:
         self.engine = Engine()
-        self.engine.ledger.now_ms = start_ms
+        self.engine.commit_state.now_ms = start_ms
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
@@ -69,11 +69,11 @@ class World:
     def run(self, milliseconds: int, *, backlog: int = 3000) -> None:
         """Let time pass while there is always enough to do."""
         for _ in range(milliseconds):
-            self.engine.ledger.now_ms += 1
+            self.engine.commit_state.now_ms += 1
             if (self.engine.now_ms - self.start_ms) % 1000 == 0:
                 list(self.engine.stretch_windows())
             (queue,) = self.engine.queues()
-            self.send(max(0, backlog - queue.waiting()))
+            self.send(max(0, backlog - queue.waiting_count()))
             for name, consumer in self.consumers.items():
                 self._work(name, consumer)
             self.turn()
@@ -85,7 +85,7 @@ class World:
                 assert entry.message is not None
                 arrives = self.engine.now_ms + consumer.network_ms
                 consumer.coming.append((arrives, entry.sequence, entry.message.priority))
-            self.engine.taken(got.session)
+            self.engine.on_all_sent(got.session)
             consumer.held_max = max(consumer.held_max, len(got.held))
 
     def _work(self, name: str, consumer: Simulated) -> None:
@@ -183,10 +183,10 @@ def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_fu
     world.turn()
     sizes = [world.window()]
     for _ in range(10):
-        world.engine.ledger.now_ms += 999
+        world.engine.commit_state.now_ms += 999
         list(world.engine.stretch_windows())
         assert world.window() == sizes[-1]
-        world.engine.ledger.now_ms += 1
+        world.engine.commit_state.now_ms += 1
         list(world.engine.stretch_windows())
         world.turn()
         sizes.append(world.window())
@@ -200,7 +200,7 @@ def test_a_refusal_is_an_answer_too() -> None:
     world.turn()
     session = world.sessions["0"]
     for _ in range(300):
-        world.engine.ledger.now_ms += 1
+        world.engine.commit_state.now_ms += 1
         for sequence in list(session.consumers["c"].held):
             world.engine.nack(session, Nack("c", sequence))
         world.turn()
@@ -211,7 +211,7 @@ def test_a_refusal_is_an_answer_too() -> None:
 def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
     world = World(Simulated(takes_ms=1, network_ms=5))
     world.run(1000)
-    world.engine.ledger.now_ms += jump_ms
+    world.engine.commit_state.now_ms += jump_ms
     world.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in world.consumers["0"].coming)  # type: ignore[misc]
     world.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in world.consumers["0"].busy]  # type: ignore[misc]
     world.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in world.consumers["0"].acknowledged)
@@ -222,9 +222,9 @@ def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
 
 def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consumer() -> None:
     window = AutoWindow(0)
-    window.answered = 1
-    window.look({}, 6000)
-    window.answered += 199
+    window.settled_count = 1
+    window.update({}, 6000)
+    window.settled_count += 199
     assert not window.stretch(6999)
     assert window.stretch(7000)
 
@@ -242,7 +242,7 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     for _ in range(size + 1):
         engine.send(session, Send(QUEUE, SentMessage(4, False, 0, b"content-length:0\n", b"")))
     while engine.turn()[1]:
-        engine.taken(session)
+        engine.on_all_sent(session)
     assert len(session.consumers["c"].held) == size
 
 
@@ -261,9 +261,9 @@ def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_r
     world.engine.release(session, Release(["c"], names, suspends=True))
     for entry in kept:
         world.engine.acknowledge(session, Ack("c", entry.sequence))
-    world.engine.ledger.now_ms += rests_ms
+    world.engine.commit_state.now_ms += rests_ms
     world.engine.wake(session, Wake("c"))
     # The same of what it has answered since it goes on.
-    world.engine.ledger.now_ms += 20
+    world.engine.commit_state.now_ms += 20
     consumer.adjust_window(world.engine.now_ms)
     assert world.window() == before

@@ -60,9 +60,9 @@ from truenext.engine.background import bulk
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
-from truenext.engine.memory.timers import TimerRead, TimersRead
+from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
-from truenext.engine.state.pages import Look, PageRead, Read
+from truenext.engine.state.pages import PageResult, Read, SideRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError, StoreError, TruenextError
@@ -165,7 +165,7 @@ class Broker:
         """`clock_ns` gives nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump. Of
         `poll_us` see BrokerSettings. `write_time` is what is known of the disk; None is nothing."""
         self._engine = engine
-        self._ledger = engine.ledger
+        self._commit_state = engine.commit_state
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -269,7 +269,7 @@ class Broker:
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
-        if self._control_requests.pending_count(session) or self._engine.pieces.owed(session):
+        if self._control_requests.pending_count(session) or self._engine.pieces.pending_count(session):
             self._control_only.note_activity(session)
         return self._control_only.seconds_left(session)
 
@@ -284,7 +284,7 @@ class Broker:
         engine = self._engine
         self._tick()
         self._has_ticked = True
-        is_disk_short = self._ledger.disk_level is not DiskLevel.PLENTY
+        is_disk_short = self._commit_state.disk_level is not DiskLevel.PLENTY
         actions = self._actions
         self._schedule_turn()
         if self._control_only.idle_since and session in self._control_only.idle_since:
@@ -314,7 +314,7 @@ class Broker:
         """A command was refused, and its connection goes on."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.doom(session, name)
+            self._engine.mark_rollback_only(session, name)
         self._peers[session].send_error(error)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
@@ -324,11 +324,11 @@ class Broker:
 
     def all_sent(self, session: ConnectionState) -> None:
         """The connection's socket has taken everything delivered to it so far."""
-        self._engine.taken(session)
+        self._engine.on_all_sent(session)
         if self._control_requests.in_flight:
             self._control_requests.all_sent(session)
         # In a turn that is decided at its end.
-        if not self._is_turn_due and (self._ledger.has_batch or self._engine.has_work):
+        if not self._is_turn_due and (self._commit_state.has_batch or self._engine.has_work):
             self._schedule_turn()
 
     def park_for_takeover(self, session: ConnectionState) -> bool:
@@ -342,7 +342,7 @@ class Broker:
         self._control_requests.connection_closed(session)
         self._waiting_for_capacity.pop(session, None)
         self._schedule_turn()
-        is_parked = self._engine.keep(session)
+        is_parked = self._engine.park(session)
         if is_parked:
             self._parked.add(session)
         return is_parked
@@ -375,7 +375,7 @@ class Broker:
     @property
     def has_capacity(self) -> bool:
         """Connections may be read. If not, `wait_for_capacity`."""
-        return self._ledger.has_capacity
+        return self._commit_state.has_capacity
 
     def wait_for_capacity(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
         """Call `resume_reading` of its peer when there is room for more commands; if `needs_disk`, there as well."""
@@ -391,7 +391,7 @@ class Broker:
             self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
 
     def _resume_reading(self) -> None:
-        if not self._ledger.has_capacity:
+        if not self._commit_state.has_capacity:
             return
         has_disk_space = self._store.disk_level is DiskLevel.PLENTY
         for session in [
@@ -462,7 +462,7 @@ class Broker:
     async def _drain(self) -> None:
         """Returns once nothing gathers and nothing is in flight, and what waited for that is said."""
         self._turn()
-        while self._committer.is_busy or self._ledger.has_batch:
+        while self._committer.is_busy or self._commit_state.has_batch:
             if not self._committer.is_busy:
                 self._commit_now()
             if self._has_failed:
@@ -495,13 +495,13 @@ class Broker:
             self._busy_poll.start()
 
     def _run_turn(self) -> None:
-        engine, ledger = self._engine, self._ledger
+        engine, commit_state = self._engine, self._commit_state
         if not self._has_ticked:
             self._tick()
         self._has_ticked = False
         to_flush: dict[Peer, None] = {}
         # The disk first: it works while we write to sockets.
-        if ledger.is_awaited:
+        if commit_state.is_awaited:
             self._commit()
             if not self._committer.is_busy:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
@@ -537,17 +537,17 @@ class Broker:
         for peer in to_flush:
             peer.flush()
         for piece, done in finished:
-            self._send_answer(piece.session, piece.question, msgspec.json.encode(done))
+            self._send_answer(piece.session, piece.control, msgspec.json.encode(done))
         for session, reason in engine.evict().items():
             peers[session].end_slow_client(reason)
-        self._alarm.set(engine.next_due_ms, ledger.now_ms)
+        self._alarm.set(engine.next_due_ms, commit_state.now_ms)
         self._commit()
         if self._slices.pending:
             self._slices.run_slice()
 
     def _tick(self) -> None:
-        self._ledger.disk_level = self._store.disk_level
-        self._ledger.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
+        self._commit_state.disk_level = self._store.disk_level
+        self._commit_state.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
 
     def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:
         """Those to whom something was said, and whose flush is due."""
@@ -583,8 +583,8 @@ class Broker:
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
-        self._engine.let_unused_go()
-        stalled = self._engine.stalled(lambda session: self._peers[session].bytes_sent)
+        self._engine.remove_unused_queues()
+        stalled = self._engine.find_stalled(lambda session: self._peers[session].bytes_sent)
         if stalled is not None:
             session, reason = stalled
             self._peers[session].end_slow_client(reason)
@@ -601,12 +601,12 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     def _check_stuck_queues(self) -> Steps:
-        stuck = yield from self._stuck_audit.look(self._engine, self._read_lanes)
+        stuck = yield from self._stuck_audit.check(self._engine, self._read_lanes)
         for queue in stuck:
             logger.error("queue is stuck: a message is ready and a consumer has credit", extra={"queue": queue.name})
 
     def _read_lanes(self) -> set[Lane]:
-        return {read.lane for read in self._pager.pending if not isinstance(read, Look)}
+        return {read.lane for read in self._pager.pending if not isinstance(read, SideRead)}
 
     def _stretch_windows(self) -> Steps:
         yield from self._engine.stretch_windows()
@@ -619,9 +619,9 @@ class Broker:
         """
         if self._committer.is_busy or self._has_failed:
             return
-        if self._ledger.is_awaited:
+        if self._commit_state.is_awaited:
             self._commit_now()
-        elif self._lazy_commit is None and self._ledger.has_batch:
+        elif self._lazy_commit is None and self._commit_state.has_batch:
             self._lazy_commit = self._loop.call_later(LAZY_COMMIT_SECONDS, self._commit_lazily)
 
     def _commit_lazily(self) -> None:
@@ -662,7 +662,7 @@ class Broker:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _on_page_read(self, read: Read, page: PageRead) -> None:
+    def _on_page_read(self, read: Read, page: PageResult) -> None:
         self._tick()
         try:
             self._engine.page_read(read, page)
@@ -671,7 +671,7 @@ class Broker:
             return
         self._schedule_turn()
 
-    def _on_timers_read(self, read: TimerRead, page: TimersRead) -> None:
+    def _on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
         self._engine.timers_read(read, page)
         self._schedule_turn()
 
@@ -704,7 +704,7 @@ class Broker:
         self._control_only.note_activity(session)
         if request.verb in bulk.VERBS:
             # Whatever is wrong with it is said at once.
-            self._engine.pieces.ask(session, request)
+            self._engine.pieces.add(session, request)
             return
         if request.verb in control.CHANGES:
             changed = control.apply_change(self._engine, request.verb, request.body)
@@ -757,10 +757,10 @@ class Broker:
                 "client_id": client,
                 "subscription": name,
                 "messages": discarded.messages,
-                "topic": discarded.was.topic,
-                "selector": discarded.was.selector,
-                "new_topic": discarded.becomes.topic,
-                "new_selector": discarded.becomes.selector,
+                "topic": discarded.old.topic,
+                "selector": discarded.old.selector,
+                "new_topic": discarded.new.topic,
+                "new_selector": discarded.new.selector,
             },
         )
 
@@ -796,7 +796,7 @@ class Broker:
         self._peers[session].send_connected(login, secret, has_taken_over=former is not None)
 
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
-        withdrawn = self._engine.ask_credit(session, credit)
+        withdrawn = self._engine.pull(session, credit)
         if withdrawn is not None:
             # At once: what is asked for next is dispatched behind it.
             self._peers[session].end_pull_request(withdrawn)
@@ -813,15 +813,15 @@ class Broker:
             return
         sent, partially_sent = peer.cancel_unsent(consumers)
         for consumer, count in sent.items():
-            self._engine.taken_before_loss(consumer, count)
+            self._engine.acknowledge_sent(consumer, count)
         if isinstance(partially_sent, BrokerConsumer) and partially_sent.mode is AckMode.AUTO:
-            self._partially_sent[session] = self._engine.hold_half_sent(partially_sent)
+            self._partially_sent[session] = self._engine.hold_partially_sent(partially_sent)
 
     def _resolve_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
         """Acknowledge or give back the message that was half-way out, if there is one."""
         entry = self._partially_sent.pop(session, None)
         if entry is not None:
-            self._engine.resolve_half_sent(entry, is_taken=is_sent)
+            self._engine.resolve_partially_sent(entry, is_sent=is_sent)
             self._schedule_turn()
 
 

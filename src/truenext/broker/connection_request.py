@@ -11,7 +11,7 @@ from truenext.broker.control_requests import AnswerGenerator
 from truenext.commands import AckMode
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.engine.engine import Engine
-from truenext.engine.idle import Idle, why_idle
+from truenext.engine.idle import Idle, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 
@@ -65,13 +65,13 @@ def make_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
                 sends=len(transaction.sends),
                 acknowledged=len(transaction.held) - nacked,
                 nacked=nacked,
-                rollback_only=transaction.is_doomed,
+                rollback_only=transaction.is_rollback_only,
             )
         )
         if number % _ITEMS_PER_STEP == 0:
             yield
     for consumer in list(session.consumers.values()):
-        idle = yield from why_idle(engine, consumer)
+        idle = yield from idle_reason(engine, consumer)
         if consumer.is_subscribed:
             report.subscriptions.append(_report_consumer(consumer, idle))
         yield

@@ -135,10 +135,10 @@ def _queues(context: QueryContext) -> AnswerGenerator:
         held = yield from _held_by_consumers(receivers)
         row: dict[str, Any] = {
             "name": name,
-            "waiting": queue.waiting(),
+            "waiting": queue.waiting_count(),
             "unacknowledged": held_by_wildcards[queue] + held,
             "consumers": len(receivers.consumers) + len(receivers.wildcards),
-            "scheduled": engine.scheduled(name),
+            "scheduled": engine.scheduled_count(name),
             "paused": queue.is_paused,
         }
         if queue.destination.topic:
@@ -165,12 +165,12 @@ def _status(context: QueryContext) -> AnswerGenerator:
             else:
                 permanent += 1
                 durable += is_subscription
-                waiting += queue.waiting()
-                in_memory += queue.in_memory
+                waiting += queue.waiting_count()
+                in_memory += queue.resident_count
         yield
     scheduled = 0
     for names in _chunks(engine.scheduled_for()):
-        scheduled += sum(map(engine.scheduled, names))
+        scheduled += sum(map(engine.scheduled_count, names))
         yield
     memory = engine.memory
     return _encode(
@@ -182,17 +182,17 @@ def _status(context: QueryContext) -> AnswerGenerator:
             "memory": {
                 "limit": None if memory.limit == maxsize else memory.limit,
                 "used": memory.used,
-                "leaving": memory.leaving,
+                "leaving": memory.pending_free,
                 "unsent": memory.unsent,
-                "open": memory.open,
+                "open": memory.open_bytes,
             },
-            "disk_level": engine.ledger.disk_level.name.lower(),
+            "disk_level": engine.commit_state.disk_level.name.lower(),
             "disk_bytes": context.disk_bytes,
             "page_reads": len(context.pager.pending),
             "queues": permanent,
             "subscriptions": {"durable": durable, "non_durable": non_durable},
             "scheduled": scheduled,
-            "scheduled_for_topics": engine.scheduled(""),
+            "scheduled_for_topics": engine.scheduled_count(""),
             "waiting": waiting,
             "in_memory": in_memory,
             "temporary": temporary.report(context),
@@ -219,7 +219,7 @@ class _TemporaryTotals:
 
     def add(self, queue: Queue, receivers: Receivers) -> Steps:
         held = yield from _held_by_consumers(receivers)
-        waiting, size = queue.waiting(), queue.resident + queue.spilled
+        waiting, size = queue.waiting_count(), queue.resident + queue.spilled
         self._waiting += waiting
         self._unacknowledged += held
         self._bytes += size

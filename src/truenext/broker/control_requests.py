@@ -102,7 +102,7 @@ class ControlRequests:
     def all_sent(self, session: ConnectionState) -> None:
         """Its socket has taken everything; there may be more for it, for which it has no credit."""
         if session in self.in_flight and not any(
-            queue.waiting() for queue in session.temporary_queues if queue.is_reply_queue
+            queue.waiting_count() for queue in session.temporary_queues if queue.is_reply_queue
         ):
             self._received(session)
 

@@ -6,9 +6,9 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
-from truenext.engine.background.scheduled import DueLook
-from truenext.engine.memory.timers import TimerRead, TimersRead
-from truenext.engine.state.pages import Found, PageRead, Read
+from truenext.engine.background.scheduled import DueRead
+from truenext.engine.memory.timers import TimerRead, TimersResult
+from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode, reference_of, sequence_of
 from truenext.store.store import Page, Store, StoredMessage
@@ -22,8 +22,8 @@ class Pager:
         store: Store,
         loop: AbstractEventLoop,
         *,
-        on_page: Callable[[Read, PageRead], None],
-        on_timers: Callable[[TimerRead, TimersRead], None],
+        on_page: Callable[[Read, PageResult], None],
+        on_timers: Callable[[TimerRead, TimersResult], None],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
         """`on_page`, `on_timers` and `on_failed` are called on the loop; after `on_failed` nothing is read any more."""
@@ -69,7 +69,7 @@ class Pager:
             try:
                 if isinstance(read, TimerRead):
                     timers = self._store.timers(read.after, read.limit)
-                    timers_read = TimersRead(timers.timers, timers.as_of, timers.is_end)
+                    timers_read = TimersResult(timers.timers, timers.as_of, timers.is_end)
                     self._loop.call_soon_threadsafe(self._timers_done, read, timers_read)
                     continue
                 page = read_page(self._store, read)
@@ -79,37 +79,37 @@ class Pager:
                 self._loop.call_soon_threadsafe(self._on_failed, failure)
                 return
 
-    def _done(self, read: Read, page: PageRead) -> None:
+    def _done(self, read: Read, page: PageResult) -> None:
         self._pending.discard(read)
         self._on_page(read, page)
 
-    def _timers_done(self, read: TimerRead, timers_read: TimersRead) -> None:
+    def _timers_done(self, read: TimerRead, timers_read: TimersResult) -> None:
         self._pending_timer_reads -= 1
         self._on_timers(read, timers_read)
 
 
 def read_page(store: Store, read: Read) -> Page:
     """Raises: StoreError if it cannot be read"""
-    if isinstance(read, DueLook):
+    if isinstance(read, DueRead):
         return store.messages(read.keys, read.size_max)
     return store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
 
 
-def _decode_page(read: Read, page: Page) -> PageRead:
-    return PageRead([_decode_message(read, stored) for stored in page.messages], page.as_of, page.is_end)
+def _decode_page(read: Read, page: Page) -> PageResult:
+    return PageResult([_decode_message(read, stored) for stored in page.messages], page.as_of, page.is_end)
 
 
-def _decode_message(read: Read, stored: StoredMessage) -> Found:
+def _decode_message(read: Read, stored: StoredMessage) -> PageMessage:
     sequence = sequence_of(stored.key)
     try:
         message = decode(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
         # It stays in the store for whoever looks into it; it is never delivered.
-        lane = read.lanes[sequence] if isinstance(read, DueLook) else read.lane
+        lane = read.lanes[sequence] if isinstance(read, DueRead) else read.lane
         logger.error(
             "message is damaged and will not be delivered",
             extra={"queue": lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
     content = reference_of(stored.record) if stored.content else 0
-    return Found(sequence, message, stored.mark, content, stored.causes)
+    return PageMessage(sequence, message, stored.mark, content, stored.causes)

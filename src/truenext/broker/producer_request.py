@@ -46,7 +46,7 @@ def make_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
     request = read_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:
         raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.CONTROL_REQUEST)
-    known, outcome, batch = engine.ask_producer(request.producer, request.commit, resolves=request.resolve)
+    known, outcome, batch = engine.query_producer(request.producer, request.commit, resolves=request.resolve)
     report = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,

@@ -45,7 +45,7 @@ def recover(
         when_full=when_full,
         transaction_limits=transaction_limits,
         event_log=event_log,
-        chance=random.random,
+        random=random.random,
     )
     queues = {number: engine.restore_queue(number, name) for number, name in recovered.queues.items()}
     for number in recovered.paused & queues.keys():

@@ -41,13 +41,13 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.memory.delays import Delays
-from truenext.engine.memory.eviction import Eviction, why_to_end
+from truenext.engine.memory.eviction import Eviction, reason_to_close
 from truenext.engine.memory.reading import Reading
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
-from truenext.engine.queues.endings import Endings
 from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import Topics
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import EngineRun
@@ -57,9 +57,9 @@ from truenext.engine.state.memory import Memory
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import Turn
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
-from truenext.engine.writing.ledger import Ledger
-from truenext.engine.writing.numbers import Numbers
+from truenext.engine.writing.numbers import QueueNumbers
 from truenext.engine.writing.producers import Producers
 from truenext.policy import Policies, WhenFull
 from truenext.record import SCHEDULED_TIMERS
@@ -83,10 +83,10 @@ class Engine:
         when_full: WhenFull = WhenFull.SLOW,
         transaction_limits: TransactionLimits | None = None,
         event_log: EventLog | None = None,
-        chance: Callable[[], float] = lambda: 0.5,
+        random: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of the limits of memory see Memory. `chance`
+        what is below the other may have been dispatched without a trace. Of the limits of memory see Memory. `random`
         gives random numbers from 0 to 1, for the jitter of delays.
         """
         # What there is.
@@ -95,23 +95,23 @@ class Engine:
         by_name: dict[str, Queue] = {}
         # What is written down.
         events = event_log or NoEventLog()
-        self.ledger = ledger = Ledger(events, sequence_limit=sequence_limit)
-        numbers = Numbers(ledger, events)
-        self._producers = producers = Producers(ledger)
+        self.commit_state = commit_state = CommitState(events, sequence_limit=sequence_limit)
+        numbers = QueueNumbers(commit_state, events)
+        self._producers = producers = Producers(commit_state)
         # What is in memory.
-        self.delays = delays = Delays(ledger)
-        expiry_timers = Timers(ledger, end=SCHEDULED_TIMERS)
-        self._resident = resident = ResidentSet(ledger, memory)
+        self.delays = delays = Delays(commit_state)
+        expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
+        self._resident = resident = ResidentSet(commit_state, memory)
         self._reading = reading = Reading(memory, resident, delays, redelivered_below=redelivered_below)
-        self._spilling = spilling = Spilling(ledger, numbers)
-        self._eviction = Eviction(ledger, memory, resident, clients, spilling)
+        self._spilling = spilling = Spilling(commit_state, numbers)
+        self._eviction = Eviction(commit_state, memory, resident, clients, spilling)
         # What somebody wants of a queue, and which queues there are.
-        self.selections = selections = Selections(ledger, memory, clients, delays, resident, reading)
-        self._wildcards = wildcards = Wildcards(ledger, events, clients, by_name, selections)
-        self._endings = endings = Endings(ledger, events, numbers)
+        self.selections = selections = Selections(commit_state, memory, clients, delays, resident, reading)
+        self._wildcards = wildcards = Wildcards(commit_state, events, clients, by_name, selections)
+        self._subscription_cleanup = subscription_cleanup = SubscriptionCleanup(commit_state, events, numbers)
         self._queues = queues = Queues(
             by_name,
-            ledger,
+            commit_state,
             events,
             memory,
             clients,
@@ -121,38 +121,48 @@ class Engine:
             selections,
             wildcards,
             spilling,
-            endings,
+            subscription_cleanup,
             policies or Policies(),
         )
         # What becomes of a message.
-        arrivals = Arrivals(ledger, events, resident, selections, wildcards, queues, expiry_timers)
-        outcomes = Outcomes(ledger, events, delays, resident, queues, arrivals, chance)
+        arrivals = Arrivals(commit_state, events, resident, selections, wildcards, queues, expiry_timers)
+        outcomes = Outcomes(commit_state, events, delays, resident, queues, arrivals, random)
         # What goes on beside commands.
-        expiry = Expiry(ledger, expiry_timers, clients, resident, reading, queues, outcomes)
-        scheduler = Scheduler(ledger, resident, queues, arrivals)
-        browsing = Browsing(ledger, memory, clients, queues, redelivered_below=redelivered_below)
-        bulk = Bulk(ledger, events, clients, resident, queues, arrivals, outcomes, scheduler)
+        expiry = Expiry(commit_state, expiry_timers, clients, resident, reading, queues, outcomes)
+        scheduler = Scheduler(commit_state, resident, queues, arrivals)
+        browsing = Browsing(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
+        bulk = Bulk(commit_state, events, clients, resident, queues, arrivals, outcomes, scheduler)
         self._scheduler = scheduler
-        self.pieces = pieces = Pieces(ledger, clients, bulk)
+        self.pieces = pieces = Pieces(commit_state, clients, bulk)
         pull_requests = PullRequests(events)
         # What each command does.
         limits = transaction_limits or TransactionLimits()
-        sending = Sending(ledger, memory, queues, arrivals, scheduler, producers, when_full, limits)
-        answering = Acknowledging(ledger, events, memory, clients, outcomes, limits)
-        transactions = Transactions(ledger, memory, queues, arrivals, outcomes, producers, sending, limits)
+        sending = Sending(commit_state, memory, queues, arrivals, scheduler, producers, when_full, limits)
+        acknowledging = Acknowledging(commit_state, events, memory, clients, outcomes, limits)
+        transactions = Transactions(commit_state, memory, queues, arrivals, outcomes, producers, sending, limits)
         subscribing = Subscribing(
-            ledger, events, memory, clients, resident, selections, queues, wildcards, outcomes, pull_requests, browsing
+            commit_state,
+            events,
+            memory,
+            clients,
+            resident,
+            selections,
+            queues,
+            wildcards,
+            outcomes,
+            pull_requests,
+            browsing,
         )
-        releasing = Releasing(ledger, events, selections, outcomes, transactions, pull_requests)
-        pulling = Pulling(ledger, pull_requests, releasing)
+        releasing = Releasing(commit_state, events, selections, outcomes, transactions, pull_requests)
+        pulling = Pulling(commit_state, pull_requests, releasing)
         connecting = Connecting(
-            ledger, events, memory, clients, queues, outcomes, answering, transactions, subscribing, releasing
+            commit_state, events, memory, clients, queues, outcomes, acknowledging, transactions, subscribing, releasing
         )
-        administering = Administering(ledger, resident, queues, arrivals, outcomes)
+        administering = Administering(commit_state, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(ledger, events, memory, clients, selections, resident, reading, outcomes)
+        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, reading, outcomes)
         self._turn = Turn(
-            ledger,
+            commit_state,
             events,
             clients,
             queues,
@@ -167,9 +177,16 @@ class Engine:
             browsing,
             pieces,
             timers=(expiry_timers, scheduler.timers),
-            before=(expiry, scheduler, wildcards, Retries(ledger, delays, outcomes), selections, endings),
+            before=(
+                expiry,
+                scheduler,
+                wildcards,
+                Retries(commit_state, delays, outcomes),
+                selections,
+                subscription_cleanup,
+            ),
             after=(browsing, pieces),
-            committed=(
+            on_committed=(
                 resident.free_durable,
                 wildcards.committed,
                 expiry_timers.committed,
@@ -180,13 +197,13 @@ class Engine:
             ),
         )
         run = EngineRun(
-            ledger,
+            commit_state,
             events,
             clients,
             delays,
             resident,
             queues,
-            endings,
+            subscription_cleanup,
             scheduler,
             producers,
             connecting,
@@ -201,37 +218,37 @@ class Engine:
         self.restore_pause = run.restore_pause
         self.restore_producers = producers.restore
         self.take_forgotten_producers = producers.take_forgotten
-        self.ask_producer = producers.ask
+        self.query_producer = producers.query
         self.forget_producers = producers.forget
         self.start = run.start
         self.stop = run.stop
         self.last_batches = run.last_batches
-        self.tick = ledger.tick
+        self.tick = commit_state.tick
 
         self.connect = connecting.connect
         self.log_in = connecting.log_in
         self.is_connected = connecting.is_connected
-        self.keep = connecting.keep
+        self.park = connecting.park
         self.disconnect = connecting.disconnect
-        self.taken = connecting.taken
-        self.taken_before_loss = answering.acknowledge_some
-        self.hold_half_sent = connecting.hold_half_sent
-        self.resolve_half_sent = connecting.resolve_half_sent
-        self.answer = ledger.answer
+        self.on_all_sent = connecting.on_all_sent
+        self.acknowledge_sent = acknowledging.acknowledge_some
+        self.hold_partially_sent = connecting.hold_partially_sent
+        self.resolve_partially_sent = connecting.resolve_partially_sent
+        self.answer = commit_state.answer
 
         self.send = sending.send
         self.must_wait = sending.must_wait
-        self.acknowledge = answering.acknowledge
-        self.nack = answering.nack
-        self.mark_started = answering.mark_started
+        self.acknowledge = acknowledging.acknowledge
+        self.nack = acknowledging.nack
+        self.mark_started = acknowledging.mark_started
         self.begin = transactions.begin
         self.commit = transactions.commit
         self.abort = transactions.abort
-        self.doom = transactions.doom
+        self.mark_rollback_only = transactions.mark_rollback_only
         self.check_release = releasing.check
         self.release = releasing.release
         self.wake = releasing.wake
-        self.ask_credit = pulling.ask
+        self.pull = pulling.pull
         self.subscribe = subscribing.subscribe
         self.take_discarded = subscribing.take_discarded
         self.browse = subscribing.browse
@@ -239,19 +256,19 @@ class Engine:
         self.users_of_durable = subscribing.users_of_durable
 
         self.check_bulk = bulk.check
-        self.read_for_bulk = bulk.read_for
-        self.nothing_for_bulk = bulk.nothing
+        self.next_bulk_read = bulk.next_read
+        self.empty_bulk_result = bulk.empty_result
         self.hold_scheduled = bulk.hold_scheduled
         self.end_hold_scheduled = bulk.end_hold_scheduled
-        self.do_bulk = bulk.do
+        self.execute_bulk = bulk.execute
         self.pause = administering.pause
         self.resume = administering.resume
         self.change_policies = administering.change_policies
         self.expect_reply = administering.expect_reply
         self.reply = administering.reply
 
-        self.turn = self._turn.take
-        self.take_answers = ledger.take_answers
+        self.turn = self._turn.run
+        self.take_answers = commit_state.take_answers
         self.page_read = self._turn.page_read
         self.timers_read = self._turn.timers_read
         self.committed = self._turn.committed
@@ -261,17 +278,17 @@ class Engine:
     @property
     def now_ms(self) -> int:
         """Milliseconds since the epoch, as of the last tick."""
-        return self.ledger.now_ms
+        return self.commit_state.now_ms
 
     @property
     def is_batch_awaited(self) -> bool:
         """Somebody waits for the gathering batch."""
-        return self.ledger.is_awaited
+        return self.commit_state.is_awaited
 
     @property
     def has_batch(self) -> bool:
         """There is something to write, or somebody waits for what need not be written any more."""
-        return self.ledger.has_batch
+        return self.commit_state.has_batch
 
     @property
     def has_work(self) -> bool:
@@ -286,7 +303,7 @@ class Engine:
     @property
     def last_committed(self) -> int:
         """The last batch that is known to be durable."""
-        return self.ledger.committed
+        return self.commit_state.committed
 
     @property
     def is_wildcard_commit_under_way(self) -> bool:
@@ -294,9 +311,9 @@ class Engine:
         return self._wildcards.is_commit_under_way
 
     @property
-    def can_do_bulk(self) -> bool:
+    def can_execute_bulk(self) -> bool:
         """No page can show any more what a piece of bulk work took."""
-        return self._bulk.can_do
+        return self._bulk.can_execute
 
     def queues(self) -> Iterable[Queue]:
         return self._queues.by_name.values()
@@ -304,9 +321,9 @@ class Engine:
     def sessions(self) -> Iterable[ConnectionState]:
         return self.clients.sessions.values()
 
-    def scheduled(self, name: str) -> int:
+    def scheduled_count(self, name: str) -> int:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
-        return self._queues.scheduled(name)
+        return self._queues.scheduled_count(name)
 
     def scheduled_for(self) -> list[str]:
         """Names of queues for which something has been scheduled; "" is for what is not one queue."""
@@ -317,7 +334,7 @@ class Engine:
     def take_batch(self) -> Batch | None:
         """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
         self._producers.forget_old()
-        return self.ledger.hand_over() if self.ledger.has_batch else None
+        return self.commit_state.close_batch() if self.commit_state.has_batch else None
 
     # ---- Now and then ----
 
@@ -327,14 +344,14 @@ class Engine:
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
         queues = self._eviction.run(self._queues.by_name.values())
-        return {self.clients.sessions[queue.destination.session]: why_to_end(queue) for queue in queues}
+        return {self.clients.sessions[queue.destination.session]: reason_to_close(queue) for queue in queues}
 
-    def stalled(self, bytes_taken: Callable[[ConnectionState], int]) -> tuple[ConnectionState, str] | None:
-        """To be called once a second or so: a connection that must be ended, and why. `bytes_taken` says how much its
+    def find_stalled(self, bytes_sent: Callable[[ConnectionState], int]) -> tuple[ConnectionState, str] | None:
+        """To be called once a second or so: a connection that must be ended, and why. `bytes_sent` says how much its
         socket has ever taken.
         """
-        needs_room = self.ledger.disk_level is not DiskLevel.PLENTY or self.memory.excess > 0
-        return self._spilling.stalled(self.clients.sessions, bytes_taken, needs_room=needs_room)
+        needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.excess > 0
+        return self._spilling.find_stalled(self.clients.sessions, bytes_sent, needs_space=needs_space)
 
     def stretch_windows(self) -> Iterator[None]:
         """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
@@ -342,9 +359,9 @@ class Engine:
             self._connecting.stretch_windows(session)
             yield
 
-    def let_unused_go(self) -> None:
+    def remove_unused_queues(self) -> None:
         """To be called once a second: queues go that nobody needs."""
-        if not self.ledger.is_stopped:
-            self._scheduler.let_go()
+        if not self.commit_state.is_stopped:
+            self._scheduler.remove_empty_queues()
             self._resident.forget_removed()
-            self._queues.let_some_unused_go()
+            self._queues.remove_some_unused()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
-LOOKED_AT_AT_ONCE = 50
+STEP_SIZE = 50
 """Queues, groups or messages that are looked at in one step."""
 
 
@@ -37,45 +37,45 @@ class Idle(Enum):
     JOINING = "joining"
     PAUSED = "paused"
     EXCLUSIVE = "exclusive"
-    COMPARED = "compared"
-    READ = "read"
+    SCANNING = "scanning"
+    READING = "reading"
     COMMITTING = "committing"
     GROUP = "group"
     DELAYED = "delayed"
     EMPTY = "empty"
-    NOT = ""
+    NOT_IDLE = ""
     """Something could come."""
 
 
-_ORDER = {why: place for place, why in enumerate(Idle)}
-_FOUND_OUT_FIRST = (Idle.COMPARED, Idle.READ)
+_ORDER = {reason: index for index, reason in enumerate(Idle)}
+_UNDECIDED = (Idle.SCANNING, Idle.READING)
 
-Why = tuple[int, Idle]
+LaneReason = tuple[int, Idle]
 """Of a lane: where what it says begins, as a sequence, and what it says."""
 
 
-def why_idle(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Idle]:
+def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Idle]:
     """Why nothing comes to a consumer, as of now, in steps. It may end meanwhile."""
-    of_itself = _of_itself(consumer)
-    if of_itself is not None:
-        return of_itself
-    look = _Look(engine, consumer)
+    own_reason = _own_reason(consumer)
+    if own_reason is not None:
+        return own_reason
+    inspection = _QueueInspection(engine, consumer)
     queues = consumer.all_queues()
     for number, queue in enumerate(queues, 1):
-        look.at(queue)
-        if number % LOOKED_AT_AT_ONCE == 0:
+        inspection.inspect(queue)
+        if number % STEP_SIZE == 0:
             yield
-    first = look.first()
+    first = inspection.first_reason()
     if first is not None:
         return first
     for number, queue in enumerate(queues, 1):
-        yield from look.behind(queue)
-        if number % LOOKED_AT_AT_ONCE == 0:
+        yield from inspection.inspect_waiting(queue)
+        if number % STEP_SIZE == 0:
             yield
-    return min(look.others, key=_ORDER.__getitem__, default=Idle.EMPTY)
+    return min(inspection.other_reasons, key=_ORDER.__getitem__, default=Idle.EMPTY)
 
 
-def _of_itself(consumer: BrokerConsumer) -> Idle | None:
+def _own_reason(consumer: BrokerConsumer) -> Idle | None:
     """Whatever is in its queues."""
     if consumer.is_suspended:
         return Idle.SUSPENDED
@@ -89,118 +89,118 @@ def _of_itself(consumer: BrokerConsumer) -> Idle | None:
     return None
 
 
-class _Look:
+class _QueueInspection:
     """At the queues of one consumer."""
 
     def __init__(self, engine: Engine, consumer: BrokerConsumer) -> None:
         self._engine = engine
         self._consumer = consumer
-        self._is_of_many = isinstance(consumer, Wildcard)
-        self._firsts: dict[int, Why] = {}
+        self._is_wildcard = isinstance(consumer, Wildcard)
+        self._first_reasons: dict[int, LaneReason] = {}
         """By rank, the first of all queues."""
-        self.others: set[Idle] = set()
+        self.other_reasons: set[Idle] = set()
         """What keeps back all there is in a queue, or all that is behind."""
 
-    def first(self) -> Idle | None:
+    def first_reason(self) -> Idle | None:
         """None if nothing is next."""
         committing = None
-        for _, (_, why) in sorted(self._firsts.items()):
-            if why is not Idle.COMMITTING:
+        for _, (_, reason) in sorted(self._first_reasons.items()):
+            if reason is not Idle.COMMITTING:
                 # What is being committed holds back its equals alone.
-                return why if why is Idle.NOT or committing is None else committing
-            committing = why
+                return reason if reason is Idle.NOT_IDLE or committing is None else committing
+            committing = reason
         return committing
 
-    def at(self, queue: Queue) -> None:
-        if self._is_of_many and not queue.waiting():
+    def inspect(self, queue: Queue) -> None:
+        if self._is_wildcard and not queue.waiting_count():
             return
         if queue.is_paused:
-            self.others.add(Idle.PAUSED)
+            self.other_reasons.add(Idle.PAUSED)
             return
         if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
-            self.others.add(Idle.EXCLUSIVE)
+            self.other_reasons.add(Idle.EXCLUSIVE)
             return
         scan = self._engine.selections.scan_of(self._consumer, queue)
-        for rank, why in self._in_order(queue, scan):
-            if why is None:
+        for rank, reason in self._reasons_by_rank(queue, scan):
+            if reason is None:
                 continue
-            if why[1] is Idle.DELAYED:
+            if reason[1] is Idle.DELAYED:
                 # It holds back all behind it.
-                self.others.add(Idle.DELAYED)
+                self.other_reasons.add(Idle.DELAYED)
                 return
-            self._firsts[rank] = min(why, self._firsts.get(rank, why), key=lambda one: one[0])
-            if why[1] in _FOUND_OUT_FIRST:
+            self._first_reasons[rank] = min(reason, self._first_reasons.get(rank, reason), key=lambda one: one[0])
+            if reason[1] in _UNDECIDED:
                 return
 
-    def _in_order(self, queue: Queue, scan: Scan | None) -> Iterator[tuple[int, Why | None]]:
+    def _reasons_by_rank(self, queue: Queue, scan: Scan | None) -> Iterator[tuple[int, LaneReason | None]]:
         if scan is None:
             for lane in queue.lanes:
-                yield lane.rank, self._of_lane(lane)
+                yield lane.rank, self._lane_reason(lane)
         else:
-            for rank, place in scan.places.items():
-                yield rank, self._of_place(place)
+            for rank, cursor in scan.cursors.items():
+                yield rank, self._cursor_reason(cursor)
 
-    def _of_lane(self, lane: Lane) -> Why | None:
+    def _lane_reason(self, lane: Lane) -> LaneReason | None:
         entry = lane.head()
         if entry is None:
             if lane.needs_page:
-                return lane.horizon + 1, Idle.READ
+                return lane.horizon + 1, Idle.READING
             if not lane.unread:
                 return None
             entry = lane.recent[0]
-            if lane.out_of_turn is not None and lane.out_of_turn.plucked:
-                entry = min(entry, *lane.out_of_turn.plucked.values(), key=lambda one: one.sequence)
+            if lane.selected is not None and lane.selected.loaded_early:
+                entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
         if entry.due_us and entry.batch <= self._engine.last_committed:
             return entry.sequence, Idle.DELAYED
-        return self._of_entry(entry)
+        return self._entry_reason(entry)
 
-    def _of_place(self, place: ScanCursor) -> Why | None:
-        if isinstance(place, GroupScanCursor):
-            is_hungry = place.is_hungry
-            entry, must_wait = place.first_for(self._consumer)
+    def _cursor_reason(self, cursor: ScanCursor) -> LaneReason | None:
+        if isinstance(cursor, GroupScanCursor):
+            needs_refill = cursor.needs_refill
+            entry, must_wait = cursor.first_for(self._consumer)
             # Only dispatch asks for more.
-            place.is_hungry = is_hungry
+            cursor.needs_refill = needs_refill
             if entry is None:
-                return (0, Idle.COMPARED) if must_wait else None
+                return (0, Idle.SCANNING) if must_wait else None
         else:
-            entry = place.first()
+            entry = cursor.first()
             if entry is None:
-                return (place.position + 1, Idle.COMPARED) if place.is_behind else None
-        return self._of_entry(entry)
+                return (cursor.position + 1, Idle.SCANNING) if cursor.is_unfinished else None
+        return self._entry_reason(entry)
 
-    def _of_entry(self, entry: Entry) -> Why:
+    def _entry_reason(self, entry: Entry) -> LaneReason:
         if entry.batch > self._engine.last_committed:
             return entry.sequence, Idle.COMMITTING
         if entry.message is None:
-            return entry.sequence, Idle.READ
-        return entry.sequence, Idle.DELAYED if entry.due_us else Idle.NOT
+            return entry.sequence, Idle.READING
+        return entry.sequence, Idle.DELAYED if entry.due_us else Idle.NOT_IDLE
 
-    def behind(self, queue: Queue) -> Generator[None, None, None]:
+    def inspect_waiting(self, queue: Queue) -> Generator[None, None, None]:
         """What waits in a queue of which nothing is next: in others' groups, or for its next try."""
         scan = self._engine.selections.scan_of(self._consumer, queue)
-        places = [] if scan is None else list(scan.places.values())
-        for place in places:
-            if isinstance(place, GroupScanCursor):
-                for number, group in enumerate(place.groups(), 1):
-                    if place.waits_for_another(group, self._consumer):
-                        self.others.add(Idle.GROUP)
+        cursors = [] if scan is None else list(scan.cursors.values())
+        for cursor in cursors:
+            if isinstance(cursor, GroupScanCursor):
+                for number, group in enumerate(cursor.groups(), 1):
+                    if cursor.is_waiting_elsewhere(group, self._consumer):
+                        self.other_reasons.add(Idle.GROUP)
                         return
-                    if number % LOOKED_AT_AT_ONCE == 0:
+                    if number % STEP_SIZE == 0:
                         yield
         for lane in queue.lanes:
             for number, entry in enumerate(list(lane.delayed.values()), 1):
-                if self._is_wanted(scan, entry):
-                    is_open = not entry.group or self._is_open(queue, entry.group)
-                    self.others.add(Idle.DELAYED if is_open else Idle.GROUP)
+                if self._may_match(scan, entry):
+                    is_open = not entry.group or self._is_group_open(queue, entry.group)
+                    self.other_reasons.add(Idle.DELAYED if is_open else Idle.GROUP)
                     if not (is_open and queue.has_groups):
                         return
-                if number % LOOKED_AT_AT_ONCE == 0:
+                if number % STEP_SIZE == 0:
                     yield
 
-    def _is_wanted(self, scan: Scan | None, entry: Entry) -> bool:
+    def _may_match(self, scan: Scan | None, entry: Entry) -> bool:
         """What a body that is not in memory says is not known, and counts as wanted."""
         selector = None if scan is None else scan.selector
         return selector is None or entry.message is None or selector.matches(entry.message)
 
-    def _is_open(self, queue: Queue, group: str) -> bool:
+    def _is_group_open(self, queue: Queue, group: str) -> bool:
         return not queue.has_groups or self._engine.selections.groups_of(queue).is_open_to(self._consumer, group)

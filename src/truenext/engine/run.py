@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from truenext.engine.commands.connecting import Connecting
     from truenext.engine.memory.delays import Delays
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.endings import Endings
     from truenext.engine.queues.queues import Queues
+    from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.queue import Entry, Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
     from truenext.engine.writing.producers import Producers
 
 
 class EngineRun:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         clients: Clients,
         delays: Delays,
         resident: ResidentSet,
         queues: Queues,
-        endings: Endings,
+        subscription_cleanup: SubscriptionCleanup,
         scheduler: Scheduler,
         producers: Producers,
         connecting: Connecting,
         *,
         redelivered_below: int,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._clients = clients
         self._delays = delays
         self._resident = resident
         self._queues = queues
-        self._endings = endings
+        self._subscription_cleanup = subscription_cleanup
         self._scheduler = scheduler
         self._producers = producers
         self._connecting = connecting
@@ -75,32 +75,32 @@ class EngineRun:
 
     def start(self, *, after_clean_stop: bool = True) -> None:
         """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
-        ledger = self._ledger
+        commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
         for name in list(queues.hidden):
-            if name and queues.scheduled(name) and name not in queues.by_name:
-                queues.make(Destination(DestinationKind.QUEUE, name))
-        every = [*queues.by_name.values(), *self._endings.queues()]
+            if name and queues.scheduled_count(name) and name not in queues.by_name:
+                queues.create(Destination(DestinationKind.QUEUE, name))
+        all_queues = [*queues.by_name.values(), *self._subscription_cleanup.queues()]
         # The history knows queues by their names: what is left of ended ones counts with what is in the queue of now.
         counts: Counter[str] = Counter()
-        for queue in every:
-            counts[queue.name] += queue.waiting()
-        for queue in every:
+        for queue in all_queues:
+            counts[queue.name] += queue.waiting_count()
+        for queue in all_queues:
             if count := counts.pop(queue.name, 0):
                 self._events.recovered(queue, count)
             if queue.is_paused:
                 self._events.paused(queue)
-            queue.used_us = ledger.now_us
-        ledger.batch.clean_stop = False
-        ledger.batch.redelivered_below = self._redelivered_below
-        ledger.request_sequences()
-        ledger.is_awaited = True
+            queue.used_us = commit_state.now_us
+        commit_state.batch.clean_stop = False
+        commit_state.batch.redelivered_below = self._redelivered_below
+        commit_state.request_sequences()
+        commit_state.is_awaited = True
 
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
         due, and pages are not looked at: what waits is about to be written down."""
-        self._ledger.is_stopped = True
+        self._commit_state.is_stopped = True
         for session in list(self._clients.sessions.values()):
             self._connecting.disconnect(session, is_clean=True)
 
@@ -110,25 +110,25 @@ class EngineRun:
 
         Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
         """
-        ledger = self._ledger
-        lasting = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
+        commit_state = self._commit_state
+        permanent = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
         # Some may leave memory in between, and with that their lanes.
-        waiting = [entry for queue in lasting for lane in queue.lanes for entry in lane]
+        waiting = [entry for queue in permanent for lane in queue.lanes for entry in lane]
         for entry in waiting + self._resident.awaiting_dead_letter():
-            if ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                yield ledger.hand_over()
-            self._write_down(entry)
+            if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield commit_state.close_batch()
+            self._store_entry(entry)
         for name, state in self._producers.unstored():
-            if ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
-                yield ledger.hand_over()
-            ledger.batch.producers[name] = state
-            ledger.batch.size += len(name)
-        ledger.batch.clean_stop = True
-        yield ledger.hand_over()
+            if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                yield commit_state.close_batch()
+            commit_state.batch.producers[name] = state
+            commit_state.batch.size += len(name)
+        commit_state.batch.clean_stop = True
+        yield commit_state.close_batch()
 
-    def _write_down(self, entry: Entry) -> None:
+    def _store_entry(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
-        if entry.stored is None:
-            put(self._ledger.batch, entry)
+        if entry.store_batch is None:
+            put(self._commit_state.batch, entry)
         if entry.deliveries or entry.attempts:
-            mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            mark(self._commit_state.batch, entry, self._delays.due_ms(entry))

@@ -12,8 +12,8 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.memory import UNSENT_MARK_MIN
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.memory import UNSENT_THRESHOLD_MIN
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.state.wildcard import Wildcard
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.order import RANKS
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
     from truenext.engine.engine import Engine
     from truenext.engine.selecting.scan import Scan
-    from truenext.engine.selecting.selecting import Selecting
+    from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
 _sequence = attrgetter("sequence")
 
-WANTED_MAX = 2000
+COMPARED_MAX = 2000
 """Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""
 
 QUEUES_MAX = 1000
 """Queues that one look looks at; the next one goes on behind them."""
 
-QUEUES_AT_ONCE = 50
+QUEUES_PER_STEP = 50
 """Of these, queues that one step looks at."""
 
-CONSUMERS_AT_ONCE = 500
+CONSUMERS_PER_STEP = 500
 """Consumers that are found in one step."""
 
 STUCK_MS = 5000
@@ -52,90 +52,92 @@ class StuckAudit:
     def __init__(self) -> None:
         self._since: dict[Queue, int] = {}
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
-        self._said: set[Queue] = set()
-        self._selective: dict[Queue, _Selective] = {}
-        self._round: dict[Queue, list[BrokerConsumer]] = {}
+        self._reported: set[Queue] = set()
+        self._selective_checks: dict[Queue, _SelectiveCheck] = {}
+        self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
         """The queues that had consumers when the round began, and these: each is looked at once in it."""
-        self._left: list[Queue] = []
+        self._remaining: list[Queue] = []
         """Those of them that were not looked at yet."""
 
-    def look(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
+    def check(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
         """To be done from time to time, each step of it right behind a turn; `read_lanes` says of which lanes a page is
         being read.
 
         Returns the queues that have been so for longer than STUCK_MS by now, each once.
         """
-        if not self._left:
+        if not self._remaining:
             yield from self._start_round(engine)
-        enough = max(0, len(self._left) - QUEUES_MAX)
-        while len(self._left) > enough:
-            some = self._left[max(enough, len(self._left) - QUEUES_AT_ONCE) :]
-            del self._left[-len(some) :]
-            self._look_at(some, engine, read_lanes())
+        stop_at = max(0, len(self._remaining) - QUEUES_MAX)
+        while len(self._remaining) > stop_at:
+            queues = self._remaining[max(stop_at, len(self._remaining) - QUEUES_PER_STEP) :]
+            del self._remaining[-len(queues) :]
+            self._check_queues(queues, engine, read_lanes())
             yield
         now_ms = engine.now_ms
-        too_long = {queue for queue, since_ms in self._since.items() if now_ms - since_ms > STUCK_MS}
-        news = [queue for queue in too_long if queue not in self._said]
-        self._said = too_long
-        return news
+        overdue = {queue for queue, since_ms in self._since.items() if now_ms - since_ms > STUCK_MS}
+        new = [queue for queue in overdue if queue not in self._reported]
+        self._reported = overdue
+        return new
 
     def _start_round(self, engine: Engine) -> Generator[None, None, None]:
         consumers_of: dict[Queue, list[BrokerConsumer]] = {}
-        self._round = consumers_of
+        self._consumers_by_queue = consumers_of
         number = 0
         for session in list(engine.sessions()):
             for consumer in list(session.consumers.values()):
                 for queue in consumer.all_queues():
                     consumers_of.setdefault(queue, []).append(consumer)
                     number += 1
-                    if number % CONSUMERS_AT_ONCE == 0:
+                    if number % CONSUMERS_PER_STEP == 0:
                         yield
-        self._left = list(consumers_of)
+        self._remaining = list(consumers_of)
         self._since = {queue: since_ms for queue, since_ms in self._since.items() if queue in consumers_of}
-        for number, queue in enumerate(list(self._selective), 1):
+        for number, queue in enumerate(list(self._selective_checks), 1):
             if queue not in consumers_of:
-                del self._selective[queue]
-            if number % CONSUMERS_AT_ONCE == 0:
+                del self._selective_checks[queue]
+            if number % CONSUMERS_PER_STEP == 0:
                 yield
 
-    def _look_at(self, some: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
+    def _check_queues(self, queues: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
         now_ms = engine.now_ms
-        times = (now_ms, engine.ledger.now_us)
+        times = (now_ms, engine.commit_state.now_us)
         committed = engine.last_committed
         unsent_max = _unsent_max(engine)
-        those_who_wait = _ThoseWhoWait(engine, read_lanes)
-        for queue in some:
-            known = self._round.pop(queue)
-            since_ms, selective = self._since.pop(queue, now_ms), self._selective.pop(queue, None)
+        blocked_wildcards = _BlockedWildcards(engine, read_lanes)
+        for queue in queues:
+            consumers_of_queue = self._consumers_by_queue.pop(queue)
+            since_ms, selective = self._since.pop(queue, now_ms), self._selective_checks.pop(queue, None)
             if all(map(_is_empty, queue.lanes)):
                 continue
             consumers = [
                 consumer
-                for consumer in _with_credit(queue, [one for one in known if one.is_subscribed], unsent_max)
-                if consumer not in those_who_wait
+                for consumer in _with_credit(
+                    queue, [one for one in consumers_of_queue if one.is_subscribed], unsent_max
+                )
+                if consumer not in blocked_wildcards
             ]
             if not consumers:
                 continue
-            selecting = engine.selections.of_queue.get(queue)
+            selection = engine.selections.by_queue.get(queue)
             with_scans = (
-                [] if selecting is None else [one for one in consumers if selecting.scans_of.of(one, queue) is not None]
+                [] if selection is None else [one for one in consumers if selection.scans_of.of(one, queue) is not None]
             )
-            is_stuck = len(with_scans) < len(consumers) and _keeps_waiting(queue, committed, read_lanes, *times)
-            if selecting is not None and with_scans:
-                self._selective[queue] = selective or _Selective()
-                is_stuck |= self._selective[queue].keep_waiting(selecting, with_scans, committed, *times)
+            is_stuck = len(with_scans) < len(consumers) and _has_ready(queue, committed, read_lanes, *times)
+            if selection is not None and with_scans:
+                self._selective_checks[queue] = selective or _SelectiveCheck()
+                is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times)
             if is_stuck:
                 self._since[queue] = since_ms
 
     def stuck(self, now_ms: int) -> list[tuple[Queue, int]]:
         """The queues that were stuck at the last look, and for how many milliseconds each has been by now."""
-        return [(queue, now_ms - self._since[queue]) for queue in sorted(self._said, key=lambda queue: queue.name)]
+        return [(queue, now_ms - self._since[queue]) for queue in sorted(self._reported, key=lambda queue: queue.name)]
 
 
 def _unsent_max(engine: Engine) -> int:
     """So many bytes may wait for a connection's socket before its consumers have no credit."""
-    mark = max(engine.memory.limit // 4, UNSENT_MARK_MIN)
-    return 1 if sum(session.unsent_bytes for session in engine.sessions()) > mark else UNSENT_BYTES_MAX
+    threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
+    return 1 if sum(session.unsent_bytes for session in engine.sessions()) > threshold else UNSENT_BYTES_MAX
 
 
 def _with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int) -> list[BrokerConsumer]:
@@ -151,13 +153,13 @@ def _with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int)
     ]
 
 
-class _ThoseWhoWait:
+class _BlockedWildcards:
     """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
 
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
         self._is_wildcard_commit_under_way = engine.is_wildcard_commit_under_way
         self._queues_read = {lane.queue for lane in read_lanes}
-        self._selecting_of = engine.selections.of_queue
+        self._selections_by_queue = engine.selections.by_queue
         self._known: dict[BrokerConsumer, bool] = {}
 
     def __contains__(self, consumer: BrokerConsumer) -> bool:
@@ -165,20 +167,20 @@ class _ThoseWhoWait:
             return False
         if self._is_wildcard_commit_under_way:
             return True
-        waits = self._known.get(consumer)
-        if waits is None:
+        is_blocked = self._known.get(consumer)
+        if is_blocked is None:
             queues = consumer.all_queues()
-            waits = consumer.is_joining or any(
-                queue in self._queues_read or self._is_compared(queue) for queue in queues
+            is_blocked = consumer.is_joining or any(
+                queue in self._queues_read or self._is_scanned(queue) for queue in queues
             )
-            self._known[consumer] = waits
-        return waits
+            self._known[consumer] = is_blocked
+        return is_blocked
 
-    def _is_compared(self, queue: Queue) -> bool:
-        selecting = self._selecting_of.get(queue)
-        if selecting is None:
+    def _is_scanned(self, queue: Queue) -> bool:
+        selection = self._selections_by_queue.get(queue)
+        if selection is None:
             return False
-        return bool(selecting.behind) or any(lane.looks for lane in queue.lanes)
+        return bool(selection.unfinished) or any(lane.side_reads for lane in queue.lanes)
 
 
 class _Receiver:
@@ -186,9 +188,9 @@ class _Receiver:
     groups, one of them.
     """
 
-    def __init__(self, consumer: BrokerConsumer, scan: Scan, selecting: Selecting, now_us: int) -> None:
+    def __init__(self, consumer: BrokerConsumer, scan: Scan, selection: QueueSelection, now_us: int) -> None:
         self._consumer = consumer
-        self._groups = selecting.groups
+        self._groups = selection.groups
         self._selector = scan.selector
         self._now_us = now_us
 
@@ -210,7 +212,7 @@ class _Receiver:
         )
 
 
-class _Selective:
+class _SelectiveCheck:
     """What waits in memory in a queue for consumers with selectors, or where there are groups; what nobody wants does
     not.
 
@@ -221,26 +223,26 @@ class _Selective:
     def __init__(self) -> None:
         self._suspects: dict[str | int, Entry] = {}
         """By selector, or, where there are groups, by the consumer's number."""
-        self._after = (0, 0)
+        self._position = (0, 0)
         """Rank and sequence up to which the queue was looked at."""
 
-    def keep_waiting(
-        self, selecting: Selecting, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
+    def has_ready(
+        self, selection: QueueSelection, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
         """True if one of them could take a message that is ready for it."""
         receivers: dict[str | int, _Receiver] = {}
         for one in consumers:
-            scan = selecting.scans_of.of(one, selecting.queue)
+            scan = selection.scans_of.of(one, selection.queue)
             assert scan is not None, "these have one"
             selector = scan.selector
-            key = one.number if selecting.groups is not None or selector is None else selector.text
-            receivers.setdefault(key, _Receiver(one, scan, selecting, now_us))
-        some = self._some(selecting.queue)
+            key = one.number if selection.groups is not None or selector is None else selector.text
+            receivers.setdefault(key, _Receiver(one, scan, selection, now_us))
+        entries = self._next_entries(selection.queue)
         ready: dict[str | int, Entry] = {}
         for key, receiver in receivers.items():
             suspect = self._suspects.get(key)
-            known = [] if suspect is None or suspect.has_left_lane else [suspect]
-            for entry in (*known, *some):
+            known = [] if suspect is None or suspect.is_out_of_lane else [suspect]
+            for entry in (*known, *entries):
                 message = entry.message
                 if message is None or entry.batch > committed or entry.due_us > now_us:
                     continue
@@ -252,76 +254,76 @@ class _Selective:
         self._suspects = ready
         return bool(ready)
 
-    def _some(self, queue: Queue) -> list[Entry]:
+    def _next_entries(self, queue: Queue) -> list[Entry]:
         """What follows where the last look ended."""
-        rank, after_sequence = self._after
-        lane = queue.lane_if_there(rank)
+        rank, after_sequence = self._position
+        lane = queue.find_lane(rank)
         if lane is None:
-            self._after = ((rank + 1) % len(RANKS), 0)
-            return [] if self._after == (0, 0) else self._some(queue)
-        some = lane.between(after_sequence, WHOLE, most=WANTED_MAX, with_delayed=False)
-        if len(some) == WANTED_MAX:
-            self._after = (rank, some[-1].sequence)
-            return some
-        self._after = ((rank + 1) % len(RANKS), 0)
+            self._position = ((rank + 1) % len(RANKS), 0)
+            return [] if self._position == (0, 0) else self._next_entries(queue)
+        entries = lane.between(after_sequence, UNBOUNDED, limit=COMPARED_MAX, with_delayed=False)
+        if len(entries) == COMPARED_MAX:
+            self._position = (rank, entries[-1].sequence)
+            return entries
+        self._position = ((rank + 1) % len(RANKS), 0)
         # Most lanes are empty.
-        return some if some or self._after == (0, 0) else self._some(queue)
+        return entries if entries or self._position == (0, 0) else self._next_entries(queue)
 
 
 def _is_held_back(entry: Entry, receiver: _Receiver, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
-    before = [one for one in (*in_flight, *lane.again(), *lane.recent) if one.batch > committed]
-    if _holds(lane.queue):
+    earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.recent) if one.batch > committed]
+    if _holds_back(lane.queue):
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
-        waiting = (one for each in lanes for one in each.again() if one.due_us > now_us)
-        before += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
-    return any(receiver.could_take(one) for one in before if one.lane is not lane or one.sequence < entry.sequence)
+        waiting = (one for each in lanes for one in each.requeued_entries() if one.due_us > now_us)
+        earlier += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
+    return any(receiver.could_take(one) for one in earlier if one.lane is not lane or one.sequence < entry.sequence)
 
 
-def _holds(queue: Queue) -> bool:
+def _holds_back(queue: Queue) -> bool:
     return queue.policy.while_waiting is WhileWaiting.BLOCK
 
 
 def _is_empty(lane: Lane) -> bool:
-    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.returned or lane.out_of_turn)
+    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.requeued or lane.selected)
 
 
 class _FirstReady(Enum):
     MEMORY = 1
     STORE = 2
-    NOWHERE = 3
+    NONE = 3
     """Nothing is ready, here and in the lanes behind: a failed message holds them back."""
 
 
-def _keeps_waiting(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
+def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
     """A message is ready that nobody is about to dispatch or to read."""
     for lane in queue.lanes:
         if _is_empty(lane):
             continue
-        place = _first_ready(lane, committed, now_ms, now_us)
-        if place is _FirstReady.NOWHERE:
+        location = _first_ready(lane, committed, now_ms, now_us)
+        if location is _FirstReady.NONE:
             return False
-        if place is _FirstReady.MEMORY:
+        if location is _FirstReady.MEMORY:
             return True
-        if place is _FirstReady.STORE:
+        if location is _FirstReady.STORE:
             return lane not in read_lanes
     return False
 
 
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReady | None:
     """Where the first message of a lane is, if that is ready."""
-    is_in_store_alone = lane.unread > len(lane.recent)
-    for entry in lane.between(0, WHOLE):
+    has_unread = lane.unread > len(lane.recent)
+    for entry in lane.between(0, UNBOUNDED):
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:
             if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
-                return _FirstReady.NOWHERE
+                return _FirstReady.NONE
             continue
-        if entry.message is None or (is_in_store_alone and entry.sequence > lane.horizon):
+        if entry.message is None or (has_unread and entry.sequence > lane.horizon):
             return _FirstReady.STORE
         if not 0 < entry.message.expires_ms <= now_ms:
             return _FirstReady.MEMORY
-    return _FirstReady.STORE if is_in_store_alone else None
+    return _FirstReady.STORE if has_unread else None

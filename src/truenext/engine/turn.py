@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
     from truenext.engine.memory.reading import Reading
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.timers import TimerRead, Timers, TimersRead
+    from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.pages import Found, PageRead, Read
+    from truenext.engine.state.pages import PageMessage, PageResult, Read
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.background_task import BackgroundTask
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 
 class Effects(NamedTuple):
@@ -59,7 +59,7 @@ class Effects(NamedTuple):
 class Turn:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         clients: Clients,
         queues: Queues,
@@ -77,10 +77,10 @@ class Turn:
         timers: Sequence[Timers],
         before: Sequence[BackgroundTask],
         after: Sequence[BackgroundTask],
-        committed: Sequence[Callable[[], object]],
+        on_committed: Sequence[Callable[[], object]],
     ) -> None:
-        """Work goes on in this order, `before` dispatch or `after` it. `committed` is told of each durable batch."""
-        self._ledger = ledger
+        """Work goes on in this order, `before` dispatch or `after` it. `on_committed` is told of each durable batch."""
+        self._commit_state = commit_state
         self._events = events
         self._clients = clients
         self._queues = queues
@@ -97,8 +97,8 @@ class Turn:
         self._timers = timers
         self._before = [(work.source, work) for work in before]
         self._after = [(work.source, work) for work in after]
-        self._tell_committed = committed
-        self._early_pages: list[tuple[Read, PageRead]] = []
+        self._on_committed = on_committed
+        self._early_pages: list[tuple[Read, PageResult]] = []
         """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
 
     # ---- Whether there is anything to do ----
@@ -106,19 +106,21 @@ class Turn:
     @property
     def has_work(self) -> bool:
         """A turn would do something."""
-        ledger = self._ledger
-        if ledger.touched or ledger.touched_wildcards or ledger.has_answers:
+        commit_state = self._commit_state
+        if commit_state.touched or commit_state.touched_wildcards or commit_state.has_answers:
             return True
-        if not ledger.busy or ledger.is_stopped:
+        if not commit_state.active_work or commit_state.is_stopped:
             return False
-        return any(source in ledger.busy and work.is_due() for source, work in (*self._before, *self._after))
+        return any(
+            source in commit_state.active_work and work.is_due() for source, work in (*self._before, *self._after)
+        )
 
     @property
     def next_due_ms(self) -> int | None:
         """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
         is known only when something else has happened.
         """
-        busy = self._ledger.busy
+        busy = self._commit_state.active_work
         if not busy:
             return None
         times = [work.next_due_ms() for source, work in (*self._before, *self._after) if source in busy]
@@ -126,27 +128,27 @@ class Turn:
 
     # ---- One pass ----
 
-    def take(self) -> Effects:
+    def run(self) -> Effects:
         """Go on with all work, and dispatch wherever something changed; hand over what was to be said since the last
         turn."""
-        ledger = self._ledger
-        ledger.request_some_sequences()
+        commit_state = self._commit_state
+        commit_state.request_sequences_if_low()
         # With nothing to do all of this must cost next to nothing: somebody sends one message after the other.
-        looks = self._go_on(self._before) if ledger.busy else []
+        work_reads = self._run_work(self._before) if commit_state.active_work else []
         deliveries: Deliveries = {}
-        if ledger.touched or ledger.touched_wildcards:
+        if commit_state.touched or commit_state.touched_wildcards:
             self._dispatch(deliveries)
         reads = self._reading.take_reads()
-        reads += looks
-        if ledger.busy:
-            reads += self._go_on(self._after)
+        reads += work_reads
+        if commit_state.active_work:
+            reads += self._run_work(self._after)
         for read in reads:
             read.start()
-        timer_reads = [wanted for timers in self._timers if (wanted := timers.wanted()) is not None]
+        timer_reads = [page for timers in self._timers if (page := timers.next_read()) is not None]
         for consumer in deliveries:
             consumer.session.served[consumer] = None
         return Effects(
-            ledger.take_answers(),
+            commit_state.take_answers(),
             deliveries,
             reads,
             self._browsing.take_slices(),
@@ -155,49 +157,49 @@ class Turn:
             self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
 
-    def _go_on(self, works: list[tuple[object, BackgroundTask]]) -> list[Read]:
+    def _run_work(self, works: list[tuple[object, BackgroundTask]]) -> list[Read]:
         """Returns the pages that are wanted."""
-        ledger = self._ledger
-        wanted: list[Read] = []
+        commit_state = self._commit_state
+        reads: list[Read] = []
         for source, work in works:
-            if source not in ledger.busy or ledger.is_stopped:
+            if source not in commit_state.active_work or commit_state.is_stopped:
                 continue
             if work.is_due():
-                wanted += work.step()
+                reads += work.step()
             if not work.has_any:
-                ledger.busy.pop(source, None)
-        return wanted
+                commit_state.active_work.pop(source, None)
+        return reads
 
     def _dispatch(self, deliveries: Deliveries) -> None:
-        ledger = self._ledger
-        touched, ledger.touched = ledger.touched, {}
-        wildcards, ledger.touched_wildcards = ledger.touched_wildcards, {}
-        joint: list[Queue] = []
-        now_us = ledger.now_us
+        commit_state = self._commit_state
+        touched, commit_state.touched = commit_state.touched, {}
+        wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
+        shared: list[Queue] = []
+        now_us = commit_state.now_us
         for queue in touched:
             queue.used_us = now_us
             if queue.has_wildcards:
-                joint.append(queue)
+                shared.append(queue)
                 continue
             if queue.is_paused:
                 continue
             lane = self._dispatcher.dispatch(queue, deliveries)
             if lane is not None:
-                self._reading.ask(lane)
+                self._reading.request_page(lane)
             if queue.watcher is not None:
-                self._selections.go_on_in(queue)
-        together = self._dispatch_together(joint, wildcards, deliveries) if joint or wildcards else None
+                self._selections.activate_queue(queue)
+        wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
         if self._pull_requests.open:
             self._pull_requests.spend(deliveries)
         if self._pull_requests.no_wait:
-            self._nothing_ready.look(touched, together)
+            self._nothing_ready.check(touched, wildcard_dispatch)
 
-    def _dispatch_together(
-        self, joint: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
+    def _dispatch_wildcards(
+        self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
     ) -> WildcardDispatch:
         """Queues from which somebody takes who takes from others as well."""
         dispatch = WildcardDispatch(
-            self._ledger,
+            self._commit_state,
             self._events,
             self._clients,
             self._selections,
@@ -205,58 +207,58 @@ class Turn:
             self._dispatcher,
             deliveries,
         )
-        for lane in dispatch.run(joint, wildcards):
-            self._reading.ask(lane)
-        for queue in dispatch.looked_at():
-            self._selections.go_on_in(queue)
+        for lane in dispatch.run(shared, wildcards):
+            self._reading.request_page(lane)
+        for queue in dispatch.queried_queues():
+            self._selections.activate_queue(queue)
         return dispatch
 
     # ---- What was read, and what is durable ----
 
-    def page_read(self, read: Read, page: PageRead) -> None:
+    def page_read(self, read: Read, page: PageResult) -> None:
         """What a turn wanted to be read is there.
 
         Raises: StoreError if the store has lost something.
         """
-        ledger = self._ledger
-        if ledger.is_stopped:
+        commit_state = self._commit_state
+        if commit_state.is_stopped:
             return
-        if read.waits_for_commit and page.as_of > ledger.committed:
+        if read.waits_for_commit and page.as_of > commit_state.committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
             self._early_pages.append((read, page))
             return
         queue = read.lane.queue
-        is_for_consumers = read.is_for_consumers and self._queues.is_there(queue)
-        if is_for_consumers and not queue.has_groups and any(map(_is_of_group, page.found)):
+        is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
+        if is_for_consumers and not queue.has_groups and any(map(_has_group, page.messages)):
             self._selections.start_groups(queue)
         read.on_page(page)
-        read.end()
-        self._resident.page_was_taken_in(read.lane)
+        read.finish()
+        self._resident.on_page_applied(read.lane)
         if is_for_consumers:
-            for entry in self._reading.take_waiting():
+            for entry in self._reading.take_delayed():
                 self._events.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
             for entry in self._reading.take_failed():
                 self._outcomes.dead_letter(entry)
-            ledger.touched[queue] = None
+            commit_state.touched[queue] = None
 
-    def timers_read(self, read: TimerRead, page: TimersRead) -> None:
+    def timers_read(self, read: TimerRead, page: TimersResult) -> None:
         """The timers that a turn wanted are there."""
         for timers in self._timers:
             timers.page_read(read, page)
 
     def committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it."""
-        ledger = self._ledger
-        ledger.start_committed(batch)
-        for tell in self._tell_committed:
-            tell()
-        ledger.touch_waiting()
+        commit_state = self._commit_state
+        commit_state.set_committed(batch)
+        for callback in self._on_committed:
+            callback()
+        commit_state.touch_waiting_queues()
         if self._early_pages:
             pages, self._early_pages = self._early_pages, []
             for read, page in pages:
                 self.page_read(read, page)
-        ledger.end_committed()
+        commit_state.queue_waiting_answers()
 
 
-def _is_of_group(found: Found) -> bool:
+def _has_group(found: PageMessage) -> bool:
     return found.message is not None and found.message.group != ""

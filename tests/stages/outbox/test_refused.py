@@ -19,7 +19,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number, Text, run, until
 from truenext.destination import Destination
 from truenext.engine.queues.queues import Queues
-from truenext.engine.queues.unused import no_room
+from truenext.engine.queues.unused import no_memory_error
 from truenext.stage import Service
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import applied_schema
@@ -148,15 +148,15 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
     """Fixed: all that had a number together, and all that was begun later, waited for room for one queue."""
     shop = Shop()
     full = shop.app.remote("full", Number)
-    can_make = Queues._check_can_make
+    can_make = Queues._check_can_create
     is_full = True
 
     def unless_full(queues: Queues, destination: Destination) -> bool:
         if is_full and destination.name == "full":
-            raise no_room(len(queues.by_name), queues._memory)
+            raise no_memory_error(len(queues.by_name), queues._memory)
         return can_make(queues, destination)
 
-    monkeypatch.setattr(Queues, "_check_can_make", unless_full)
+    monkeypatch.setattr(Queues, "_check_can_create", unless_full)
 
     def begin(sizes: range) -> None:
         for size in sizes:

@@ -630,5 +630,5 @@ class SessionCore:
 PULLED_MAX = 1000
 """Messages that are asked for at once."""
 
-_MAY_COME = frozenset({"", "read", "compared", "committing", "joining", "unread"})
+_MAY_COME = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
 """Of the reasons why nothing comes those that pass by themselves. Source: docs/stomp.md, `idle`"""

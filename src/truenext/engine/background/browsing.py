@@ -17,9 +17,9 @@ from heapq import merge
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.engine.state.causes import causes_size, completed, of_store
-from truenext.engine.state.pages import Look, PageRead, damage
-from truenext.engine.state.queue import WHOLE, Entry, is_given_up
+from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
+from truenext.engine.state.pages import PageResult, SideRead, damage_error
+from truenext.engine.state.queue import UNBOUNDED, Entry, is_given_up
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import Browser
     from truenext.engine.state.memory import Memory
-    from truenext.engine.state.pages import Found
+    from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Lane
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 class BrowseSlice(NamedTuple):
@@ -42,10 +42,10 @@ class BrowseSlice(NamedTuple):
     """That was all."""
 
 
-class BrowseRead(Look):
+class BrowseRead(SideRead):
     """A page that is read to be shown, and not for its lane."""
 
-    __slots__ = ("_browsing", "browser", "last_sequence", "recent", "strays")
+    __slots__ = ("_browsing", "browser", "last_sequence", "recent", "selected")
 
     waits_for_commit = False
 
@@ -60,12 +60,10 @@ class BrowseRead(Look):
             entry.sequence: entry for entry in lane.between(max(self.after_sequence, lane.horizon), self.last_sequence)
         }
         """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
-        self.strays: set[int] = (
-            set() if lane.out_of_turn is None else lane.out_of_turn.strays.keys() - self.recent.keys()
-        )
+        self.selected: set[int] = set() if lane.selected is None else lane.selected.entries.keys() - self.recent.keys()
         """What consumers hold of it; the page may show it."""
 
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         self._browsing.page_read(self, page)
 
 
@@ -79,18 +77,18 @@ class BrowseReadOne(BrowseRead):
         self.after_sequence = entry.sequence - 1
         self.last_sequence = entry.sequence
         self.recent = {}
-        self.strays = set()
+        self.selected = set()
         self.entry = entry
 
 
 class Browsing(BackgroundTask):
-    __slots__ = ("_clients", "_ledger", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
+    __slots__ = ("_clients", "_commit_state", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
 
     def __init__(
-        self, ledger: Ledger, memory: Memory, clients: Clients, queues: Queues, *, redelivered_below: int
+        self, commit_state: CommitState, memory: Memory, clients: Clients, queues: Queues, *, redelivered_below: int
     ) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._redelivered_below = redelivered_below
         self._clients = clients
@@ -98,43 +96,43 @@ class Browsing(BackgroundTask):
         self._shown: list[BrowseSlice] = []
         self._reading: BrowseRead | None = None
         """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
-        self._page: tuple[BrowseRead, PageRead] | None = None
+        self._page: tuple[BrowseRead, PageResult] | None = None
         """A page that was not looked at yet."""
 
     def start(self, browser: Browser) -> None:
         """Somebody wants to be shown what waits in a queue."""
-        self._clients.browsing[browser] = None
-        self._ledger.busy[self] = None
+        self._clients.active_browsers[browser] = None
+        self._commit_state.active_work[self] = None
 
-    def end(self, browser: Browser) -> None:
-        self._clients.browsing.pop(browser, None)
+    def stop(self, browser: Browser) -> None:
+        self._clients.active_browsers.pop(browser, None)
 
     @property
     def has_any(self) -> bool:
-        return bool(self._clients.browsing) or self._page is not None
+        return bool(self._clients.active_browsers) or self._page is not None
 
     def is_due(self) -> bool:
         if self._page is not None:
             return True
-        return self._reading is None and any(browser.has_credit() for browser in self._clients.browsing)
+        return self._reading is None and any(browser.has_credit() for browser in self._clients.active_browsers)
 
-    def page_read(self, read: BrowseRead, page: PageRead) -> None:
+    def page_read(self, read: BrowseRead, page: PageResult) -> None:
         """It is looked at in the next turn.
 
         Raises: StoreError if the store has lost something.
         """
-        if not self._queues.is_there(read.lane.queue):
+        if not self._queues.exists(read.lane.queue):
             # A durable subscription, which has ended with all that the page shows.
-            page.found, page.is_end = [], True
-        if not (page.found or page.is_end):
-            raise damage(read.lane, "a page is empty, but not the last")
+            page.messages, page.is_end = [], True
+        if not (page.messages or page.is_end):
+            raise damage_error(read.lane, "a page is empty, but not the last")
         self._reading = None
         if not page.is_end:
-            read.last_sequence = min(read.last_sequence, page.found[-1].sequence)
-        gone = read.lane.removed.keys() | read.strays
-        page.found = [found for found in page.found if found.sequence not in gone]
+            read.last_sequence = min(read.last_sequence, page.messages[-1].sequence)
+        removed = read.lane.removed.keys() | read.selected
+        page.messages = [found for found in page.messages if found.sequence not in removed]
         self._page = (read, page)
-        self._ledger.busy[self] = None
+        self._commit_state.active_work[self] = None
 
     def take_slices(self) -> list[BrowseSlice]:
         """What browsers are shown since the last call."""
@@ -144,7 +142,7 @@ class Browsing(BackgroundTask):
     def step(self) -> list[BrowseRead]:
         """One slice for one browser that has room: what it is shown, and the page that it needs next."""
         shown: list[Entry] = []
-        browsers = self._clients.browsing
+        browsers = self._clients.active_browsers
         if self._page is not None:
             (read, page), self._page = self._page, None
             browser = read.browser
@@ -175,7 +173,7 @@ class Browsing(BackgroundTask):
         """Show what is in memory; returns the page that is needed next, if one is."""
         count = size = 0
         while not browser.is_done:
-            lane = browser.queue.lane_if_there(browser.rank)
+            lane = browser.queue.find_lane(browser.rank)
             if lane is None:
                 browser.next_lane()
                 continue
@@ -190,9 +188,9 @@ class Browsing(BackgroundTask):
                 size += len(message.header)
                 if count >= BROWSE_MESSAGES_PER_TURN or size >= BROWSE_BYTES_PER_TURN or not browser.has_credit():
                     return None
-            at = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
-            if at < browser.last_sequence:
-                browser.after_sequence = at
+            after = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
+            if after < browser.last_sequence:
+                browser.after_sequence = after
                 return self._read(browser, lane)
             browser.next_lane()
         return None
@@ -203,10 +201,10 @@ class Browsing(BackgroundTask):
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
 
-    def _show_page(self, read: BrowseRead, page: PageRead, shown: list[Entry]) -> None:
+    def _show_page(self, read: BrowseRead, page: PageResult, shown: list[Entry]) -> None:
         browser = read.browser
         last = read.last_sequence
-        in_page = {found.sequence: found for found in page.found if found.sequence <= last}
+        in_page = {found.sequence: found for found in page.messages if found.sequence <= last}
         for sequence, known in read.recent.items():
             if sequence > last:
                 break
@@ -218,7 +216,7 @@ class Browsing(BackgroundTask):
             if sequence > last:
                 break
             recent, found = read.recent.get(sequence), in_page.get(sequence)
-            if recent is not None and (recent.message is not None or recent.batch > self._ledger.committed):
+            if recent is not None and (recent.message is not None or recent.batch > self._commit_state.committed):
                 self._show(browser, recent, shown)
             elif found is not None and (entry := self._entry(read, found)) is not None:
                 self._show(browser, entry, shown)
@@ -227,7 +225,7 @@ class Browsing(BackgroundTask):
                 return
         browser.after_sequence = last
 
-    def _entry(self, read: BrowseRead, found: Found) -> Entry | None:
+    def _entry(self, read: BrowseRead, found: PageMessage) -> Entry | None:
         """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
         lane = read.lane
         message = found.message
@@ -235,11 +233,11 @@ class Browsing(BackgroundTask):
         if message is None or is_given_up(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
-        causes = of_store(found.causes)
+        causes = causes_from_store(found.causes)
         if known is not None:
             # The store was told of its failures, and not of each dispatch.
             deliveries, attempts = known.deliveries, known.attempts
-            causes = None if known.causes is None else completed(known.causes, found.causes)
+            causes = None if known.causes is None else merge_stored_causes(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
         return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts, causes=causes)
@@ -247,8 +245,8 @@ class Browsing(BackgroundTask):
     def _show(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         browser.after_sequence = entry.sequence
         message = entry.message
-        ledger = self._ledger
-        if message is None or entry.batch > ledger.committed or 0 < message.expires_ms <= ledger.now_ms:
+        commit_state = self._commit_state
+        if message is None or entry.batch > commit_state.committed or 0 < message.expires_ms <= commit_state.now_ms:
             return
         if browser.selector is not None and not browser.selector.matches(message):
             return
@@ -257,11 +255,11 @@ class Browsing(BackgroundTask):
         size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
         browser.session.unsent_bytes += size
         memory.unsent += size
-        if memory.unsent > memory.unsent_mark:
+        if memory.unsent > memory.unsent_threshold:
             memory.unsent_max = 1
 
 
 def _in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
     """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
-    up_to = lane.horizon if lane.needs_page else WHOLE
-    return lane.between(after_sequence, up_to, most=BROWSE_MESSAGES_PER_TURN + 1)
+    up_to = lane.horizon if lane.needs_page else UNBOUNDED
+    return lane.between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

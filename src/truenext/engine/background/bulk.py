@@ -30,8 +30,8 @@ from truenext import selector
 from truenext.batch import NO_MARK
 from truenext.client_json import read_json
 from truenext.destination import Destination, parse_queue_name
-from truenext.engine.lifecycle.redelivery import moved, revived
-from truenext.engine.state.pages import Look, PageRead
+from truenext.engine.lifecycle.redelivery import redirect, restore_original
+from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, is_expired, is_given_up
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import (
@@ -48,14 +48,14 @@ from truenext.order import RANKS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from truenext.engine.state.pages import Found
+    from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Lane, Queue
 
 
 _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One piece of work, as it is asked for, in JSON: a purge, and what all of them have."""
 
     queue: str
@@ -73,20 +73,20 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last sequence that is looked at: `until` of the last answer; None is what was accepted so far."""
 
 
-class Redrive(Wanted, frozen=True, forbid_unknown_fields=True):
+class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Move(Wanted, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Move(BulkRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     to: str
     """The queue that the messages go to."""
 
 
-class Purge(Wanted, frozen=True, forbid_unknown_fields=True):
+class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class OfScheduled(Wanted, frozen=True, forbid_unknown_fields=True):
+class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
     """Here `queue` is the one that scheduled sends go to, and "" stands for all that do not go to one queue; they have
     their numbers for sequences, and each keeps its first one."""
 
@@ -94,24 +94,24 @@ class OfScheduled(Wanted, frozen=True, forbid_unknown_fields=True):
     """Of the latter, only what goes to this address; None is all. The order of several destinations does not matter."""
 
 
-class Scheduled(OfScheduled, frozen=True, forbid_unknown_fields=True):
+class ListScheduled(ScheduledRequest, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Unschedule(OfScheduled, frozen=True, forbid_unknown_fields=True):
+class Unschedule(ScheduledRequest, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-VERBS: dict[str, type[Wanted]] = {
+VERBS: dict[str, type[BulkRequest]] = {
     "redrive": Redrive,
     "move": Move,
     "purge": Purge,
-    "scheduled": Scheduled,
+    "scheduled": ListScheduled,
     "unschedule": Unschedule,
 }
 
 
-class Done(msgspec.Struct):
+class BulkResult(msgspec.Struct):
     """The answer, in JSON."""
 
     moved: int
@@ -120,7 +120,7 @@ class Done(msgspec.Struct):
     """Those of them that went to each queue."""
     left: int
     """Wanted, and left where they are: they are still being committed, or (re-drive) they do not say where they came
-    from, or are `ended`; at the end also what consumers and open transactions have (`left_with`)."""
+    from, or are `ended`; at the end also what consumers and open transactions have (`count_held`)."""
     next: tuple[int, int] | None
     """Where to go on; None at the end."""
     until: int
@@ -155,8 +155,8 @@ class ScheduledSendInfo(msgspec.Struct):
     """The first SHOWN_BODY_BYTES of it."""
 
 
-class ScheduledShown(Done):
-    """The answer to Scheduled and Unschedule; the latter shows nothing."""
+class ScheduledResult(BulkResult):
+    """The answer to ListScheduled and Unschedule; the latter shows nothing."""
 
     sends: list[ScheduledSendInfo] = msgspec.field(default_factory=list)
 
@@ -166,7 +166,7 @@ HELD_COMPARED_MAX = 5000
 done."""
 
 
-class Taken(NamedTuple):
+class Removal(NamedTuple):
     """A message that leaves its place."""
 
     entry: Entry
@@ -175,11 +175,11 @@ class Taken(NamedTuple):
 
 
 class PageReceiver(Protocol):
-    def page_read(self, look: BulkLook, page: PageRead) -> None:
+    def page_read(self, read: BulkRead, page: PageResult) -> None:
         """The page of a piece is there."""
 
 
-class BulkLook(Look):
+class BulkRead(SideRead):
     """The page of a piece."""
 
     __slots__ = ("receiver", "until")
@@ -191,49 +191,49 @@ class BulkLook(Look):
         self.until = until
         self.receiver: PageReceiver | None = None
 
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         if self.receiver is not None:
             self.receiver.page_read(self, page)
 
-    def next(self, at: int, *, is_end: bool) -> tuple[int, int] | None:
-        """Where the next piece goes on, when this one came to the sequence `at`, and nothing is behind that in its lane
+    def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
+        """Where the next piece goes on, when this one came to the `sequence`, and nothing is behind that in its lane
         or something is."""
         rank = self.lane.rank
         if not is_end:
-            return rank, at
+            return rank, sequence
         return (rank + 1, 0) if rank + 1 in RANKS else None
 
 
-def wanted(verb: str, body: bytes) -> Wanted:
+def parse_request(verb: str, body: bytes) -> BulkRequest:
     """Raises: RemoteProtocolError if that is not a question for such work."""
     if len(body) > CONTROL_REQUEST_BYTES_MAX:
         raise RemoteProtocolError(
             f"{verb}: a question of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
         )
-    asked = read_json(verb, body, VERBS[verb])
-    if asked.selector is not None:
-        selector.compile_selector(asked.selector)
-    if isinstance(asked, Move):
-        if asked.to == asked.queue:
-            raise RemoteProtocolError(f"{verb}: {asked.to!r} is where they are", Code.CONTROL_REQUEST)
-        target_of(asked)
-    return msgspec.structs.replace(asked, sequences=asked.sequences and tuple(sorted(set(asked.sequences))))
+    request = read_json(verb, body, VERBS[verb])
+    if request.selector is not None:
+        selector.compile_selector(request.selector)
+    if isinstance(request, Move):
+        if request.to == request.queue:
+            raise RemoteProtocolError(f"{verb}: {request.to!r} is where they are", Code.CONTROL_REQUEST)
+        target_of(request)
+    return msgspec.structs.replace(request, sequences=request.sequences and tuple(sorted(set(request.sequences))))
 
 
-def target_of(asked: Move) -> Destination:
+def target_of(request: Move) -> Destination:
     """Raises: RemoteProtocolError if there can be no such queue."""
-    return parse_queue_name(asked.to)
+    return parse_queue_name(request.to)
 
 
-def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None:
+def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRead | None:
     """What is to be read of a queue for a piece; None if nothing is left there. `last_sequence` is the last that was
     given out."""
-    rank, after = asked.after
-    until = last_sequence if asked.until is None else min(asked.until, last_sequence)
-    is_scheduled = isinstance(asked, OfScheduled)
-    limit = SHOWN_SENDS_PER_PIECE if isinstance(asked, Scheduled) else BULK_MESSAGES_PER_PIECE
-    if asked.limit is not None and asked.selector is None and not is_scheduled:
-        limit = min(asked.limit, BULK_MESSAGES_PER_PIECE)
+    rank, after = request.after
+    until = last_sequence if request.until is None else min(request.until, last_sequence)
+    is_scheduled = isinstance(request, ScheduledRequest)
+    limit = SHOWN_SENDS_PER_PIECE if isinstance(request, ListScheduled) else BULK_MESSAGES_PER_PIECE
+    if request.limit is not None and request.selector is None and not is_scheduled:
+        limit = min(request.limit, BULK_MESSAGES_PER_PIECE)
     for lane in queue.lanes:
         if lane.rank < rank:
             continue
@@ -241,121 +241,137 @@ def read_for(asked: Wanted, queue: Queue, last_sequence: int) -> BulkLook | None
             after = 0
         if len(lane):
             # What repeats stands behind the number by which it is known.
-            if asked.sequences is None or is_scheduled:
-                return BulkLook(lane, after, limit, until)
-            at = bisect_right(asked.sequences, after)
-            if at < len(asked.sequences):
-                return BulkLook(lane, asked.sequences[at] - 1, limit, until)
+            if request.sequences is None or is_scheduled:
+                return BulkRead(lane, after, limit, until)
+            index = bisect_right(request.sequences, after)
+            if index < len(request.sequences):
+                return BulkRead(lane, request.sequences[index] - 1, limit, until)
     return None
 
 
-def nothing(asked: Wanted, why: str = "") -> Done:
-    """The answer when nothing is left to do, or `why` it cannot be done any more."""
-    kind = ScheduledShown if isinstance(asked, OfScheduled) else Done
-    return kind(moved=0, to={}, left=0, next=None, until=asked.until or 0, error=why)
+def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
+    """The answer when nothing is left to do, or `error` it cannot be done any more."""
+    kind = ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
+    return kind(moved=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
-def left_with(theirs: Iterable[Entry], asked: Wanted, until: int) -> int:
+def count_held(entries: Iterable[Entry], request: BulkRequest, until: int) -> int:
     """How many of those wanted are among what consumers and open transactions have of the queue: they are left there.
     Of what has left memory, and of more than HELD_COMPARED_MAX, it is not known whether a selector wants it; it counts.
     """
-    sequences = None if asked.sequences is None else set(asked.sequences)
-    held = (entry for entry in theirs if entry.sequence <= until and (sequences is None or entry.sequence in sequences))
-    if asked.selector is None:
+    sequences = None if request.sequences is None else set(request.sequences)
+    held = (one for one in entries if one.sequence <= until and (sequences is None or one.sequence in sequences))
+    if request.selector is None:
         return sum(1 for _ in held)
-    wants = selector.compile_selector(asked.selector).matches
-    compared = sum(entry.message is None or wants(entry.message) for entry in islice(held, HELD_COMPARED_MAX))
+    matches = selector.compile_selector(request.selector).matches
+    compared = sum(one.message is None or matches(one.message) for one in islice(held, HELD_COMPARED_MAX))
     return compared + sum(1 for _ in held)
 
 
-def take(
-    asked: Wanted, read: BulkLook, page: PageRead, committed: int, now_ms: int, has_ended: Callable[[str], bool]
-) -> tuple[list[Taken], Done]:
+def plan_piece(
+    request: BulkRequest,
+    read: BulkRead,
+    page: PageResult,
+    committed: int,
+    now_ms: int,
+    has_ended: Callable[[str], bool],
+) -> tuple[list[Removal], BulkResult]:
     """What is to be taken out of the lane, and the answer when that is done. What came from queues of which `has_ended`
     says that they are no more stays."""
     lane = read.lane
-    last = read.until if page.is_end else min(page.found[-1].sequence, read.until)
+    last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
     in_memory = _in_memory(lane, read.after_sequence, last)
-    on_page = {found.sequence: found for found in page.found if found.sequence <= last}
-    wants = selector.compile_selector(asked.selector).matches if asked.selector is not None else None
-    become = _deed(asked, now_ms)
-    sequences = asked.sequences and set(asked.sequences)
-    here: list[Taken] = []
-    answer = Done(moved=0, to={}, left=0, next=None, until=read.until)
-    at = read.after_sequence
-    for looked_at, at in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
-        if sequences is None or at in sequences:
-            _take_one(
-                lane, in_memory.get(at), on_page.get(at), committed, now_ms, wants, become, has_ended, here, answer
+    on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
+    matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
+    transform = _transformation(request, now_ms)
+    sequences = request.sequences and set(request.sequences)
+    removals: list[Removal] = []
+    result = BulkResult(moved=0, to={}, left=0, next=None, until=read.until)
+    sequence = read.after_sequence
+    for count, sequence in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
+        if sequences is None or sequence in sequences:
+            _plan_one(
+                lane,
+                in_memory.get(sequence),
+                on_page.get(sequence),
+                committed,
+                now_ms,
+                matches,
+                transform,
+                has_ended,
+                removals,
+                result,
             )
-        if looked_at == read.limit or len(here) == asked.limit:
+        if count == read.limit or len(removals) == request.limit:
             break
     else:
-        at = last
-    answer.next = read.next(at, is_end=(page.is_end and at == last) or at >= read.until)
-    answer.moved = len(here)
+        sequence = last
+    result.next = read.next_position(sequence, is_end=(page.is_end and sequence == last) or sequence >= read.until)
+    result.moved = len(removals)
     if sequences is not None:
-        answer.sequences = [taken.entry.sequence for taken in here]
-    return here, answer
+        result.sequences = [removal.entry.sequence for removal in removals]
+    return removals, result
 
 
-def _take_one(
+def _plan_one(
     lane: Lane,
     entry: Entry | None,
-    found: Found | None,
+    found: PageMessage | None,
     committed: int,
     now_ms: int,
-    wants: Callable[[SentMessage], bool] | None,
-    become: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
+    matches: Callable[[SentMessage], bool] | None,
+    transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
     has_ended: Callable[[str], bool],
-    here: list[Taken],
-    answer: Done,
+    removals: list[Removal],
+    result: BulkResult,
 ) -> None:
     message = entry.message if entry is not None else None
     if message is None and found is not None:
         message = found.message
     if message is None:
         # Damaged, or it has just left memory and is held together by what a page will bring.
-        answer.left += 1
+        result.left += 1
         return
-    if (wants is not None and not wants(message)) or is_expired(message, now_ms):
+    if (matches is not None and not matches(message)) or is_expired(message, now_ms):
         return
     if entry is None and found is not None:
-        entry = _unread(lane, found)
+        entry = _entry_in_store(lane, found)
     if entry is None:
-        # It has gone, or is going, or a consumer holds it (`left_with`).
+        # It has gone, or is going, or a consumer holds it (`count_held`).
         return
     if entry.batch > committed:
-        answer.left += 1
+        result.left += 1
         return
     arrival = None
-    if become is not None:
-        arrival = become(message)
+    if transform is not None:
+        arrival = transform(message)
         if arrival is None or arrival[0].name == lane.queue.name:
-            answer.left += 1
+            result.left += 1
             return
         name = arrival[0].name
         if has_ended(name):
-            answer.left += 1
-            answer.ended[name] = answer.ended.get(name, 0) + 1
+            result.left += 1
+            result.ended[name] = result.ended.get(name, 0) + 1
             return
-        answer.to[name] = answer.to.get(name, 0) + 1
-    here.append(Taken(entry, arrival))
+        result.to[name] = result.to.get(name, 0) + 1
+    removals.append(Removal(entry, arrival))
 
 
-def _deed(asked: Wanted, now_ms: int) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
+def _transformation(
+    request: BulkRequest, now_ms: int
+) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
     """What a message becomes, and where; None if it is removed."""
-    if isinstance(asked, Move):
-        return partial(moved, destination=target_of(asked))
-    return partial(revived, now_ms=now_ms) if isinstance(asked, Redrive) else None
+    if isinstance(request, Move):
+        return partial(redirect, destination=target_of(request))
+    return partial(restore_original, now_ms=now_ms) if isinstance(request, Redrive) else None
 
 
 def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
     """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
-    return {entry.sequence: entry for entry in lane.between(after, last, most=BULK_MESSAGES_PER_PIECE + 1)}
+    return {entry.sequence: entry for entry in lane.between(after, last, limit=BULK_MESSAGES_PER_PIECE + 1)}
 
 
-def _unread(lane: Lane, found: Found) -> Entry | None:
+def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
     """A message that only the store has; None if it is held, on its way out, or to be given up."""
     if found.message is None or not lane.is_only_in_store(found.sequence):
         return None
@@ -368,9 +384,9 @@ def _unread(lane: Lane, found: Found) -> Entry | None:
         lane=lane,
         batch=0,
         persistent=found.message.persistent,
-        stored=0,
+        store_batch=0,
         deliveries=deliveries,
         attempts=attempts,
-        marked=found.mark != NO_MARK,
+        has_mark=found.mark != NO_MARK,
         content=found.content,
     )

@@ -2,7 +2,7 @@
 
     a message with an expiry is accepted   -> arrivals.py   -> a timer for its block, at the next whole second
     the timer is due                       -> `step`        -> what has expired of the block and is in memory goes at
-                                                               once; for the rest the block becomes a Look, a page
+                                                               once; for the rest the block becomes a BlockRead, a page
     the page is there                      -> `page_read`   -> what has expired on it, and is not in memory, goes
 
 What is above a lane's horizon goes without coming into memory, and the lane's own reading knows nothing of it. A page
@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.lifecycle.arrivals import EXPIRY_ROUND_MS
-from truenext.engine.state.pages import Look, PageRead
-from truenext.engine.state.queue import WHOLE, Entry, Lane, is_expired
+from truenext.engine.state.pages import PageResult, SideRead
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_expired
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from truenext.engine.memory.timers import Timers
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.clients import Clients
-    from truenext.engine.state.pages import Found
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.state.pages import PageMessage
+    from truenext.engine.writing.commit_state import CommitState
 
-AGAIN_MS = 60_000
+RECHECK_MS = 60_000
 """After that time a block is looked at again in which somebody held something."""
 
 STEP_MAX = 1000
@@ -42,10 +42,10 @@ STEP_MAX = 1000
 BLOCK = 1 << BLOCK_BITS
 
 
-class BlockLook(Look):
+class BlockRead(SideRead):
     """A page of a block that was due."""
 
-    __slots__ = ("_expiry", "again_ms", "is_early", "timer", "until")
+    __slots__ = ("_expiry", "had_uncommitted", "recheck_ms", "timer", "until")
 
     def __init__(
         self,
@@ -54,30 +54,30 @@ class BlockLook(Look):
         after_sequence: int,
         until: int,
         timer: bytes,
-        again_ms: int,
+        recheck_ms: int,
         *,
-        is_early: bool,
+        had_uncommitted: bool,
     ) -> None:
         super().__init__(lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
         self._expiry = expiry
         self.until = until
         """The first sequence that is not in the block."""
         self.timer = timer
-        self.again_ms = again_ms
+        self.recheck_ms = recheck_ms
         """When it is to be looked at again, for somebody had something of it when it was due; 0 is never. It may come
         back behind what was looked at."""
-        self.is_early = is_early
+        self.had_uncommitted = had_uncommitted
         """Something of it was over and not visible yet when it was due. Meanwhile it may have become visible, and left
         memory, without the page showing it."""
 
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         self._expiry.page_read(self, page)
 
 
 class Expiry(BackgroundTask):
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         timers: Timers,
         clients: Clients,
         resident: ResidentSet,
@@ -85,18 +85,18 @@ class Expiry(BackgroundTask):
         queues: Queues,
         outcomes: Outcomes,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._timers = timers
         self._clients = clients
         self._resident = resident
         self._reading = reading
         self._queues = queues
         self._outcomes = outcomes
-        self._look: BlockLook | None = None
+        self._current_read: BlockRead | None = None
         """One at a time."""
-        self._wanted: BlockLook | None = None
+        self._unsent_read: BlockRead | None = None
         """It has not been handed out yet."""
-        self._waiting: list[bytes] = []
+        self._waiting_timers: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
 
     # ---- What is due ----
@@ -107,31 +107,31 @@ class Expiry(BackgroundTask):
 
     @property
     def has_any(self) -> bool:
-        return bool(self._timers.in_memory) or self._wanted is not None
+        return bool(self._timers.in_memory) or self._unsent_read is not None
 
     def is_due(self) -> bool:
-        if self._wanted is not None:
+        if self._unsent_read is not None:
             return True
-        if self._look is not None or self._ledger.is_full:
+        if self._current_read is not None or self._commit_state.is_full:
             return False
         due_ms = self._timers.next_due_ms
-        return due_ms is not None and due_ms <= self._ledger.now_ms
+        return due_ms is not None and due_ms <= self._commit_state.now_ms
 
     def next_due_ms(self) -> int | None:
         due_ms = self._timers.next_due_ms
         # If one is due and nothing is done, something else has to happen before.
-        return due_ms if due_ms is not None and due_ms > self._ledger.now_ms else None
+        return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
-    def step(self) -> list[BlockLook]:
+    def step(self) -> list[BlockRead]:
         """Go on with what is due, until something has to be read or enough was removed for now."""
-        self._take_due()
-        wanted, self._wanted = self._wanted, None
-        return [] if wanted is None else [wanted]
+        self._process_due()
+        read, self._unsent_read = self._unsent_read, None
+        return [] if read is None else [read]
 
-    def _take_due(self) -> None:
-        left = STEP_MAX
-        while left > 0 and self._wanted is None and self.is_due():
-            due = self._timers.take()
+    def _process_due(self) -> None:
+        remaining = STEP_MAX
+        while remaining > 0 and self._unsent_read is None and self.is_due():
+            due = self._timers.pop_due()
             assert due is not None, "one is due"
             _, lane_key, first = split_timer(due)
             lane = self._queues.lane_of(lane_key)
@@ -139,120 +139,132 @@ class Expiry(BackgroundTask):
                 self._timers.clear(due)
                 continue
             until = first + BLOCK
-            left -= 1 + self._take_from_memory(lane, first, until)
-            again_ms = 0
+            remaining -= 1 + self._expire_in_memory(lane, first, until)
+            recheck_ms = 0
             if self._is_held(lane, first, until):
-                again_ms = -(-(self._ledger.now_ms + AGAIN_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
-            is_early = self._is_early(lane, first, until)
-            if any(first <= sequence < until for sequence in _bodiless(lane)):
-                self._read(BlockLook(self, lane, max(first - 1, 0), until, due, again_ms, is_early=is_early))
+                recheck_ms = -(-(self._commit_state.now_ms + RECHECK_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
+            had_uncommitted = self._has_uncommitted(lane, first, until)
+            if any(first <= sequence < until for sequence in _unloaded_sequences(lane)):
+                self._read(
+                    BlockRead(self, lane, max(first - 1, 0), until, due, recheck_ms, had_uncommitted=had_uncommitted)
+                )
             elif lane.needs_page and lane.horizon < until - 1:
-                self._read(BlockLook(self, lane, max(first - 1, lane.horizon), until, due, again_ms, is_early=is_early))
+                self._read(
+                    BlockRead(
+                        self,
+                        lane,
+                        max(first - 1, lane.horizon),
+                        until,
+                        due,
+                        recheck_ms,
+                        had_uncommitted=had_uncommitted,
+                    )
+                )
             else:
-                self._finish(lane, due, again_ms)
+                self._finish(lane, due, recheck_ms)
 
-    def page_read(self, look: BlockLook, page: PageRead) -> None:
+    def page_read(self, read: BlockRead, page: PageResult) -> None:
         """Take out what has expired on a page that names no batch that is not known to be durable."""
-        lane, until = look.lane, look.until
+        lane, until = read.lane, read.until
         if self._queues.lane_of(lane.key) is not lane:
             # It ended meanwhile, with its queue.
-            self._look = None
-            self._timers.clear(look.timer)
+            self._current_read = None
+            self._timers.clear(read.timer)
             return
-        _, _, first = split_timer(look.timer)
+        _, _, first = split_timer(read.timer)
         # What came into memory meanwhile is not above the horizon any more.
-        self._take_from_memory(lane, first, until)
+        self._expire_in_memory(lane, first, until)
         in_memory = {entry.sequence for entry in lane.recent}
-        over: list[Entry] = []
-        for found in page.found:
+        expired: list[Entry] = []
+        for found in page.messages:
             if found.sequence >= until:
                 break
             is_known = found.sequence in lane.removed or found.sequence in in_memory
-            if not is_known and is_expired(found.message, self._ledger.now_ms):
-                over += self._entry_of(lane, found)
-        self._take_out(lane, over)
-        self._look = None
-        last = page.found[-1].sequence if page.found else WHOLE
+            if not is_known and is_expired(found.message, self._commit_state.now_ms):
+                expired += self._unloaded_entries(lane, found)
+        self._expire(lane, expired)
+        self._current_read = None
+        last = page.messages[-1].sequence if page.messages else UNBOUNDED
         if page.is_end or last >= until - 1:
-            if look.is_early and not self._is_early(lane, first, until):
-                self._timers.put_back(look.timer)
+            if read.had_uncommitted and not self._has_uncommitted(lane, first, until):
+                self._timers.put_back(read.timer)
             else:
-                self._finish(lane, look.timer, look.again_ms)
+                self._finish(lane, read.timer, read.recheck_ms)
         else:
-            self._read(BlockLook(self, lane, last, until, look.timer, look.again_ms, is_early=look.is_early))
+            self._read(
+                BlockRead(self, lane, last, until, read.timer, read.recheck_ms, had_uncommitted=read.had_uncommitted)
+            )
 
-    def _read(self, look: BlockLook) -> None:
-        self._look = self._wanted = look
-        self._ledger.busy[self._timers] = None
+    def _read(self, read: BlockRead) -> None:
+        self._current_read = self._unsent_read = read
+        self._commit_state.active_work[self._timers] = None
 
-    def _finish(self, lane: Lane, due: bytes, again_ms: int) -> None:
+    def _finish(self, lane: Lane, due: bytes, recheck_ms: int) -> None:
         _, _, first = split_timer(due)
-        if self._is_early(lane, first, first + BLOCK):
-            self._waiting.append(due)
+        if self._has_uncommitted(lane, first, first + BLOCK):
+            self._waiting_timers.append(due)
             return
-        if again_ms:
-            self._timers.set(timer(again_ms, lane.key, first))
+        if recheck_ms:
+            self._timers.set(timer(recheck_ms, lane.key, first))
         self._timers.clear(due)
 
     # ---- Taking out ----
 
-    def _take_from_memory(self, lane: Lane, first: int, until: int) -> int:
+    def _expire_in_memory(self, lane: Lane, first: int, until: int) -> int:
         """Of this block; what is not visible yet stays. How many they were."""
-        committed, now_ms = self._ledger.committed, self._ledger.now_ms
+        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
 
-        def is_over(entry: Entry) -> bool:
+        def has_expired(entry: Entry) -> bool:
             return entry.batch <= committed and is_expired(entry.message, now_ms)
 
-        over = [entry for entry in lane.between(first - 1, until - 1) if is_over(entry)]
-        self._take_out(lane, over)
-        return len(over)
+        expired = [entry for entry in lane.between(first - 1, until - 1) if has_expired(entry)]
+        self._expire(lane, expired)
+        return len(expired)
 
-    def _entry_of(self, lane: Lane, found: Found) -> list[Entry]:
+    def _unloaded_entries(self, lane: Lane, found: PageMessage) -> list[Entry]:
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
-        if found.sequence > lane.horizon and (
-            lane.out_of_turn is None or found.sequence not in lane.out_of_turn.strays
-        ):
-            return [self._reading.entry(lane, found, found.message)]
-        entry = lane.delayed.get(found.sequence) or lane.bodiless.get(found.sequence)
+        if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
+            return [self._reading.load_entry(lane, found, found.message)]
+        entry = lane.delayed.get(found.sequence) or lane.unloaded.get(found.sequence)
         if entry is None or entry.message is not None or self._resident.awaits_dead_letter(entry):
             return []
         entry.message = found.message
-        self._resident.entered_memory(entry, found.message)
-        self._resident.causes_back_from_disk(entry, found.causes)
+        self._resident.count_loaded(entry, found.message)
+        self._resident.load_causes(entry, found.causes)
         return [entry]
 
-    def _take_out(self, lane: Lane, over: list[Entry]) -> None:
-        if over:
-            self._resident.remove_from_lane(lane, over)
-            for entry in over:
+    def _expire(self, lane: Lane, expired: list[Entry]) -> None:
+        if expired:
+            self._resident.remove_from_lane(lane, expired)
+            for entry in expired:
                 self._outcomes.expire(entry)
                 # Whoever waited for it to be read or to be committed waits no longer.
-                self._ledger.touched[lane.queue] = None
+                self._commit_state.touched[lane.queue] = None
 
-    def _is_early(self, lane: Lane, first: int, until: int) -> bool:
+    def _has_uncommitted(self, lane: Lane, first: int, until: int) -> bool:
         """Something of a block is over, and not visible yet."""
-        committed, now_ms = self._ledger.committed, self._ledger.now_ms
+        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
         in_memory = lane.between(first - 1, until - 1, with_delayed=False)
         return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
     def _is_held(self, lane: Lane, first: int, until: int) -> bool:
         """Somebody has a message of a block that may have expired."""
-        now_ms = self._ledger.now_ms
+        now_ms = self._commit_state.now_ms
         return any(
             entry.lane is lane and (entry.message is None or is_expired(entry.message, now_ms))
-            for entry in self._clients.taken_of(lane.queue, first, until)
+            for entry in self._clients.all_held(lane.queue, first, until)
         )
 
     # ---- What was not visible ----
 
     def committed(self) -> None:
         """A batch is durable."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting_timers = self._waiting_timers, []
         for due in waiting:
             self._timers.put_back(due)
 
 
-def _bodiless(lane: Lane) -> list[int]:
+def _unloaded_sequences(lane: Lane) -> list[int]:
     """Messages of a lane that are not above its horizon and have to be read before anything can be known of them."""
-    return [*lane.bodiless, *(entry.sequence for entry in lane.delayed.values() if entry.message is None)]
+    return [*lane.unloaded, *(entry.sequence for entry in lane.delayed.values() if entry.message is None)]

@@ -9,14 +9,14 @@ from truenext.engine.writing.background_task import BackgroundTask
 if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.memory.delays import Delays
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 class Retries(BackgroundTask):
-    __slots__ = ("_delays", "_ledger", "_outcomes")
+    __slots__ = ("_commit_state", "_delays", "_outcomes")
 
-    def __init__(self, ledger: Ledger, delays: Delays, outcomes: Outcomes) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState, delays: Delays, outcomes: Outcomes) -> None:
+        self._commit_state = commit_state
         self._delays = delays
         self._outcomes = outcomes
 
@@ -30,10 +30,10 @@ class Retries(BackgroundTask):
 
     def is_due(self) -> bool:
         next_us = self._delays.next_us
-        return next_us is not None and next_us <= self._ledger.now_us
+        return next_us is not None and next_us <= self._commit_state.now_us
 
     def step(self) -> tuple[()]:
-        for entry in self._delays.take_due():
+        for entry in self._delays.pop_due():
             self._outcomes.end_delay(entry)
         return ()
 
@@ -41,4 +41,4 @@ class Retries(BackgroundTask):
         next_us = self._delays.next_us
         if next_us is None:
             return None
-        return self._ledger.now_ms + max(0, -(-(next_us - self._ledger.now_us) // 1000))
+        return self._commit_state.now_ms + max(0, -(-(next_us - self._commit_state.now_us) // 1000))

@@ -1,7 +1,7 @@
 """Sends that are to be sent later: they wait in the store, and become messages when they are due.
 
     a scheduled send is accepted   -> `accept`     -> a record in a hidden queue, and a timer
-    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueLook
+    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueRead
     they are there                 -> `page_read`  -> the records go, and the messages are accepted, in one batch
 
 The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
@@ -9,7 +9,7 @@ destinations at once, has no name behind /scheduled/. What waits there has a num
 counter: its place among those that were scheduled. Its record is that of the message, with what is still to be done
 (schedule.py) as a line of JSON before its header lines.
 
-Whoever asks is shown what waits, or has it cancelled, a page at a time (`look_at`): as in bulk.py, but that
+Whoever asks is shown what waits, or has it cancelled, a page at a time (`list_or_cancel`): as in bulk.py, but that
 nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
 looked at (`hold`), and it is read once all is durable that was accepted before that.
 
@@ -31,7 +31,7 @@ from truenext.destination import SCHEDULED_PREFIX
 from truenext.disk_level import DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.memory.timers import Timers
-from truenext.engine.state.pages import Look, PageRead
+from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import put, remove
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.pages import Found
+    from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Schedule).decode
 
 
-class DueLook(Look):
+class DueRead(SideRead):
     """What is due first, wherever it is: no page of one lane."""
 
     __slots__ = ("_scheduler", "lanes")
@@ -72,33 +72,33 @@ class DueLook(Look):
         """Of the records."""
         return [message_key(lane.key, number) for number, lane in self.lanes.items()]
 
-    def lanes_looked_at(self) -> Collection[Lane]:
+    def lanes_read(self) -> Collection[Lane]:
         return set(self.lanes.values())
 
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         self._scheduler.page_read(self, page)
 
 
 class Scheduler(BackgroundTask):
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
-        self.timers = Timers(ledger, first=SCHEDULED_TIMERS)
+        self.timers = Timers(commit_state, first=SCHEDULED_TIMERS)
         self._by_number: dict[int, Queue] = {}
         """The hidden queues (`Queues.hidden`)."""
         self._emptied: dict[Queue, None] = {}
         """Those in which nothing may be left."""
         self._unwritten: dict[int, int] = {}
         """Numbers of what is not durable yet, and the batch that it is durable with."""
-        self._look: DueLook | None = None
+        self._current_read: DueRead | None = None
         """One at a time."""
         self._piece = DUE_SENDS_PER_READ
         """Records that are read with the next look, at most."""
@@ -112,12 +112,12 @@ class Scheduler(BackgroundTask):
         self._emptied[queue] = None
         return queue
 
-    def accept(self, name: str, message: SentMessage, wanted: Schedule) -> None:
+    def accept(self, name: str, message: SentMessage, timing: Schedule) -> None:
         # A selector may ask for it.
-        message.arrived_ms = self._ledger.now_ms
-        started = schedule.start_schedule(wanted, self._ledger.now_ms)
-        if started is not None:
-            self._add(name, message, started)
+        message.arrived_ms = self._commit_state.now_ms
+        first = schedule.start_schedule(timing, self._commit_state.now_ms)
+        if first is not None:
+            self._add(name, message, first)
 
     # ---- What is due ----
 
@@ -131,79 +131,83 @@ class Scheduler(BackgroundTask):
 
     def is_due(self) -> bool:
         first = self.timers.first
-        if first is None or self._look is not None or self._held_since is not None:
+        if first is None or self._current_read is not None or self._held_since is not None:
             return False
-        ledger = self._ledger
-        if ledger.is_full or ledger.disk_level is DiskLevel.NONE:
+        commit_state = self._commit_state
+        if commit_state.is_full or commit_state.disk_level is DiskLevel.NONE:
             return False
         due_ms, number, _ = split_scheduled_timer(first)
-        if due_ms > ledger.now_ms:
+        if due_ms > commit_state.now_ms:
             return False
-        written_with = self._unwritten.get(number, 0)
-        if written_with == ledger.batch.number:
-            ledger.is_awaited = True
-        return written_with <= ledger.committed
+        batch = self._unwritten.get(number, 0)
+        if batch == commit_state.batch.number:
+            commit_state.is_awaited = True
+        return batch <= commit_state.committed
 
     def next_due_ms(self) -> int | None:
         first = self.timers.first
         due_ms = None if first is None else split_scheduled_timer(first)[0]
         # If one is due and nothing is done, something else has to happen before.
-        return due_ms if due_ms is not None and due_ms > self._ledger.now_ms else None
+        return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
-    def step(self) -> list[DueLook]:
-        ledger = self._ledger
+    def step(self) -> list[DueRead]:
+        commit_state = self._commit_state
         while self.is_due():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._piece]:
                 due_ms, number, lane_key = split_scheduled_timer(timer)
                 lane = self._lane_of(lane_key)
-                if due_ms > ledger.now_ms or lane is None or self._unwritten.get(number, 0) > ledger.committed:
+                if (
+                    due_ms > commit_state.now_ms
+                    or lane is None
+                    or self._unwritten.get(number, 0) > commit_state.committed
+                ):
                     break
                 due[number] = lane
             if due:
-                self._look = DueLook(self, due)
-                return [self._look]
-            self.timers.take_first()
+                self._current_read = DueRead(self, due)
+                return [self._current_read]
+            self.timers.pop_first()
         return []
 
-    def page_read(self, look: DueLook, page: PageRead) -> None:
+    def page_read(self, read: DueRead, page: PageResult) -> None:
         """Send what is due and was read."""
-        self._look = None
+        self._current_read = None
         if self._held_since is not None:
             return
         # One is read however large it is.
-        self._piece = min(2 * self._piece, DUE_SENDS_PER_READ) if page.is_end else max(len(page.found) // 2, 1)
-        there = {found.sequence: found for found in page.found}
-        while (first := self.timers.first) is not None and not self._ledger.is_full:
+        self._piece = min(2 * self._piece, DUE_SENDS_PER_READ) if page.is_end else max(len(page.messages) // 2, 1)
+        found_by_number = {found.sequence: found for found in page.messages}
+        while (first := self.timers.first) is not None and not self._commit_state.is_full:
             due_ms, number, _ = split_scheduled_timer(first)
-            lane, found = look.lanes.get(number), there.get(number)
+            lane, found = read.lanes.get(number), found_by_number.get(number)
             # Meanwhile the clock may have been set, and what is due before these may have been accepted.
-            if due_ms > self._ledger.now_ms or lane is None or (found is None and not page.is_end):
+            if due_ms > self._commit_state.now_ms or lane is None or (found is None and not page.is_end):
                 break
-            self.timers.take_first()
+            self.timers.pop_first()
             # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
             if found is not None and found.message is not None and number not in lane.removed:
-                self._come_due(lane, found, found.message)
+                self._send_due(lane, found, found.message)
 
     def committed(self) -> None:
         """A batch is durable."""
-        committed = self._ledger.committed
+        committed = self._commit_state.committed
         if self._unwritten:
             self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
         self.timers.committed()
 
-    def let_go(self) -> None:
+    def remove_empty_queues(self) -> None:
         """Hidden queues go in which nothing is, and of which no page is under way."""
         emptied, self._emptied = self._emptied, {}
         for queue in emptied:
-            if queue.waiting():
+            if queue.waiting_count():
                 continue
-            is_needed = self._queues.is_promised(queue) or any(lane.is_needed for lane in queue.lanes)
-            if is_needed or self._look is not None:
+            is_needed = self._queues.is_reserved(queue) or any(lane.is_needed for lane in queue.lanes)
+            if is_needed or self._current_read is not None:
                 self._emptied[queue] = None
                 continue
             del self._by_number[queue.number]
-            self._queues.let_go_of_hidden(queue)
+            self._queues.remove_hidden(queue)
 
     # ---- What waits ----
 
@@ -212,111 +216,113 @@ class Scheduler(BackgroundTask):
         is."""
         if self._held_since is None:
             self._held_since = max(self._unwritten.values(), default=0)
-        return self._held_since if self._held_since > self._ledger.committed else 0
+        return self._held_since if self._held_since > self._commit_state.committed else 0
 
     def end_hold(self) -> None:
         self._held_since = None
 
-    def read_for(self, asked: bulk.OfScheduled) -> bulk.BulkLook | None:
+    def next_read(self, request: bulk.ScheduledRequest) -> bulk.BulkRead | None:
         """What is to be read for a piece, while all is held; None if nothing is left."""
-        queue = self._queues.hidden.get(asked.queue)
-        return None if queue is None else bulk.read_for(asked, queue, self._ledger.last_sequence)
+        queue = self._queues.hidden.get(request.queue)
+        return None if queue is None else bulk.next_read(request, queue, self._commit_state.last_sequence)
 
-    def look_at(self, asked: bulk.OfScheduled, read: bulk.BulkLook, page: PageRead) -> bulk.ScheduledShown:
+    def list_or_cancel(
+        self, request: bulk.ScheduledRequest, read: bulk.BulkRead, page: PageResult
+    ) -> bulk.ScheduledResult:
         """Show what waits and is on a page, or cancel it."""
         lane = read.lane
-        wants = selector.compile_selector(asked.selector).matches if asked.selector is not None else None
-        numbers = set(asked.sequences) if asked.sequences is not None else None
-        to = set(asked.to.split(",")) if asked.to is not None else None
-        answer = bulk.ScheduledShown(moved=0, to={}, left=0, next=None, until=read.until)
-        at, is_end = read.after_sequence, page.is_end
-        for found in page.found:
-            at = found.sequence
-            if at in lane.removed:
+        matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
+        numbers = set(request.sequences) if request.sequences is not None else None
+        to = set(request.to.split(",")) if request.to is not None else None
+        result = bulk.ScheduledResult(moved=0, to={}, left=0, next=None, until=read.until)
+        sequence, is_end = read.after_sequence, page.is_end
+        for found in page.messages:
+            sequence = found.sequence
+            if sequence in lane.removed:
                 continue
             if found.message is None:
-                answer.left += 1
+                result.left += 1
                 continue
-            wanted, message = _opened(found.message)
-            number = wanted.number or at
+            timing, message = _decode_record(found.message)
+            number = timing.number or sequence
             if number > read.until or (numbers is not None and number not in numbers):
                 continue
-            if (to is not None and set(wanted.to.split(",")) != to) or (wants is not None and not wants(message)):
+            if (to is not None and set(timing.to.split(",")) != to) or (matches is not None and not matches(message)):
                 continue
-            answer.moved += 1
-            if isinstance(asked, bulk.Scheduled):
-                answer.sends.append(_shown(number, wanted, message))
+            result.moved += 1
+            if isinstance(request, bulk.ListScheduled):
+                result.sends.append(_describe(number, timing, message))
             else:
                 if numbers is not None:
-                    answer.sequences.append(number)
-                if not asked.dry_run:
-                    self._remove(lane, at, message)
-                    self.timers.remove(scheduled_timer(wanted.due_ms, at, lane.key))
-            if answer.moved == asked.limit:
+                    result.sequences.append(number)
+                if not request.dry_run:
+                    self._remove(lane, sequence, message)
+                    self.timers.remove(scheduled_timer(timing.due_ms, sequence, lane.key))
+            if result.moved == request.limit:
                 is_end = False
                 break
-        answer.next = read.next(at, is_end=is_end)
-        return answer
+        result.next = read.next_position(sequence, is_end=is_end)
+        return result
 
     # ---- Inside ----
 
-    def _come_due(self, lane: Lane, found: Found, record: SentMessage) -> None:
-        wanted, message = _opened(record)
+    def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage) -> None:
+        timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove(lane, found.sequence, message)
-        is_sent, rest = schedule.fire(wanted, self._ledger.now_ms)
+        is_sent, remaining = schedule.fire(timing, self._commit_state.now_ms)
         if is_sent:
-            sent = with_ttl(message, wanted.ttl_ms, self._ledger.now_ms) if wanted.ttl_ms else message
-            self._arrivals.come_due(name, wanted.to, sent)
-        for again in rest:
-            self._add(name, message, replace(again, number=wanted.number or found.sequence))
+            sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
+            self._arrivals.accept_due(name, timing.to, sent)
+        for next_timing in remaining:
+            self._add(name, message, replace(next_timing, number=timing.number or found.sequence))
 
     def _remove(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
-        self._resident.left_with_page(entry)
-        remove(self._ledger.batch, entry)
+        self._resident.remember_removed(entry)
+        remove(self._commit_state.batch, entry)
         lane.unread -= 1
         if not lane.unread:
             self._emptied[lane.queue] = None
 
-    def _add(self, name: str, message: SentMessage, wanted: Schedule) -> None:
+    def _add(self, name: str, message: SentMessage, timing: Schedule) -> None:
         queue = self._queues.hidden.get(name)
         if queue is None:
-            queue = self._queues.make_hidden(name)
+            queue = self._queues.create_hidden(name)
             self._by_number[queue.number] = queue
         lane = queue.lane_of(message)
         lane.horizon = 0
-        number = self._ledger.take_sequence()
-        batch = self._ledger.batch
-        record = _with_header(message, _encode(wanted) + b"\n" + message.header)
+        number = self._commit_state.allocate_sequence()
+        batch = self._commit_state.batch
+        record = _with_header(message, _encode(timing) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._unwritten[number] = batch.number
-        self.timers.set(scheduled_timer(wanted.due_ms, number, lane.key))
+        self.timers.set(scheduled_timer(timing.due_ms, number, lane.key))
 
     def _lane_of(self, key: bytes) -> Lane | None:
         """None if nothing was in it in this run, or when it began."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
-        return None if queue is None else queue.lane_if_there(rank)
+        return None if queue is None else queue.find_lane(rank)
 
 
-def _opened(record: SentMessage) -> tuple[Schedule, SentMessage]:
+def _decode_record(record: SentMessage) -> tuple[Schedule, SentMessage]:
     text, _, header = record.header.partition(b"\n")
     return _decode(text), _with_header(record, header)
 
 
-def _shown(number: int, wanted: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
+def _describe(number: int, timing: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
     is_whole = len(message.body) <= SHOWN_BODY_BYTES
     return bulk.ScheduledSendInfo(
         number=number,
-        due_ms=wanted.due_ms,
-        to=wanted.to,
-        period_ms=wanted.period_ms,
-        repeat=wanted.repeat,
-        cron=wanted.cron,
-        delay_ms=wanted.delay_ms if wanted.cron else 0,
+        due_ms=timing.due_ms,
+        to=timing.to,
+        period_ms=timing.period_ms,
+        repeat=timing.repeat,
+        cron=timing.cron,
+        delay_ms=timing.delay_ms if timing.cron else 0,
         priority=message.priority,
         persistent=message.persistent,
         headers=read_header(message.header),

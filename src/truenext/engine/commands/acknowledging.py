@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 _INDIVIDUAL = AckMode.INDIVIDUAL
 
@@ -25,14 +25,14 @@ _INDIVIDUAL = AckMode.INDIVIDUAL
 class Acknowledging:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         memory: Memory,
         clients: Clients,
         outcomes: Outcomes,
         limits: TransactionLimits,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._events = events
         self._clients = clients
@@ -54,14 +54,14 @@ class Acknowledging:
                 self.mark_started(session, started)
         queue = consumer.queue
         if queue is not None:
-            self._ledger.touched[queue] = None
+            self._commit_state.touched[queue] = None
         else:
             self._touch(consumer)
-        if consumer.auto is not None:
-            consumer.auto.answered += 1
+        if consumer.auto_window is not None:
+            consumer.auto_window.settled_count += 1
         if consumer.has_express:
             self._clients.acknowledgements += 1
-            consumer.answered_at = self._clients.acknowledgements
+            consumer.last_ack = self._clients.acknowledgements
         if ack.transaction is None and consumer.mode is _INDIVIDUAL:
             # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
@@ -71,16 +71,16 @@ class Acknowledging:
             else:
                 events.acknowledged(entry)
             if self._outcomes.complete(entry):
-                session.batch = self._ledger.batch.number
+                session.batch = self._commit_state.batch.number
             return
         covered = consumer.covered_by(ack.sequence)
         if ack.transaction is not None:
-            transaction = self._with_room(session, ack.transaction, len(covered))
-            transaction.acknowledge(self._start_and_remove(session, consumer, covered))
+            transaction = self._extend_transaction(session, ack.transaction, len(covered))
+            transaction.acknowledge(self._move_to_transaction(session, consumer, covered))
             return
         for sequence in covered:
             if self._outcomes.acknowledge(consumer.held.pop(sequence)):
-                session.batch = self._ledger.batch.number
+                session.batch = self._commit_state.batch.number
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -92,17 +92,17 @@ class Acknowledging:
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
         self._touch(consumer)
-        if consumer.auto is not None:
-            consumer.auto.answered += 1
+        if consumer.auto_window is not None:
+            consumer.auto_window.settled_count += 1
         covered = consumer.covered_by(nack.sequence)
         if nack.transaction is not None:
-            transaction = self._with_room(session, nack.transaction, len(covered), len(nack.cause))
-            self._memory.open += len(nack.cause)
-            transaction.nack(self._start_and_remove(session, consumer, covered), nack)
+            transaction = self._extend_transaction(session, nack.transaction, len(covered), len(nack.cause))
+            self._memory.open_bytes += len(nack.cause)
+            transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
         for sequence in covered:
             self._outcomes.fail(consumer.held.pop(sequence), Reason.NACKED, nack)
-        session.batch = self._ledger.latest_batch
+        session.batch = self._commit_state.latest_batch
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
         """Of what is refused that the transaction had acknowledged."""
@@ -110,23 +110,23 @@ class Acknowledging:
             size = len(nack.cause)
             session.transactions.check(self._limits, count=0, size=size)
             session.transactions.add(transaction, count=0, size=size)
-            self._memory.open += size
+            self._memory.open_bytes += size
 
-    def _with_room(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
+    def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
         """The open transaction, which answers for `count` messages more, of which `size` bytes are said; these are not
         too many."""
         transaction = session.transaction(name)
-        is_open = session.transactions
-        is_open.check(self._limits, count=count, size=size)
-        is_open.add(transaction, count=count, size=size)
-        is_open.answering[transaction] = None
+        open_transactions = session.transactions
+        open_transactions.check(self._limits, count=count, size=size)
+        open_transactions.add(transaction, count=count, size=size)
+        open_transactions.settling[transaction] = None
         return transaction
 
     def _touch(self, consumer: BrokerConsumer) -> None:
-        self._ledger.touch(consumer)
+        self._commit_state.touch(consumer)
         if consumer.is_suspended:
             # Groups may become free for others.
-            self._ledger.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
+            self._commit_state.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
         """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
@@ -139,7 +139,9 @@ class Acknowledging:
         entry.is_started = True
         self._events.started(entry, consumer)
 
-    def _start_and_remove(self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]) -> list[Entry]:
+    def _move_to_transaction(
+        self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]
+    ) -> list[Entry]:
         """These leave the consumer for a transaction, which counts them as begun."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.names_begun:

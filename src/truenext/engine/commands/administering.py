@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.policy import Policies
 
 
 class Administering:
     def __init__(
-        self, ledger: Ledger, resident: ResidentSet, queues: Queues, arrivals: Arrivals, outcomes: Outcomes
+        self, commit_state: CommitState, resident: ResidentSet, queues: Queues, arrivals: Arrivals, outcomes: Outcomes
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
@@ -36,21 +36,21 @@ class Administering:
         Raises: RemoteProtocolError if there can be no such queue.
         """
         queue = self._queues.by_name.get(name)
-        is_made = queue is None or queue.is_temporary
-        if is_made:
-            queue = self._queues.named(parse_queue_name(name))
+        is_new = queue is None or queue.is_temporary
+        if is_new:
+            queue = self._queues.get_or_create(parse_queue_name(name))
         assert queue is not None, "it belongs to no connection"
         self._queues.set_paused(queue, is_paused=True)
         if queue.has_wildcards:
             # What is being committed in it holds back nobody in other queues any more.
-            self._ledger.touched[queue] = None
-        return is_made
+            self._commit_state.touched[queue] = None
+        return is_new
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
-        queue = self._queues.lasting(name)
+        queue = self._queues.get_permanent(name)
         self._queues.set_paused(queue, is_paused=False)
-        self._ledger.touched[queue] = None
+        self._commit_state.touched[queue] = None
 
     # ---- Policies ----
 
@@ -64,12 +64,12 @@ class Administering:
         for queue in list(self._queues.by_name.values()):
             queue.policy = policies.for_queue(queue.policy_name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
-            self._resident.policy_changed(queue)
+            self._resident.on_policy_changed(queue)
             if not queue.keeps_failures:
                 for lane in queue.lanes:
-                    self._outcomes.give_up(lane)
+                    self._outcomes.dead_letter_exhausted(lane)
                 # What stands behind a message that had to be read is next now.
-                self._ledger.touched[queue] = None
+                self._commit_state.touched[queue] = None
 
     # ---- Answers ----
 
@@ -78,11 +78,13 @@ class Administering:
 
         Raises: RemoteProtocolError if there are too many
         """
-        self._queues.named(destination)
+        self._queues.get_or_create(destination)
 
     def reply(self, send: Send, batch: int = 0) -> None:
         """Answer a question once what it made the broker do is durable, and `batch` is, of which it speaks."""
         queue = self._queues.by_name.get(send.destination.name)
         if queue is not None:
-            done_with = max(self._ledger.administered_in, batch)
-            self._arrivals.accept(queue, send.message, 0 if done_with <= self._ledger.committed else done_with)
+            durable_with = max(self._commit_state.last_control_batch, batch)
+            self._arrivals.accept(
+                queue, send.message, 0 if durable_with <= self._commit_state.committed else durable_with
+            )

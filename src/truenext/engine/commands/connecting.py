@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 _AUTO = AckMode.AUTO
 
@@ -30,24 +30,24 @@ _AUTO = AckMode.AUTO
 class Connecting:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         memory: Memory,
         clients: Clients,
         queues: Queues,
         outcomes: Outcomes,
-        answering: Acknowledging,
+        acknowledging: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
         releasing: Releasing,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._memory = memory
         self._clients = clients
         self._queues = queues
         self._outcomes = outcomes
-        self._answering = answering
+        self._acknowledging = acknowledging
         self._transactions = transactions
         self._subscribing = subscribing
         self._releasing = releasing
@@ -65,7 +65,7 @@ class Connecting:
     def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions
 
-    def keep(self, session: ConnectionState) -> bool:
+    def park(self, session: ConnectionState) -> bool:
         """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions.
         All else ends or goes back at once. False if nothing of it is left: then it can as well end."""
         for browser in session.browsers.values():
@@ -74,11 +74,11 @@ class Connecting:
         for consumer in list(session.consumers.values()):
             started = _started_entries(consumer)
             if started:
-                self._releasing.keep(consumer, started)
+                self._releasing.release_all_but(consumer, started)
             else:
                 self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
-        self._count_taken(session)
-        return bool(session.consumers or session.transactions.answering)
+        self._reset_unsent(session)
+        return bool(session.consumers or session.transactions.settling)
 
     def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
@@ -96,40 +96,40 @@ class Connecting:
             self._subscribing.end_browser(browser)
         for queue in session.temporary_queues:
             self._queues.drop(queue)
-        self._count_taken(session)
+        self._reset_unsent(session)
 
     # ---- What the socket has taken ----
 
-    def taken(self, session: ConnectionState) -> None:
+    def on_all_sent(self, session: ConnectionState) -> None:
         """The socket has taken all bytes of all messages dispatched to the connection."""
-        had_no_room = session.unsent_bytes >= self._memory.unsent_max
-        self._count_taken(session)
+        was_blocked = session.unsent_bytes >= self._memory.unsent_max
+        self._reset_unsent(session)
         served, session.served = session.served, {}
-        for consumer in session.consumers.values() if had_no_room else served:
-            if had_no_room or len(consumer.held) >= consumer.window:
-                self._ledger.touch(consumer)
+        for consumer in session.consumers.values() if was_blocked else served:
+            if was_blocked or len(consumer.held) >= consumer.window:
+                self._commit_state.touch(consumer)
             if consumer.held and consumer.mode is _AUTO:
-                self._answering.acknowledge_all(consumer)
+                self._acknowledging.acknowledge_all(consumer)
 
-    def _count_taken(self, session: ConnectionState) -> None:
+    def _reset_unsent(self, session: ConnectionState) -> None:
         """The connection's socket has nothing waiting any more."""
         memory = self._memory
         memory.unsent -= session.unsent_bytes
         session.unsent_bytes = 0
-        if memory.unsent_max < UNSENT_BYTES_MAX and memory.unsent <= memory.unsent_mark:
+        if memory.unsent_max < UNSENT_BYTES_MAX and memory.unsent <= memory.unsent_threshold:
             memory.unsent_max = UNSENT_BYTES_MAX
             for one in self._clients.sessions.values():
                 for consumer in one.consumers.values():
-                    self._ledger.touch(consumer)
+                    self._commit_state.touch(consumer)
 
-    def hold_half_sent(self, consumer: BrokerConsumer) -> Entry:
+    def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
         """Take the first message that a consumer holds from it, of which the socket has taken a part; it is nobody's
-        until `resolve_half_sent`."""
+        until `resolve_partially_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
-    def resolve_half_sent(self, entry: Entry, *, is_taken: bool) -> None:
+    def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
         """Acknowledge it, if the socket has taken the rest; else give it back."""
-        if is_taken and self._queues.is_there(entry.lane.queue):
+        if is_sent and self._queues.exists(entry.lane.queue):
             self._outcomes.acknowledge(entry)
         else:
             self._outcomes.requeue(entry, Reason.RELEASED)
@@ -139,10 +139,10 @@ class Connecting:
     def stretch_windows(self, session: ConnectionState) -> None:
         """Who waits for more than its window lets it have gets more."""
         for consumer in session.consumers.values():
-            if consumer.stretch_window(self._ledger.now_ms):
+            if consumer.stretch_window(self._commit_state.now_ms):
                 if consumer.queue is not None:
                     self._events.window_changed(consumer, consumer.queue, consumer.window)
-                self._ledger.touch(consumer)
+                self._commit_state.touch(consumer)
 
 
 def _started_entries(consumer: BrokerConsumer) -> list[Entry]:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from truenext.engine.commands.releasing import Releasing
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 class Pulling:
-    def __init__(self, ledger: Ledger, pull_requests: PullRequests, releasing: Releasing) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState, pull_requests: PullRequests, releasing: Releasing) -> None:
+        self._commit_state = commit_state
         self._pull_requests = pull_requests
         self._releasing = releasing
 
-    def ask(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
+    def pull(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
         """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
 
         Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much
@@ -34,14 +34,14 @@ class Pulling:
             raise RemoteProtocolError(
                 f"subscription {credit.subscription!r} does not pull (truenext-pull:true)", Code.NOT_SUPPORTED
             )
-        asked = pull_request.remaining + credit.messages
-        if asked > WINDOW_MAX:
-            raise RemoteProtocolError(f"{asked} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
+        requested = pull_request.remaining + credit.messages
+        if requested > WINDOW_MAX:
+            raise RemoteProtocolError(f"{requested} messages asked for and not come; at most {WINDOW_MAX}", Code.LIMIT)
         pull_request.correlation = credit.correlation
         if not credit.messages:
             return self._pull_requests.withdraw(consumer)
         self._releasing.wake_consumer(consumer)
-        pull_request.remaining, pull_request.waits = asked, credit.waits
+        pull_request.remaining, pull_request.waits = requested, credit.waits
         self._pull_requests.add(consumer)
-        self._ledger.touch(consumer)
+        self._commit_state.touch(consumer)
         return None

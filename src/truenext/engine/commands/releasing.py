@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 
 class Releasing:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         selections: Selections,
         outcomes: Outcomes,
         transactions: Transactions,
         pull_requests: PullRequests,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._selections = selections
         self._outcomes = outcomes
@@ -60,55 +60,55 @@ class Releasing:
                 self.wake_consumer(consumer)
         if request.transaction is not None:
             self._transactions.abort_open(session, request.transaction, counts_all=request.counts_all)
-        kept = set(request.kept)
+        retained = set(request.kept)
         for consumer in consumers:
-            self._release_held(consumer, kept)
-            self._ledger.touch(consumer)
+            self._release_held(consumer, retained)
+            self._commit_state.touch(consumer)
             if request.suspends:
                 self._suspend(consumer)
         session.round += 1
 
-    def keep(self, consumer: BrokerConsumer, kept: Collection[Entry]) -> None:
+    def release_all_but(self, consumer: BrokerConsumer, retained: Collection[Entry]) -> None:
         """Give back all that it holds but for these, and let it rest."""
-        self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in kept})
-        self._ledger.touch(consumer)
+        self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in retained})
+        self._commit_state.touch(consumer)
         self._suspend(consumer)
 
     def wake(self, session: ConnectionState, wake: Wake) -> None:
         """Raises: RemoteProtocolError if there is no such subscription"""
         consumer = session.consumer(wake.subscription)
         self.wake_consumer(consumer)
-        self._ledger.touch(consumer)
+        self._commit_state.touch(consumer)
 
-    def _release_held(self, consumer: BrokerConsumer, kept: set[tuple[str, int, int]]) -> None:
+    def _release_held(self, consumer: BrokerConsumer, retained: set[tuple[str, int, int]]) -> None:
         """Give back all that it holds, but for these (commands.Release)."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
-            if kept and (name, entry.sequence, entry.deliveries) in kept:
+            if retained and (name, entry.sequence, entry.deliveries) in retained:
                 continue
             del held[entry.sequence]
             self._outcomes.requeue(entry, Reason.RELEASED)
-        consumer.restart_auto_window(self._ledger.now_ms)
+        consumer.restart_auto_window(self._commit_state.now_ms)
         self._pull_requests.forget(consumer)
 
     def _suspend(self, consumer: BrokerConsumer) -> None:
         if not consumer.is_suspended:
             consumer.suspend()
-            self._tell_window(consumer, 0)
+            self._log_window(consumer, 0)
         for queue in consumer.all_queues():
             if queue.has_groups:
                 self._selections.groups_of(queue).suspend(consumer, queue)
-                self._ledger.touched[queue] = None
+                self._commit_state.touched[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
         """May be said of one that does not rest."""
         if consumer.is_suspended:
-            consumer.wake(self._ledger.now_ms)
-            self._tell_window(consumer, consumer.window)
+            consumer.wake(self._commit_state.now_ms)
+            self._log_window(consumer, consumer.window)
             for queue in consumer.all_queues():
                 if queue.has_groups:
                     self._selections.groups_of(queue).woke(consumer, queue)
 
-    def _tell_window(self, consumer: BrokerConsumer, window: int) -> None:
+    def _log_window(self, consumer: BrokerConsumer, window: int) -> None:
         if consumer.queue is not None and consumer.pull_request is None:
             self._events.window_changed(consumer, consumer.queue, window)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.transaction import TransactionLimits
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import Producers
     from truenext.message import SentMessage
     from truenext.schedule import Schedule
@@ -40,7 +40,7 @@ _PLENTY = DiskLevel.PLENTY
 class Sending:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         memory: Memory,
         queues: Queues,
         arrivals: Arrivals,
@@ -49,7 +49,7 @@ class Sending:
         when_full: WhenFull,
         limits: TransactionLimits,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._queues = queues
         self._by_name = queues.by_name
@@ -67,33 +67,33 @@ class Sending:
         if send.producer is not None and self.is_repeat(session, send):
             return
         session.has_sent = True
-        if self._ledger.disk_level is not _PLENTY:
-            self._admit(session, send)
+        if self._commit_state.disk_level is not _PLENTY:
+            self._check_disk(session, send)
         if send.ttl_ms:
-            send = self.living(send)
+            send = self.with_ttl(send)
         message = send.message
         destination = send.destination
         if send.schedule is not None:
             # Whatever can be refused is refused now.
-            self._queues.queues_for(send, self._queues.named)
+            self._queues.queues_for(send, self._queues.get_or_create)
             self._queues.await_introduction(session, destination)
             is_stored = message.persistent
             self.schedule(destination, message, send.schedule)
         elif destination.is_multi_queue:
-            queues = self._queues.queues_for(send, self._queues.named)
-            is_stored = self._arrivals.spread(queues, message)
+            queues = self._queues.queues_for(send, self._queues.get_or_create)
+            is_stored = self._arrivals.accept_copies(queues, message)
             self._queues.await_introduction(session, destination)
         else:
             # Most queues are there.
             queue = self._by_name.get(destination.name)
             if queue is None:
-                queue = self._queues.named(destination)
+                queue = self._queues.get_or_create(destination)
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)
         if send.producer is not None:
             self._producers.record(send, is_stored=is_stored)
         if is_stored:
-            session.batch = self._ledger.batch.number
+            session.batch = self._commit_state.batch.number
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
         if send.producer is not None:
@@ -102,22 +102,22 @@ class Sending:
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
         session.transactions.check(self._limits, size=size)
-        if not memory.has_room_to_open(size):
+        if not memory.has_space_for_send(size):
             raise NoSpaceError(
-                f"open transactions of all connections hold {memory.open} bytes, and may hold "
-                f"{memory.open_max} (--memory-limit); commit, or try again later"
+                f"open transactions of all connections hold {memory.open_bytes} bytes, and may hold "
+                f"{memory.open_bytes_max} (--memory-limit); commit, or try again later"
             )
         session.has_sent = True
-        if self._ledger.disk_level is not _PLENTY:
-            self._admit(session, send)
-        self._queues.promise(send, transaction.promised)
+        if self._commit_state.disk_level is not _PLENTY:
+            self._check_disk(session, send)
+        self._queues.reserve(send, transaction.reserved_queues)
         transaction.sends.append(send)
         session.transactions.add(transaction, size=size)
-        memory.open += size
+        memory.open_bytes += size
 
-    def living(self, send: Send) -> Send:
+    def with_ttl(self, send: Send) -> Send:
         """It is accepted now, and its time to live begins."""
-        return replace(send, message=with_ttl(send.message, send.ttl_ms, self._ledger.now_ms))
+        return replace(send, message=with_ttl(send.message, send.ttl_ms, self._commit_state.now_ms))
 
     def schedule(self, destination: Destination, message: SentMessage, schedule: Schedule) -> None:
         """It is sent later, and waits until then."""
@@ -125,23 +125,23 @@ class Sending:
         if destination.is_multi_queue:
             name, schedule = "", replace(schedule, to=destination.address)
         self._scheduler.accept(name, message, schedule)
-        self._ledger.is_awaited |= message.persistent
+        self._commit_state.is_awaited |= message.persistent
 
-    def is_repeat(self, session: ConnectionState, said: Send | Commit) -> bool:
-        """This producer has used the number before: it is answered once that is durable, and `said` is told.
+    def is_repeat(self, session: ConnectionState, command: Send | Commit) -> bool:
+        """This producer has used the number before: it is answered once that is durable, and `command` is told.
 
         Raises: RemoteProtocolError if the number may not be used, or its producer is one too many
         """
-        known = self._producers.repeated(said)
+        known = self._producers.repeated(command)
         if known is None:
             return False
         # The first may have made a queue that remembers, though nothing else of it is stored.
-        session.batch = max(session.batch, known.batch, self._queues.introduced_with)
+        session.batch = max(session.batch, known.batch, self._queues.introduction_batch)
         return True
 
     # ---- Where room is short ----
 
-    def _admit(self, session: ConnectionState, send: Send) -> None:
+    def _check_disk(self, session: ConnectionState, send: Send) -> None:
         """To be asked where room is short.
 
         Raises: NoSpaceError if the store has none for what this connection sends.
@@ -149,8 +149,8 @@ class Sending:
         if send.destination.kind is DestinationKind.TEMPORARY:
             return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
-        if self._ledger.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
-            raise _no_room()
+        if self._commit_state.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
+            raise _disk_full_error()
 
     def must_wait(self, session: ConnectionState, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it.
@@ -164,11 +164,11 @@ class Sending:
             isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
         )
         if waits and session.keeps_open:
-            raise _no_room()
+            raise _disk_full_error()
         return waits
 
 
-def _no_room() -> NoSpaceError:
+def _disk_full_error() -> NoSpaceError:
     return NoSpaceError(
         f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"
     )

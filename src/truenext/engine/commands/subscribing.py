@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.commands import AckMode
 from truenext.destination import Destination, DestinationKind, durable_subscription
-from truenext.engine.queues.unused import no_room_for_consumer
+from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.state.consumer import Browser, QueueConsumer
 from truenext.engine.state.memory import Memory, consumer_size
 from truenext.engine.state.queue import Queue
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 
 class Discarded(NamedTuple):
@@ -44,15 +44,15 @@ class Discarded(NamedTuple):
     key: str
     """As `destination.durable_key` makes it."""
     messages: int
-    was: Destination
+    old: Destination
     """Its queue, with topic and selector."""
-    becomes: Destination
+    new: Destination
 
 
 class Subscribing:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         memory: Memory,
         clients: Clients,
@@ -64,7 +64,7 @@ class Subscribing:
         pull_requests: PullRequests,
         browsing: Browsing,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._memory = memory
         self._clients = clients
@@ -85,28 +85,28 @@ class Subscribing:
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
         if subscribe.destination.kind is DestinationKind.QUEUES and not subscribe.durable:
-            self._subscribe_to_many(session, subscribe)
+            self._subscribe_to_pattern(session, subscribe)
             return
-        queue = self._queue_to_take_from(session, subscribe)
+        queue = self._queue_for(session, subscribe)
         self._queues.await_introduction(session, queue.destination)
-        consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._now())
+        consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._consumer_fields())
         # What waits in a subscription to a topic is what its selector wants.
         selector = None if queue.destination.topic else subscribe.selector
         if selector is not None or queue.has_groups:
             self._selections.subscribe(consumer, queue, selector)
         self._events.subscribed(consumer, queue, has_selector=selector is not None)
         session.consumers[subscribe.subscription] = consumer
-        self._start_use(consumer)
-        self._clients.join(consumer)
-        self._ledger.touched[queue] = None
+        self._add_size(consumer)
+        self._clients.add_consumer(consumer)
+        self._commit_state.touched[queue] = None
 
-    def _queue_to_take_from(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
+    def _queue_for(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Made if it is not there. Raises: as `subscribe`"""
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
-        there = None if is_to_topic else self._queues.by_name.get(destination.name)
-        size = 0 if selector is None or there is None else self._selections.bytes_to_join(there, selector)
-        self._check_room(subscribe, size)
+        existing = None if is_to_topic else self._queues.by_name.get(destination.name)
+        size = 0 if selector is None or existing is None else self._selections.bytes_to_join(existing, selector)
+        self._check_memory(subscribe, size)
         text = "" if selector is None else selector.text
         if subscribe.durable:
             return self._durable_subscription(subscribe.durable, destination, text)
@@ -115,27 +115,27 @@ class Subscribing:
             destination = Destination(
                 DestinationKind.TEMPORARY, name, session.id, topic=destination.name, selector=text
             )
-        queue = self._queues.named(destination)
+        queue = self._queues.get_or_create(destination)
         assert queue is not None, "the owner of a temporary queue is connected"
         return queue
 
-    def _subscribe_to_many(self, session: ConnectionState, subscribe: Subscribe) -> None:
+    def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
-        wildcard = Wildcard(session, subscribe, self._memory, **self._now())
+        wildcard = Wildcard(session, subscribe, self._memory, **self._consumer_fields())
         size = self._wildcards.size_to_join(wildcard)
-        self._check_room(subscribe, size)
+        self._check_memory(subscribe, size)
         self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
-        self._start_use(wildcard)
+        self._add_size(wildcard)
         self._wildcards.step()
 
-    def _now(self) -> dict[str, int]:
+    def _consumer_fields(self) -> dict[str, int]:
         """What a new consumer has to know."""
-        self._clients.last_number += 1
+        self._clients.last_consumer_number += 1
         return {
-            "number": self._clients.last_number,
-            "served_at": self._clients.dispatches,
-            "now_ms": self._ledger.now_ms,
+            "number": self._clients.last_consumer_number,
+            "last_dispatch": self._clients.dispatches,
+            "now_ms": self._commit_state.now_ms,
         }
 
     def _durable_subscription(self, key: str, destination: Destination, selector: str) -> Queue:
@@ -150,17 +150,17 @@ class Subscribing:
         queue = self._queues.durable.get(key)
         if queue is not None and self._clients.receivers_of(queue).consumers:
             raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.IN_USE)
-        wanted = durable_subscription(key, destination.name, selector)
+        requested = durable_subscription(key, destination.name, selector)
         if queue is None:
-            self._queues.check_room()
-        elif not _is_same(queue.destination, wanted):
+            self._queues.check_memory()
+        elif not _is_same(queue.destination, requested):
             # One goes, and one comes: there is room.
-            count = self._queues.end(queue)
+            count = self._queues.end_durable(queue)
             if count:
-                self._discarded = Discarded(key, count, queue.destination, wanted)
+                self._discarded = Discarded(key, count, queue.destination, requested)
             queue = None
         if queue is None:
-            queue = self._queues.durable[key] = self._queues.make(wanted)
+            queue = self._queues.durable[key] = self._queues.create(requested)
         return queue
 
     def take_discarded(self) -> Discarded | None:
@@ -180,27 +180,27 @@ class Subscribing:
         durable subscription, or too many browse.
         """
         session.check_subscription(browse.subscription, browse.destination)
-        if len(self._clients.browsing) >= BROWSERS_MAX:
+        if len(self._clients.active_browsers) >= BROWSERS_MAX:
             raise RemoteProtocolError(
                 f"more than {BROWSERS_MAX} are browsing; try again when others are done", Code.LIMIT
             )
-        self._check_room(browse, 0)
+        self._check_memory(browse, 0)
         name = browse.destination.name
         queue: Queue | None
         if browse.destination.kind is DestinationKind.DURABLE:
-            queue = self._queues.known_durable(name)
+            queue = self._queues.get_durable(name)
         else:
             # One that is not there is empty, and is not made for being looked at.
             queue = self._queues.by_name.get(name)
             queue = queue or Queue(browse.destination, 0, self._queues.policies.for_queue(name), Memory())
-        browser = Browser(session, queue, browse, self._memory, last_sequence=self._ledger.last_sequence)
+        browser = Browser(session, queue, browse, self._memory, last_sequence=self._commit_state.last_sequence)
         session.browsers[browse.subscription] = browser
         self._browsing.start(browser)
-        self._start_use(browser)
+        self._add_size(browser)
 
     def end_browser(self, browser: Browser) -> None:
-        self._browsing.end(browser)
-        self._end_use(browser)
+        self._browsing.stop(browser)
+        self._subtract_size(browser)
 
     # ---- The end of a subscription ----
 
@@ -222,37 +222,37 @@ class Subscribing:
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
-            for transaction in session.transactions.answering:
-                for entry in transaction.leave_out(queue):
-                    self._resident.left_memory(entry)
+            for transaction in session.transactions.settling:
+                for entry in transaction.drop_queue(queue):
+                    self._resident.unload(entry)
             self._queues.drop(queue)
 
     def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        queue = self._queues.known_durable(unsubscribe.durable)
+        queue = self._queues.get_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.IN_USE)
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
             self.end_consumer(consumer, is_lost=False)
-        self._queues.end(queue)
-        session.batch = self._ledger.batch.number
+        self._queues.end_durable(queue)
+        session.batch = self._commit_state.batch.number
 
     def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """
-        self._end_use(consumer)
+        self._subtract_size(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
-            self._wildcards.left(consumer)
+            self._wildcards.unsubscribe(consumer)
         for queue in queues:
-            self._clients.leave(consumer, queue)
+            self._clients.remove_consumer(consumer, queue)
             # Nobody may come by again before it goes.
-            queue.let_go_of_places()
-            self._selections.leave(consumer, queue)
+            queue.shrink()
+            self._selections.remove(consumer, queue)
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
         names_begun = consumer.session.names_begun
         for entry in consumer.held.values():
@@ -264,34 +264,36 @@ class Subscribing:
         for queue in queues:
             self._events.unsubscribed(consumer, queue)
             # Of those of a wildcard most have nobody else to whom this makes a difference.
-            is_alone = not (self._clients.receivers_of(queue).consumers or queue.has_groups or consumer.is_exclusive)
-            if not (is_alone and isinstance(consumer, Wildcard)):
-                self._ledger.touched[queue] = None
+            has_no_others = not (
+                self._clients.receivers_of(queue).consumers or queue.has_groups or consumer.is_exclusive
+            )
+            if not (has_no_others and isinstance(consumer, Wildcard)):
+                self._commit_state.touched[queue] = None
 
     # ---- Room ----
 
-    def _check_room(self, subscribe: Subscribe | Browse, size: int) -> None:
+    def _check_memory(self, subscribe: Subscribe | Browse, size: int) -> None:
         """`size` is what it makes queues take that are there.
 
         Raises: RemoteProtocolError if there is no room for it, and no queue can go
         """
         size += consumer_size(subscribe.subscription, subscribe.destination)
-        size += self._memory.bytes_to_use(subscribe.selector)
-        if not self._memory.has_room_for_consumer(size):
-            self._queues.make_room()
-            if not self._memory.has_room_for_consumer(size):
-                raise no_room_for_consumer(size, self._memory)
+        size += self._memory.bytes_for_selector(subscribe.selector)
+        if not self._memory.has_space_for_consumer(size):
+            self._queues.free_memory()
+            if not self._memory.has_space_for_consumer(size):
+                raise consumer_memory_error(size, self._memory)
 
-    def _start_use(self, subscriber: Subscriber) -> None:
-        """It is there; to be followed by `_end_use`."""
+    def _add_size(self, subscriber: Subscriber) -> None:
+        """It is there; to be followed by `_subtract_size`."""
         self._memory.queues += consumer_size(subscriber.subscription, subscriber.destination)
-        self._memory.use(subscriber.selector)
+        self._memory.add_selector(subscriber.selector)
 
-    def _end_use(self, subscriber: Subscriber) -> None:
+    def _subtract_size(self, subscriber: Subscriber) -> None:
         self._memory.queues -= consumer_size(subscriber.subscription, subscriber.destination)
-        self._memory.no_longer_use(subscriber.selector)
+        self._memory.remove_selector(subscriber.selector)
 
 
-def _is_same(there: Destination, wanted: Destination) -> bool:
+def _is_same(existing: Destination, requested: Destination) -> bool:
     """Whether a durable subscription is to the same topic, with the same selector, however that is spelled."""
-    return there.topic == wanted.topic and are_equivalent(there.selector, wanted.selector)
+    return existing.topic == requested.topic and are_equivalent(existing.selector, requested.selector)

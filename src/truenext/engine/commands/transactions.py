@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.reason import Reason
-from truenext.engine.state.transaction import doomed
+from truenext.engine.state.transaction import rollback_only_error
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import Producers
     from truenext.schedule import Schedule
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Transactions:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         memory: Memory,
         queues: Queues,
         arrivals: Arrivals,
@@ -34,7 +34,7 @@ class Transactions:
         sending: Sending,
         limits: TransactionLimits,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._queues = queues
         self._arrivals = arrivals
@@ -51,8 +51,8 @@ class Transactions:
         """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number is new, or if its
         number may not be used."""
         transaction = session.transactions.get(commit.transaction)
-        if transaction is not None and transaction.is_doomed:
-            raise doomed(commit.transaction)
+        if transaction is not None and transaction.is_rollback_only:
+            raise rollback_only_error(commit.transaction)
         if commit.producer is not None and self._sending.is_repeat(session, commit):
             if transaction is not None:
                 self.abort_open(session, commit.transaction, counts_all=commit.counts_all)
@@ -65,20 +65,20 @@ class Transactions:
             )
         # Everything that can be refused is asked for first: from here on all of it happens.
         queues = self._queues
-        sends = [self._sending.living(send) if send.ttl_ms else send for send in transaction.sends]
-        spread = [queues.queues_for(send, queues.needed_if_connected) for send in sends]
+        sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
+        queues_of_sends = [queues.queues_for(send, queues.ensure_if_connected) for send in sends]
         self._end(session, commit.transaction)
         is_stored = transaction.acknowledges_stored() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
-            for each, send in zip(spread, sends, strict=True)
+            for each, send in zip(queues_of_sends, sends, strict=True)
         )
-        batch = self._ledger.batch.number if is_stored else 0
+        batch = self._commit_state.batch.number if is_stored else 0
         scheduled: list[tuple[Send, Schedule]] = []
-        for each, send in zip(spread, sends, strict=True):
+        for each, send in zip(queues_of_sends, sends, strict=True):
             if send.schedule is not None:
                 scheduled.append((send, send.schedule))
                 continue
-            contents = self._arrivals.share(send.message, each)
+            contents = self._arrivals.share_content(send.message, each)
             for queue in each:
                 self._arrivals.accept(queue, send.message, batch, contents)
         # Behind the others, whose sequences are one block.
@@ -88,14 +88,14 @@ class Transactions:
             self._outcomes.acknowledge(entry)
             if entry.group:
                 # Of a consumer that rests it may be free now.
-                self._ledger.touched[entry.lane.queue] = None
+                self._commit_state.touched[entry.lane.queue] = None
         nacked = transaction.nacked()
         for entry in nacked:
             self._outcomes.fail(entry, Reason.NACKED, transaction.nacks[entry.sequence])
         if commit.producer is not None:
             self._producers.record(commit, is_stored=is_stored)
         if is_stored or nacked:
-            session.batch = self._ledger.latest_batch
+            session.batch = self._commit_state.latest_batch
         else:
             for send in sends:
                 queues.await_introduction(session, send.destination)
@@ -116,19 +116,19 @@ class Transactions:
         for entry in transaction.nacked():
             self._outcomes.fail(entry, Reason.ABORTED)
         if transaction.held:
-            session.batch = self._ledger.latest_batch
+            session.batch = self._commit_state.latest_batch
 
     def _end(self, session: ConnectionState, name: str) -> BrokerTransaction:
         transaction = session.transactions.end(name)
-        self._memory.open -= transaction.size
-        if transaction.promised:
-            self._queues.free_promised(transaction.promised)
+        self._memory.open_bytes -= transaction.size
+        if transaction.reserved_queues:
+            self._queues.free_promised(transaction.reserved_queues)
         return transaction
 
-    def doom(self, session: ConnectionState, name: str) -> None:
+    def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
         """A frame of it was refused, if it is open."""
         if name in session.transactions:
-            session.transactions[name].is_doomed = True
+            session.transactions[name].is_rollback_only = True
 
     def end_all(self, session: ConnectionState, reason: Reason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""

@@ -30,25 +30,25 @@ class NothingReady:
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
 
-    def look(self, touched: Iterable[Queue], together: WildcardDispatch | None) -> None:
-        """End the wishes that have ended, where something has happened; `together` is the dispatch that wildcards took
+    def check(self, touched: Iterable[Queue], wildcard_dispatch: WildcardDispatch | None) -> None:
+        """End the wishes that have ended, where something has happened; `wildcard_dispatch` is what wildcards took
         part in, if they did."""
         pull_requests = self._pull_requests
         for queue in touched:
             for consumer in list(pull_requests.no_wait.get(queue, ())):
                 if self._has_nothing_for(consumer, queue):
                     pull_requests.end(consumer)
-        if together is not None:
-            for wildcard in together.asked():
-                if wildcard in pull_requests.no_wait and together.has_nothing_for(wildcard):
+        if wildcard_dispatch is not None:
+            for wildcard in wildcard_dispatch.queried_wildcards():
+                if wildcard in pull_requests.no_wait and wildcard_dispatch.has_nothing_for(wildcard):
                     pull_requests.end(wildcard)
 
     def _has_nothing_for(self, consumer: BrokerConsumer, queue: Queue) -> bool:
         if queue.is_paused or self._clients.receivers_of(queue).exclusive not in (None, consumer):
             return True
-        choosing = self._dispatcher.choosing(queue)
+        queue_dispatch = self._dispatcher.queue_dispatch(queue)
         for lane in queue.lanes:
-            head = choosing.head_for(consumer, lane.rank)
+            head = queue_dispatch.head_for(consumer, lane.rank)
             if head is not None:
                 return head == HOLDS
         return True

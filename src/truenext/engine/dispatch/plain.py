@@ -11,8 +11,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
-from truenext.engine.dispatch.selective import Choosing, GroupChoosing
-from truenext.engine.memory.horizon import starts_uncommitted
+from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
+from truenext.engine.memory.horizon import is_first_uncommitted
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.queue import NO_ENTRIES
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
@@ -40,11 +40,11 @@ class Dispatcher:
     """Hands out what is next in one queue. Where some consumers have selectors, or there are groups, selective.py finds
     it."""
 
-    __slots__ = ("_clients", "_events", "_ledger", "_memory", "_outcomes", "_reading", "_resident", "_selections")
+    __slots__ = ("_clients", "_commit_state", "_events", "_memory", "_outcomes", "_reading", "_resident", "_selections")
 
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         memory: Memory,
         clients: Clients,
@@ -53,7 +53,7 @@ class Dispatcher:
         reading: Reading,
         outcomes: Outcomes,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._memory = memory
         self._clients = clients
@@ -68,139 +68,141 @@ class Dispatcher:
         What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
         that they came to last.
         """
-        receivers_of_queue = self._clients.of_queue.get(queue)
+        receivers_of_queue = self._clients.receivers_by_queue.get(queue)
         if receivers_of_queue is None:
             return None
         owner = receivers_of_queue.exclusive
         consumers: Sequence[BrokerConsumer] = receivers_of_queue.consumers if owner is None else [owner]
         if queue.watcher is not None:
-            return self._choose(queue, consumers, deliveries)
+            return self._dispatch_selective(queue, consumers, deliveries)
         receivers: list[RankedConsumer] = []
-        now_ms = self._ledger.now_ms
+        now_ms = self._commit_state.now_ms
         for index, consumer in enumerate(consumers):
             if consumer.adjust_window(now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
             if consumer.has_credit():
-                receivers.append((consumer.service_rank, len(consumer.held), consumer.served_at, index, consumer))
+                receivers.append((consumer.service_rank, len(consumer.held), consumer.last_dispatch, index, consumer))
         heapify(receivers)
-        given: list[Entry] = []
-        getters: list[int] = []
+        entries: list[Entry] = []
+        consumer_numbers: list[int] = []
         last = None
         if receivers:
             for lane in queue.lanes:
-                if lane.arrived or lane.returned or lane.unread:
+                if lane.arrived or lane.requeued or lane.unread:
                     last = lane
-                    if not self._give_out(lane, receivers, deliveries, given, getters):
+                    if not self._dispatch_lane(lane, receivers, deliveries, entries, consumer_numbers):
                         break
                 elif lane.arrived is not NO_ENTRIES:
-                    lane.end_arrived()
+                    lane.free_arrived()
         if not receivers and any(consumer.has_express for consumer in consumers):
-            last = self._express(queue, consumers, deliveries, given, getters) or last
-        if given:
-            self._events.dispatched(queue, given, getters)
+            last = self._dispatch_express(queue, consumers, deliveries, entries, consumer_numbers) or last
+        if entries:
+            self._events.dispatched(queue, entries, consumer_numbers)
         return last
 
-    def _choose(self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries) -> Lane | None:
+    def _dispatch_selective(
+        self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries
+    ) -> Lane | None:
         """The same where some consumers have selectors."""
-        given: list[Entry] = []
-        getters: list[int] = []
+        entries: list[Entry] = []
+        consumer_numbers: list[int] = []
 
-        def give(entry: Entry, consumer: BrokerConsumer) -> None:
-            given.append(entry)
-            getters.append(consumer.number)
-            self.give(entry, consumer, deliveries)
+        def dispatch_entry(entry: Entry, consumer: BrokerConsumer) -> None:
+            entries.append(entry)
+            consumer_numbers.append(consumer.number)
+            self.dispatch_entry(entry, consumer, deliveries)
 
         for consumer in consumers:
-            if consumer.adjust_window(self._ledger.now_ms):
+            if consumer.adjust_window(self._commit_state.now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
-        choosing = self.choosing(queue)
-        choosing.dispatch(consumers, give)
+        queue_dispatch = self.queue_dispatch(queue)
+        queue_dispatch.dispatch(consumers, dispatch_entry)
         if any(consumer.has_express for consumer in consumers):
-            choosing.express(consumers, give)
-        if given:
-            self._events.dispatched(queue, given, getters)
-        return choosing.last
+            queue_dispatch.dispatch_express(consumers, dispatch_entry)
+        if entries:
+            self._events.dispatched(queue, entries, consumer_numbers)
+        return queue_dispatch.last
 
-    def choosing(self, queue: Queue) -> Choosing:
+    def queue_dispatch(self, queue: Queue) -> QueueDispatch:
         """How to find what is next in a queue for each of its consumers."""
-        kind = Choosing
+        kind = QueueDispatch
         if queue.has_groups:
-            kind = GroupChoosing
+            kind = GroupedQueueDispatch
             self._selections.groups_of(queue).free_groups_of_suspended(queue)
-        selecting = self._selections.of_queue.get(queue)
+        selection = self._selections.by_queue.get(queue)
         return kind(
-            queue, self._selections.scans, selecting, self._ledger, self._resident, self._reading, self._outcomes
+            queue, self._selections.scans, selection, self._commit_state, self._resident, self._reading, self._outcomes
         )
 
-    def give(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
-        """What has left its lane is this consumer's; as in `_give_out`, which has no time for a call."""
+    def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
+        """What has left its lane is this consumer's; as in `_dispatch_lane`, which has no time for a call."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1
-        if not consumer.held and consumer.auto is not None:
-            consumer.auto.got(entry.sequence, self._ledger.now_ms)
+        if not consumer.held and consumer.auto_window is not None:
+            consumer.auto_window.start_sample(entry.sequence, self._commit_state.now_ms)
         consumer.held[entry.sequence] = entry
         size = len(message.body) + len(message.header) + consumer.frame_bytes
         if entry.causes is not None:
             size += causes_size(entry.causes)
         consumer.session.unsent_bytes += size
         self._memory.unsent += size
-        if self._memory.unsent > self._memory.unsent_mark:
+        if self._memory.unsent > self._memory.unsent_threshold:
             self._memory.unsent_max = 1
         self._clients.dispatches += 1
-        consumer.served_at = self._clients.dispatches
+        consumer.last_dispatch = self._clients.dispatches
         deliveries.setdefault(consumer, []).append(entry)
         if entry.group:
-            self._selections.groups_of(entry.lane.queue).took(entry, consumer)
+            self._selections.groups_of(entry.lane.queue).on_dispatched(entry, consumer)
 
-    def _express(
+    def _dispatch_express(
         self,
         queue: Queue,
         consumers: Sequence[BrokerConsumer],
         deliveries: Deliveries,
-        given: list[Entry],
-        getters: list[int],
+        entries: list[Entry],
+        consumer_numbers: list[int],
     ) -> Lane | None:
         """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
         same, if it has express. Returns the lane that has to be read for it."""
         for lane in queue.lanes:
-            while lane.arrived or lane.returned or lane.unread:
+            while lane.arrived or lane.requeued or lane.unread:
                 receivers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
                 if not receivers:
                     # Nor has anybody for what is less urgent.
                     return None
-                consumer = max(receivers, key=lambda consumer: consumer.answered_at)
-                already = len(given)
+                consumer = max(receivers, key=lambda consumer: consumer.last_ack)
+                count_before = len(entries)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
-                receiver = (consumer.service_rank, len(consumer.held), consumer.served_at, 0, consumer)
-                goes_on = self._give_out(lane, [receiver], deliveries, given, getters)
+                receiver = (consumer.service_rank, len(consumer.held), consumer.last_dispatch, 0, consumer)
+                may_continue = self._dispatch_lane(lane, [receiver], deliveries, entries, consumer_numbers)
                 consumer.window = window
-                if len(given) == already:
-                    if not goes_on:
+                if len(entries) == count_before:
+                    if not may_continue:
                         return lane
                     break
         return None
 
-    def _give_out(
+    def _dispatch_lane(
         self,
         lane: Lane,
         receivers: list[RankedConsumer],
         deliveries: Deliveries,
-        given: list[Entry],
-        getters: list[int],
+        entries: list[Entry],
+        consumer_numbers: list[int],
     ) -> bool:
         """Give out what is ready in one lane. False if the lower lanes get no turn."""
         memory, clients = self._memory, self._clients
-        committed, now_ms = self._ledger.committed, self._ledger.now_ms
+        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
         while True:
             entry = lane.head()
             if entry is None:
                 if lane.needs_page:
                     return False
-                if not lane.unread or starts_uncommitted(lane, committed):
+                if not lane.unread or is_first_uncommitted(lane, committed):
                     return True
                 # All that is above the horizon is still in memory.
-                self._resident.take_in_recent(lane)
+                self._resident.load_recent(lane)
                 continue
             if entry.batch > committed:
                 return True
@@ -214,28 +216,28 @@ class Dispatcher:
             consumer = receivers[0][4]
             entry.deliveries += 1
             held = consumer.held
-            if not held and consumer.auto is not None:
-                consumer.auto.got(entry.sequence, now_ms)
+            if not held and consumer.auto_window is not None:
+                consumer.auto_window.start_sample(entry.sequence, now_ms)
             held[entry.sequence] = entry
-            given.append(entry)
-            getters.append(consumer.number)
+            entries.append(entry)
+            consumer_numbers.append(consumer.number)
             session = consumer.session
             size = len(message.body) + len(message.header) + consumer.frame_bytes
             if entry.causes is not None:
                 size += causes_size(entry.causes)
             session.unsent_bytes += size
             memory.unsent += size
-            if memory.unsent > memory.unsent_mark:
+            if memory.unsent > memory.unsent_threshold:
                 memory.unsent_max = 1
             clients.dispatches += 1
-            consumer.served_at = clients.dispatches
+            consumer.last_dispatch = clients.dispatches
             if consumer in deliveries:
                 deliveries[consumer].append(entry)
             else:
                 deliveries[consumer] = [entry]
             if consumer.has_credit():
                 heapreplace(
-                    receivers, (consumer.service_rank, len(held), consumer.served_at, receivers[0][3], consumer)
+                    receivers, (consumer.service_rank, len(held), consumer.last_dispatch, receivers[0][3], consumer)
                 )
                 if receivers[0][4] is consumer:
                     continue

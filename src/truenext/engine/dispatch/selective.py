@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
     from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
-    from truenext.engine.selecting.selecting import Selecting
+    from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
     RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
     """Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
 
-    Offer = tuple[int, int, int, Entry, "Bidders"]
+    Offer = tuple[int, int, int, Entry, "ConsumerClass"]
     """Rank and sequence of a message, the number of its bidders, the message, and these."""
 
     Head = Entry | int | None
@@ -46,15 +46,15 @@ SOMEWHERE = 0
 """Before every sequence."""
 
 
-class Bidders:
+class ConsumerClass:
     """Consumers that are offered the same."""
 
-    __slots__ = ("alone", "is_held_back", "number", "offered", "receivers", "scan")
+    __slots__ = ("is_held_back", "number", "offered", "only_consumer", "receivers", "scan")
 
-    def __init__(self, number: int, scan: Scan | None, alone: BrokerConsumer | None) -> None:
+    def __init__(self, number: int, scan: Scan | None, only_consumer: BrokerConsumer | None) -> None:
         self.number = number
         self.scan = scan
-        self.alone = alone
+        self.only_consumer = only_consumer
         """The one consumer, if these are one alone because it owns groups."""
         self.receivers: list[RankedConsumer] = []
         """As a heap, the best first; of those behind some may have no credit any more."""
@@ -74,18 +74,18 @@ class Bidders:
         return self.receivers[0][:4]
 
 
-class Choosing:
+class QueueDispatch:
     """One queue's dispatch in one turn."""
 
     __slots__ = (
-        "_has_passed_over",
-        "_ledger",
+        "_commit_state",
+        "_has_skipped",
         "_outcomes",
         "_queue",
         "_reading",
         "_resident",
         "_scans",
-        "_selecting",
+        "_selection",
         "last",
     )
 
@@ -93,87 +93,99 @@ class Choosing:
         self,
         queue: Queue,
         scans: Scans,
-        selecting: Selecting | None,
-        ledger: Ledger,
+        selection: QueueSelection | None,
+        commit_state: CommitState,
         resident: ResidentSet,
         reading: Reading,
         outcomes: Outcomes,
     ) -> None:
         self._queue = queue
         self._scans = scans
-        self._selecting = selecting
-        self._ledger = ledger
+        self._selection = selection
+        self._commit_state = commit_state
         self._resident = resident
         self._reading = reading
         self._outcomes = outcomes
-        self._has_passed_over = False
+        self._has_skipped = False
         """Whoever was asked last would have got something earlier, were it not being committed."""
         self.last: Lane | None = None
         """The lane that consumers without a selector wait for until it is read, or that they came to last."""
 
-    def dispatch(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
+    def dispatch(
+        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
+    ) -> None:
         """Give out true nexts until no consumer has credit or no message is ready."""
-        bidders: dict[Hashable, Bidders] = {}
-        for place, consumer in enumerate(consumers):
+        classes: dict[Hashable, ConsumerClass] = {}
+        for index, consumer in enumerate(consumers):
             if consumer.has_credit():
-                self._ask_along(bidders, consumer, place)
+                self._add_consumer(classes, consumer, index)
         offers: list[Offer] = []
-        to_ask = list(bidders.values())
+        to_query = list(classes.values())
         while True:
-            for bidder in to_ask:
-                self._has_passed_over = False
-                bidder.offered = entry = self._first(bidder) if bidder.has_receiver() else None
-                bidder.is_held_back = entry is None or self._has_passed_over
+            for consumer_class in to_query:
+                self._has_skipped = False
+                consumer_class.offered = entry = (
+                    self._first_of_class(consumer_class) if consumer_class.has_receiver() else None
+                )
+                consumer_class.is_held_back = entry is None or self._has_skipped
                 if entry is not None:
-                    heappush(offers, (entry.lane.rank, entry.sequence, bidder.number, entry, bidder))
+                    heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
             if not offers:
                 return
             entry = offers[0][3]
-            to_ask = []
+            to_query = []
             while offers and offers[0][3] is entry:
-                bidder = heappop(offers)[4]
+                consumer_class = heappop(offers)[4]
                 # Else they were asked once more since.
-                if bidder.offered is entry:
-                    bidder.offered = None
-                    to_ask.append(bidder)
-            taking = [bidder for bidder in to_ask if bidder.has_receiver() and self._is_open_to(bidder, entry)]
-            if taking:
-                bidder = min(taking, key=Bidders.best)
-                *_, place, consumer = heappop(bidder.receivers)
-                horizon.lift(entry.lane, entry)
-                give(entry, consumer)
-                to_ask = self._asked_again(bidders, to_ask, offers)
+                if consumer_class.offered is entry:
+                    consumer_class.offered = None
+                    to_query.append(consumer_class)
+            candidates = [
+                consumer_class
+                for consumer_class in to_query
+                if consumer_class.has_receiver() and self._is_open_to(consumer_class, entry)
+            ]
+            if candidates:
+                consumer_class = min(candidates, key=ConsumerClass.best)
+                *_, index, consumer = heappop(consumer_class.receivers)
+                horizon.remove_entry(entry.lane, entry)
+                dispatch_entry(entry, consumer)
+                to_query = self._classes_to_query(classes, to_query, offers)
                 if consumer.has_credit():
-                    bidder = self._ask_along(bidders, consumer, place)
-                    if bidder.offered is None and bidder not in to_ask:
-                        to_ask.append(bidder)
+                    consumer_class = self._add_consumer(classes, consumer, index)
+                    if consumer_class.offered is None and consumer_class not in to_query:
+                        to_query.append(consumer_class)
 
-    def _ask_along(self, bidders: dict[Hashable, Bidders], consumer: BrokerConsumer, place: int) -> Bidders:
+    def _add_consumer(
+        self, classes: dict[Hashable, ConsumerClass], consumer: BrokerConsumer, index: int
+    ) -> ConsumerClass:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
-        scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
-        alone = self._is_alone(consumer, scan)
-        key = consumer if alone else scan
-        bidder = bidders.get(key)
-        if bidder is None:
-            bidder = bidders[key] = Bidders(len(bidders), scan, consumer if alone else None)
-        heappush(bidder.receivers, (*preference(consumer, place), consumer))
-        return bidder
+        scan = None if self._selection is None else self._scans.of(consumer, self._queue)
+        has_own_groups = self._has_own_groups(consumer, scan)
+        key = consumer if has_own_groups else scan
+        consumer_class = classes.get(key)
+        if consumer_class is None:
+            consumer_class = classes[key] = ConsumerClass(len(classes), scan, consumer if has_own_groups else None)
+        heappush(consumer_class.receivers, (*preference(consumer, index), consumer))
+        return consumer_class
 
-    def _is_alone(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
+    def _has_own_groups(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
         """Something is for this consumer alone."""
         return False
 
-    def _is_open_to(self, bidder: Bidders, entry: Entry) -> bool:
+    def _is_open_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
         """What was offered still is."""
         return True
 
-    def _asked_again(
-        self, bidders: dict[Hashable, Bidders], asked: list[Bidders], offers: list[Offer]
-    ) -> list[Bidders]:
-        """Who is to be asked when a message was given that was offered to `asked`; all others keep their offers."""
-        return asked
+    def _classes_to_query(
+        self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
+    ) -> list[ConsumerClass]:
+        """Who is to be asked when a message was given that was offered to `queried`; all others keep their offers."""
+        return queried
 
-    def express(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
+    def dispatch_express(
+        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
+    ) -> None:
         """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
         same, if it has express."""
         while not any(consumer.has_credit() for consumer in consumers):
@@ -181,36 +193,36 @@ class Choosing:
             for consumer in consumers:
                 entry = self.first_for(consumer) if consumer.has_express else None
                 if entry is not None and consumer.has_express_credit(entry.lane.rank):
-                    offers.append((entry.lane.rank, entry.sequence, -consumer.answered_at, consumer.number, consumer))
+                    offers.append((entry.lane.rank, entry.sequence, -consumer.last_ack, consumer.number, consumer))
             if not offers:
                 return
             receiver = min(offers)[4]
             entry = self.first_for(receiver)
             assert entry is not None, "it was there"
-            take(entry)
-            give(entry, receiver)
+            remove_from_lane(entry)
+            dispatch_entry(entry, receiver)
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first_of(None if self._selecting is None else self._scans.of(consumer, self._queue))
+        return self._first_of_scan(None if self._selection is None else self._scans.of(consumer, self._queue))
 
-    def _first(self, bidder: Bidders) -> Entry | None:
-        return self._first_of(bidder.scan)
+    def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
+        return self._first_of_scan(consumer_class.scan)
 
-    def _first_of(self, scan: Scan | None) -> Entry | None:
-        return self._first_of_all() if scan is None else self._first_wanted(scan)
+    def _first_of_scan(self, scan: Scan | None) -> Entry | None:
+        return self._first_of_queue() if scan is None else self._first_found(scan)
 
-    def _first_of_all(self) -> Entry | None:
+    def _first_of_queue(self) -> Entry | None:
         for lane in self._queue.lanes:
-            head = self._head_of(lane)
+            head = self._lane_head(lane)
             if head is not None:
                 return None if isinstance(head, int) else head
         return None
 
-    def _head_of(self, lane: Lane) -> Head:
-        if not (lane.arrived or lane.returned or lane.unread):
+    def _lane_head(self, lane: Lane) -> Head:
+        if not (lane.arrived or lane.requeued or lane.unread):
             if lane.arrived is not NO_ENTRIES:
-                lane.end_arrived()
+                lane.free_arrived()
             return None
         self.last = lane
         while True:
@@ -218,118 +230,126 @@ class Choosing:
             if entry is None:
                 if lane.needs_page:
                     return lane.horizon + 1
-                if not lane.unread or horizon.starts_uncommitted(lane, self._ledger.committed):
+                if not lane.unread or horizon.is_first_uncommitted(lane, self._commit_state.committed):
                     return None
-                self._resident.take_in_recent(lane)
+                self._resident.load_recent(lane)
                 continue
-            if entry.batch > self._ledger.committed:
+            if entry.batch > self._commit_state.committed:
                 return None
             if entry.due_us:
                 return HOLDS
             if entry.message is None:
                 return entry.sequence
-            if not self._is_over(entry):
+            if not self._expire_if_over(entry):
                 return entry
 
-    def _first_wanted(self, scan: Scan) -> Entry | None:
-        for place in scan.places.values():
-            head = self._head_wanted(place)
+    def _first_found(self, scan: Scan) -> Entry | None:
+        for cursor in scan.cursors.values():
+            head = self._scan_head(cursor)
             if head is not None:
                 return None if isinstance(head, int) else head
         return None
 
-    def _head_wanted(self, place: ScanCursor) -> Head:
+    def _scan_head(self, cursor: ScanCursor) -> Head:
         while True:
-            entry = place.first()
+            entry = cursor.first()
             if entry is None:
-                return place.position + 1 if place.is_behind else None
-            if not self._is_over(entry):
-                return self._found(entry)
+                return cursor.position + 1 if cursor.is_unfinished else None
+            if not self._expire_if_over(entry):
+                return self._check_head(entry)
 
-    def _found(self, entry: Entry) -> Head:
+    def _check_head(self, entry: Entry) -> Head:
         """What the first of what was found in a lane is for who waits for it."""
-        if entry.batch > self._ledger.committed:
-            self._has_passed_over = True
+        if entry.batch > self._commit_state.committed:
+            self._has_skipped = True
             return None
         if entry.message is None:
             # Whether it is wanted, and so holds back anything for this one, is known when it is read.
-            self._reading.ask_body(entry)
+            self._reading.request_body(entry)
             return entry.sequence
         return HOLDS if entry.due_us else entry
 
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         """The same of one lane."""
-        scan = None if self._selecting is None else self._scans.of(consumer, self._queue)
+        scan = None if self._selection is None else self._scans.of(consumer, self._queue)
         if scan is None:
-            lane = self._queue.lane_if_there(rank)
-            return None if lane is None else self._head_of(lane)
-        place = scan.places.get(rank)
-        return None if place is None else self._head_wanted(place)
+            lane = self._queue.find_lane(rank)
+            return None if lane is None else self._lane_head(lane)
+        cursor = scan.cursors.get(rank)
+        return None if cursor is None else self._scan_head(cursor)
 
-    def _is_over(self, entry: Entry) -> bool:
+    def _expire_if_over(self, entry: Entry) -> bool:
         """It was ready, and has expired."""
         message = entry.message
-        if message is None or not 0 < message.expires_ms <= self._ledger.now_ms:
+        if message is None or not 0 < message.expires_ms <= self._commit_state.now_ms:
             return False
-        if entry.batch > self._ledger.committed or entry.due_us:
+        if entry.batch > self._commit_state.committed or entry.due_us:
             return False
-        take(entry)
+        remove_from_lane(entry)
         self._outcomes.expire(entry)
         return True
 
 
-def take(entry: Entry) -> None:
+def remove_from_lane(entry: Entry) -> None:
     """Out of its lane, where it is the head if nobody has a selector."""
     lane = entry.lane
-    if lane.out_of_turn is None:
+    if lane.selected is None:
         lane.pop()
     else:
-        horizon.lift(lane, entry)
+        horizon.remove_entry(lane, entry)
 
 
-class GroupChoosing(Choosing):
+class GroupedQueueDispatch(QueueDispatch):
     """The same where there are groups: what is ready first differs from consumer to consumer."""
 
-    __slots__ = ("_times",)
+    __slots__ = ("_counts",)
 
     @property
     def _groups(self) -> Groups:
-        assert self._selecting is not None, "there are groups"
-        return self._selecting.known_groups
+        assert self._selection is not None, "there are groups"
+        return self._selection.known_groups
 
-    def dispatch(self, consumers: Sequence[BrokerConsumer], give: Callable[[Entry, BrokerConsumer], object]) -> None:
+    def dispatch(
+        self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
+    ) -> None:
         groups = self._groups
         # As of when somebody was asked last.
-        self._times = groups.times_owned, groups.times_freed
-        super().dispatch(consumers, give)
+        self._counts = groups.owned_count, groups.freed_count
+        super().dispatch(consumers, dispatch_entry)
 
-    def _is_alone(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
+    def _has_own_groups(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
-        return any(isinstance(place, GroupScanCursor) and place.heads.get(consumer) for place in scan.places.values())
+        return any(
+            isinstance(cursor, GroupScanCursor) and cursor.heads.get(consumer) for cursor in scan.cursors.values()
+        )
 
-    def _is_open_to(self, bidder: Bidders, entry: Entry) -> bool:
+    def _is_open_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
         # Meanwhile its group may have become another's.
         owner = self._groups.owners.get(entry.group)
-        return owner is None or owner is bidder.alone
+        return owner is None or owner is consumer_class.only_consumer
 
-    def _asked_again(
-        self, bidders: dict[Hashable, Bidders], asked: list[Bidders], offers: list[Offer]
-    ) -> list[Bidders]:
+    def _classes_to_query(
+        self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
+    ) -> list[ConsumerClass]:
         groups = self._groups
-        owned, freed = self._times
-        self._times = groups.times_owned, groups.times_freed
-        if groups.times_freed != freed:
+        owned, freed = self._counts
+        self._counts = groups.owned_count, groups.freed_count
+        if groups.freed_count != freed:
             # Anybody may get something earlier.
             offers.clear()
-            return list(bidders.values())
-        if groups.times_owned != owned:
+            return list(classes.values())
+        if groups.owned_count != owned:
             # What of this group was being committed, or had to be read, holds nobody else back any more.
-            asked += [bidder for bidder in bidders.values() if bidder.is_held_back and bidder not in asked]
-        return asked
+            queried += [
+                consumer_class
+                for consumer_class in classes.values()
+                if consumer_class.is_held_back and consumer_class not in queried
+            ]
+        return queried
 
-    def _first(self, bidder: Bidders) -> Entry | None:
-        assert bidder.scan is not None, "where there are groups everybody has one"
-        return self._first_in_groups(bidder.scan, bidder.alone)
+    def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
+        assert consumer_class.scan is not None, "where there are groups everybody has one"
+        return self._first_in_groups(consumer_class.scan, consumer_class.only_consumer)
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         scan = self._scans.of(consumer, self._queue)
@@ -338,8 +358,8 @@ class GroupChoosing(Choosing):
 
     def _first_in_groups(self, scan: Scan, consumer: BrokerConsumer | None) -> Entry | None:
         """None is somebody who owns no group."""
-        for place in scan.places.values():
-            head = self._head_of_groups(place, consumer)
+        for cursor in scan.cursors.values():
+            head = self._group_head(cursor, consumer)
             if head is not None:
                 return None if isinstance(head, int) else head
         return None
@@ -347,22 +367,22 @@ class GroupChoosing(Choosing):
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         scan = self._scans.of(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
-        place = scan.places.get(rank)
-        return None if place is None else self._head_of_groups(place, consumer)
+        cursor = scan.cursors.get(rank)
+        return None if cursor is None else self._group_head(cursor, consumer)
 
-    def _head_of_groups(self, place: ScanCursor, consumer: BrokerConsumer | None) -> Head:
-        assert isinstance(place, GroupScanCursor), "there are groups"
+    def _group_head(self, cursor: ScanCursor, consumer: BrokerConsumer | None) -> Head:
+        assert isinstance(cursor, GroupScanCursor), "there are groups"
         while True:
-            entry, must_wait = place.first_for(consumer)
+            entry, must_wait = cursor.first_for(consumer)
             if entry is None:
-                if place.is_hungry:
-                    place.fill()
-                    assert self._selecting is not None, "there are groups"
-                    self._selecting.behind[place] = None
+                if cursor.needs_refill:
+                    cursor.refill()
+                    assert self._selection is not None, "there are groups"
+                    self._selection.unfinished[cursor] = None
                 return SOMEWHERE if must_wait else None
-            if not self._is_over(entry):
-                return self._found(entry)
+            if not self._expire_if_over(entry):
+                return self._check_head(entry)
 
 
-def preference(consumer: BrokerConsumer, place: int) -> tuple[int, int, int, int]:
-    return consumer.service_rank, len(consumer.held), consumer.served_at, place
+def preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, int, int]:
+    return consumer.service_rank, len(consumer.held), consumer.last_dispatch, index

@@ -11,23 +11,23 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from truenext.engine.dispatch.selective import HOLDS, GroupChoosing, preference, take
+from truenext.engine.dispatch.selective import HOLDS, GroupedQueueDispatch, preference, remove_from_lane
 from truenext.engine.state.clients import NO_RECEIVERS
-from truenext.engine.state.queue import WHOLE
-from truenext.engine.state.wildcard import NOWHERE, Wildcard
+from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.state.wildcard import NO_HEAD, Wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-    from truenext.engine.dispatch.selective import Choosing
+    from truenext.engine.dispatch.selective import QueueDispatch
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
@@ -39,16 +39,16 @@ class WildcardDispatch:
     __slots__ = (
         "_awaiting_page",
         "_best",
-        "_choosings",
+        "_commit_state",
         "_deliveries",
+        "_dispatched",
         "_dispatcher",
         "_events",
         "_firsts",
-        "_given",
         "_lanes",
-        "_ledger",
         "_limits",
         "_offers",
+        "_queue_dispatches",
         "_receivers",
         "_scans",
         "_selections",
@@ -57,7 +57,7 @@ class WildcardDispatch:
 
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         clients: Clients,
         selections: Selections,
@@ -65,9 +65,9 @@ class WildcardDispatch:
         dispatcher: Dispatcher,
         deliveries: Deliveries,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
-        self._receivers = clients.of_queue
+        self._receivers = clients.receivers_by_queue
         self._selections = selections
         self._scans = selections.scans
         self._wildcards = wildcards
@@ -75,7 +75,7 @@ class WildcardDispatch:
         self._deliveries = deliveries
         self._awaiting_page: set[BrokerConsumer] = set()
         """Wildcards of which something has to be read or tested before it is known what is next."""
-        self._choosings: dict[Queue, Choosing] = {}
+        self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._firsts: dict[Queue, dict[BrokerConsumer, Entry]] = {}
         """What is next for those who take from that queue alone, and have credit."""
         self._best: dict[Queue | Wildcard, Entry | None] = {}
@@ -85,7 +85,7 @@ class WildcardDispatch:
         self._limits: dict[tuple[Wildcard, int], int] = {}
         """What is being committed that a wildcard could take, by rank: its first sequence."""
         self._lanes: dict[Lane, None] = {}
-        self._given: dict[Queue, tuple[list[Entry], list[int]]] = {}
+        self._dispatched: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
         """Give out true nexts until nobody has credit or nothing is ready, where something has happened in these
@@ -96,32 +96,32 @@ class WildcardDispatch:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
             wildcards.update(dict.fromkeys(receivers.wildcards))
             if any(consumer.has_express for consumer in receivers.consumers):
-                self._wildcards.expressive[queue] = None
+                self._wildcards.express_queues[queue] = None
         for wildcard in wildcards:
-            wildcard.adjust_window(self._ledger.now_ms)
+            wildcard.adjust_window(self._commit_state.now_ms)
         for queue in queues:
             for consumer in self._receivers.get(queue, NO_RECEIVERS).consumers:
-                if consumer.adjust_window(self._ledger.now_ms):
+                if consumer.adjust_window(self._commit_state.now_ms):
                     self._events.window_changed(consumer, queue, consumer.window)
-            self._look_at(queue)
-            self._ask_queue(queue)
+            self._update_heads(queue)
+            self._query_queue(queue)
         for wildcard in wildcards:
-            self._ask(wildcard)
-        self._give_out()
-        self._express()
-        for queue, (entries, getters) in self._given.items():
-            self._events.dispatched(queue, entries, getters)
+            self._query(wildcard)
+        self._dispatch_offers()
+        self._dispatch_express()
+        for queue, (entries, consumer_numbers) in self._dispatched.items():
+            self._events.dispatched(queue, entries, consumer_numbers)
         return self._lanes
 
-    def looked_at(self) -> Iterable[Queue]:
+    def queried_queues(self) -> Iterable[Queue]:
         """The queues that were asked for what is next in them."""
-        return self._choosings
+        return self._queue_dispatches
 
-    def _give_out(self) -> None:
+    def _dispatch_offers(self) -> None:
         offers = self._offers
         while offers:
-            rank, sequence, _, bidder = heappop(offers)
-            entry = self._best.get(bidder)
+            rank, sequence, _, source = heappop(offers)
+            entry = self._best.get(source)
             if entry is None or entry.sequence != sequence or entry.lane.rank != rank:
                 continue
             queue = entry.lane.queue
@@ -131,81 +131,81 @@ class WildcardDispatch:
             receivers += [
                 one
                 for one in self._receivers.get(queue, NO_RECEIVERS).wildcards
-                if one.has_credit() and self._next(one) is entry
+                if one.has_credit() and self._next_of(one) is entry
             ]
             if receivers:
                 receiver = min(receivers, key=lambda one: preference(one, one.number))
-                take(entry)
-                self._give(entry, receiver)
+                remove_from_lane(entry)
+                self._dispatch_entry(entry, receiver)
             else:
                 # Subscriptions of one connection share its room.
-                self._ask_again(queue, bidder)
+                self._query_again(queue, source)
 
-    def _give(self, entry: Entry, receiver: BrokerConsumer) -> None:
+    def _dispatch_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
         queue = entry.lane.queue
         if queue.watcher is None or self._scans.of(receiver, queue) is None:
             self._lanes[entry.lane] = None
-        self._dispatcher.give(entry, receiver, self._deliveries)
-        entries, getters = self._given.setdefault(queue, ([], []))
+        self._dispatcher.dispatch_entry(entry, receiver, self._deliveries)
+        entries, consumer_numbers = self._dispatched.setdefault(queue, ([], []))
         entries.append(entry)
-        getters.append(receiver.number)
+        consumer_numbers.append(receiver.number)
         if entry.group:
             # What is being committed of it may be another's now.
             self._limits.clear()
-        self._look_at(queue)
-        self._ask_queue(queue)
+        self._update_heads(queue)
+        self._query_queue(queue)
         for wildcard in self._receivers.get(queue, NO_RECEIVERS).wildcards:
-            self._ask(wildcard)
+            self._query(wildcard)
 
-    def _ask_again(self, queue: Queue, bidder: Queue | Wildcard) -> None:
-        if bidder is queue:
-            self._ask_queue(queue)
+    def _query_again(self, queue: Queue, source: Queue | Wildcard) -> None:
+        if source is queue:
+            self._query_queue(queue)
         else:
-            self._best[bidder] = None
+            self._best[source] = None
 
-    def _express(self) -> None:
-        for queue in list(self._wildcards.expressive):
+    def _dispatch_express(self) -> None:
+        for queue in list(self._wildcards.express_queues):
             receivers = self._receivers.get(queue, NO_RECEIVERS)
             if not any(consumer.has_express for consumer in receivers.consumers):
-                del self._wildcards.expressive[queue]
+                del self._wildcards.express_queues[queue]
             elif not queue.is_paused:
                 consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
-                choosing = self._choosing_of(queue)
-                choosing.last = None
-                choosing.express(consumers, self._give)
-                if choosing.last is not None:
-                    self._lanes[choosing.last] = None
+                queue_dispatch = self._dispatch_of(queue)
+                queue_dispatch.last = None
+                queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
+                if queue_dispatch.last is not None:
+                    self._lanes[queue_dispatch.last] = None
 
     # ---- What is next ----
 
-    def _choosing_of(self, queue: Queue) -> Choosing:
-        choosing = self._choosings.get(queue)
-        if choosing is None or isinstance(choosing, GroupChoosing) is not queue.has_groups:
-            choosing = self._choosings[queue] = self._dispatcher.choosing(queue)
-        return choosing
+    def _dispatch_of(self, queue: Queue) -> QueueDispatch:
+        queue_dispatch = self._queue_dispatches.get(queue)
+        if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
+            queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.queue_dispatch(queue)
+        return queue_dispatch
 
-    def _ask_queue(self, queue: Queue) -> None:
+    def _query_queue(self, queue: Queue) -> None:
         """What is next for those who take from this queue alone?"""
         self._best[queue] = None
         firsts = self._firsts[queue] = {}
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         if queue.is_paused or not receivers.consumers:
             return
-        choosing = self._choosing_of(queue)
-        choosing.last = None
+        queue_dispatch = self._dispatch_of(queue)
+        queue_dispatch.last = None
         for consumer in receivers.consumers:
             if consumer.has_credit() and receivers.exclusive in (None, consumer):
-                entry = choosing.first_for(consumer)
+                entry = queue_dispatch.first_for(consumer)
                 if entry is not None:
                     firsts[consumer] = entry
-        if choosing.last is not None:
-            self._lanes[choosing.last] = None
+        if queue_dispatch.last is not None:
+            self._lanes[queue_dispatch.last] = None
         if firsts:
             best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
             self._best[queue] = best
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
-    def asked(self) -> list[Wildcard]:
+    def queried_wildcards(self) -> list[Wildcard]:
         """Those for which it was asked what is next."""
         return [one for one in self._best if isinstance(one, Wildcard)]
 
@@ -213,34 +213,34 @@ class WildcardDispatch:
         """Of one that was asked: nothing is ready for it, and nothing has to be read or tested before that is known."""
         return self._best[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
-    def _ask(self, wildcard: Wildcard) -> None:
+    def _query(self, wildcard: Wildcard) -> None:
         self._awaiting_page.discard(wildcard)
         entry = self._best[wildcard] = self._true_next(wildcard)
         if entry is not None:
             heappush(self._offers, (entry.lane.rank, entry.sequence, -wildcard.number, wildcard))
 
-    def _next(self, wildcard: Wildcard) -> Entry | None:
+    def _next_of(self, wildcard: Wildcard) -> Entry | None:
         if wildcard not in self._best:
-            self._ask(wildcard)
+            self._query(wildcard)
         return self._best[wildcard]
 
-    def _look_at(self, queue: Queue) -> None:
+    def _update_heads(self, queue: Queue) -> None:
         """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         for wildcard in receivers.wildcards:
-            is_over = queue.is_paused or receivers.exclusive not in (None, wildcard)
-            choosing = self._choosing_of(queue)
+            has_nothing = queue.is_paused or receivers.exclusive not in (None, wildcard)
+            queue_dispatch = self._dispatch_of(queue)
             for lane in queue.lanes:
                 rank = lane.rank
-                head = None if is_over else choosing.head_for(wildcard, rank)
+                head = None if has_nothing else queue_dispatch.head_for(wildcard, rank)
                 if head is None:
-                    sequence = NOWHERE
+                    sequence = NO_HEAD
                 elif isinstance(head, int):
-                    is_over = head == HOLDS
-                    sequence = NOWHERE if is_over else head
+                    has_nothing = head == HOLDS
+                    sequence = NO_HEAD if has_nothing else head
                 else:
                     sequence = head.sequence
-                wildcard.note_head(queue, rank, sequence)
+                wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
         """None also if something has to be read or tested before."""
@@ -255,18 +255,18 @@ class WildcardDispatch:
                 if self._limit(wildcard, rank) < sequence:
                     # So do all of this rank wait.
                     break
-                head = self._choosing_of(queue).head_for(wildcard, rank)
+                head = self._dispatch_of(queue).head_for(wildcard, rank)
                 if head is None or head == HOLDS:
-                    wildcard.note_head(queue, rank, NOWHERE)
+                    wildcard.set_head(queue, rank, NO_HEAD)
                 elif isinstance(head, int):
                     if head == sequence:
                         self._wait_for(wildcard, rank)
                         return None
-                    wildcard.note_head(queue, rank, head)
+                    wildcard.set_head(queue, rank, head)
                 elif head.sequence == sequence:
                     return head
                 else:
-                    wildcard.note_head(queue, rank, head.sequence)
+                    wildcard.set_head(queue, rank, head.sequence)
         return None
 
     def _wait_for(self, wildcard: Wildcard, rank: int) -> None:
@@ -274,7 +274,7 @@ class WildcardDispatch:
         self._awaiting_page.add(wildcard)
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
             has_scan = queue.watcher is not None and self._scans.of(wildcard, queue) is not None
-            if not has_scan and wildcard.head_at(queue, rank) != NOWHERE:
+            if not has_scan and wildcard.head_at(queue, rank) != NO_HEAD:
                 self._lanes[queue.lane(rank)] = None
 
     def _limit(self, wildcard: Wildcard, rank: int) -> int:
@@ -283,14 +283,14 @@ class WildcardDispatch:
         if limit is None:
             limit = self._limits[wildcard, rank] = next(
                 (entry.sequence for entry in self._wildcards.in_flight[rank] if self._could_take(wildcard, entry)),
-                WHOLE,
+                UNBOUNDED,
             )
         return limit
 
     def _could_take(self, wildcard: Wildcard, entry: Entry) -> bool:
         lane = entry.lane
         queue = lane.queue
-        if entry.batch <= self._ledger.committed or queue not in wildcard.queues:
+        if entry.batch <= self._commit_state.committed or queue not in wildcard.queues:
             return False
         if queue.is_paused or self._receivers.get(queue, NO_RECEIVERS).exclusive not in (None, wildcard):
             return False
@@ -300,4 +300,6 @@ class WildcardDispatch:
         if not entry.group:
             return True
         groups = self._selections.groups_of(queue)
-        return groups.is_open_to(wildcard, entry.group) and not groups.does_wait(entry.group, lane.rank, entry.sequence)
+        return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
+            entry.group, lane.rank, entry.sequence
+        )

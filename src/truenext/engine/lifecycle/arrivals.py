@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.destination import Destination, DestinationKind, parse_stored_address
-from truenext.engine.state.queue import WHOLE, Entry
-from truenext.engine.writing.copies import NONE, Contents, share_new
+from truenext.engine.state.queue import UNBOUNDED, Entry
+from truenext.engine.writing.copies import NO_CONTENTS, Contents, share_new
 from truenext.engine.writing.entries import put
 from truenext.policy import StoreAndDispatch
 from truenext.record import timer
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
     from truenext.message import SentMessage
 
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
-ALONE = -1
+SENT_ALONE = -1
 """In place of a batch: a message is visible as one that is sent alone."""
 
 EXPIRY_ROUND_MS = 1000
@@ -51,7 +51,7 @@ _DUE_MAX = (2**63 - 1) // EXPIRY_ROUND_MS * EXPIRY_ROUND_MS
 class Arrivals:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         resident: ResidentSet,
         selections: Selections,
@@ -60,7 +60,7 @@ class Arrivals:
         timers: Timers,
     ) -> None:
         """`timers` are those of what expires."""
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._resident = resident
         self._selections = selections
@@ -68,35 +68,37 @@ class Arrivals:
         self._queues = queues
         self._timers = timers
 
-    def accept(self, queue: Queue, message: SentMessage, batch: int = ALONE, contents: Contents = NONE) -> bool:
-        """Give a new message its place. It is visible with `batch`, 0 is at once; ALONE if it is sent alone, or is one
-        of several copies. True if it is stored. Of `contents` see `share`.
+    def accept(
+        self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: Contents = NO_CONTENTS
+    ) -> bool:
+        """Give a new message its place. It is visible with `batch`, 0 is at once; SENT_ALONE if sent alone, or is one
+        of several copies. True if it is stored. Of `contents` see `share_content`.
         """
-        ledger = self._ledger
-        sequence = ledger.next_sequence
-        ledger.next_sequence = sequence + 1
+        commit_state = self._commit_state
+        sequence = commit_state.next_sequence
+        commit_state.next_sequence = sequence + 1
         is_stored = message.persistent and not queue.is_temporary
-        if batch == ALONE:
-            batch = ledger.batch.number if is_stored and queue.policy.store_and_dispatch is not _CONCURRENT else 0
-        if sequence >= ledger.sequence_limit:
-            batch = max(batch, ledger.reserved_with(sequence))
-        message.arrived_ms = ledger.now_ms
+        if batch == SENT_ALONE:
+            batch = commit_state.batch.number if is_stored and queue.policy.store_and_dispatch is not _CONCURRENT else 0
+        if sequence >= commit_state.sequence_limit:
+            batch = max(batch, commit_state.reserving_batch(sequence))
+        message.arrived_ms = commit_state.now_ms
         entry = Entry(sequence, message, queue.lane_of(message), batch, is_stored, None)
         group = message.group
         if group:
             entry.group = group
             if not queue.has_groups:
                 self._selections.start_groups(queue)
-        if contents is not NONE:
+        if contents is not NO_CONTENTS:
             if is_stored:
                 entry.content = contents.persistent
-            elif entry.lane.horizon != WHOLE:
+            elif entry.lane.horizon != UNBOUNDED:
                 entry.content = contents.transient
         if is_stored:
-            put(ledger.batch, entry)
+            put(commit_state.batch, entry)
         self._resident.add(entry, message)
         if queue.watcher is not None:
-            queue.watcher.arrived(entry)
+            queue.watcher.on_arrived(entry)
         if message.expires_ms and not queue.is_temporary:
             self._timers.set(_expiry_timer(entry, message.expires_ms))
         events = self._events
@@ -105,44 +107,44 @@ class Arrivals:
         else:
             events.accepted(entry)
         if batch:
-            if queue.has_wildcards and batch > ledger.committed:
-                self._wildcards.accepted(entry)
-            if batch == ledger.batch.number:
-                ledger.is_awaited = True
-            ledger.waiting_queues.setdefault(batch, {})[queue] = None
+            if queue.has_wildcards and batch > commit_state.committed:
+                self._wildcards.message_accepted(entry)
+            if batch == commit_state.batch.number:
+                commit_state.is_awaited = True
+            commit_state.waiting_queues.setdefault(batch, {})[queue] = None
         else:
-            ledger.touched[queue] = None
+            commit_state.touched[queue] = None
         return is_stored
 
-    def spread(self, queues: Sequence[Queue], message: SentMessage) -> bool:
+    def accept_copies(self, queues: Sequence[Queue], message: SentMessage) -> bool:
         """Give a message its places in several queues, in one batch; each copy is visible as if it were the only one.
         True if any is stored.
         """
-        contents = self.share(message, queues)
+        contents = self.share_content(message, queues)
         is_stored = False
         for queue in queues:
-            is_stored |= self.accept(queue, message, ALONE, contents)
+            is_stored |= self.accept(queue, message, SENT_ALONE, contents)
         return is_stored
 
-    def share(self, message: SentMessage, queues: Sequence[Queue]) -> Contents:
+    def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> Contents:
         """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
         `accept`.
         """
         if len(queues) < 2:
-            return NONE
-        message.arrived_ms = self._ledger.now_ms
-        return share_new(self._ledger.batch, message, queues, self._ledger.next_sequence)
+            return NO_CONTENTS
+        message.arrived_ms = self._commit_state.now_ms
+        return share_new(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
-    def come_due(self, name: str, to: str, message: SentMessage) -> None:
+    def accept_due(self, name: str, to: str, message: SentMessage) -> None:
         """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
-        needed = self._queues.needed
+        needed = self._queues.ensure
         if to:
             queues = self._queues.queues_of_parts(parse_stored_address(to), message, needed)
         else:
             queues = [needed(Destination(DestinationKind.QUEUE, name))]
-        contents = self.share(message, queues)
+        contents = self.share_content(message, queues)
         for queue in queues:
-            self.accept(queue, message, self._ledger.batch.number, contents)
+            self.accept(queue, message, self._commit_state.batch.number, contents)
 
 
 def _expiry_timer(entry: Entry, expires_ms: int) -> bytes:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER, NO_CAUSES, Causes
-from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, dead_letter, delay_of
+from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, dead_letter, retry_delay_ms
 from truenext.engine.state.queue import is_given_up
 from truenext.engine.state.reason import Reason
 from truenext.engine.writing.entries import mark, remove
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.queue import Entry, Lane
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
     from truenext.message import SentMessage
 
 
 class Outcomes:
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         delays: Delays,
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
-        chance: Callable[[], float],
+        random: Callable[[], float],
     ) -> None:
-        """`chance` gives random numbers from 0 to 1, for the jitter of delays."""
-        self._ledger = ledger
+        """`random` gives random numbers from 0 to 1, for the jitter of delays."""
+        self._commit_state = commit_state
         self._events = events
         self._delays = delays
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
-        self._chance = chance
+        self._random = random
 
     # ---- Done with ----
 
@@ -61,12 +61,12 @@ class Outcomes:
 
     def complete(self, entry: Entry) -> bool:
         """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
-        self._resident.left_memory(entry)
-        if entry.lane.out_of_turn is not None:
-            self._resident.forgot_stray(entry)
-        if entry.stored is None:
+        self._resident.unload(entry)
+        if entry.lane.selected is not None:
+            self._resident.forget_selected(entry)
+        if entry.store_batch is None:
             return False
-        remove(self._ledger.batch, entry)
+        remove(self._commit_state.batch, entry)
         # What is in a temporary queue nobody sees after any end of the broker.
         return entry.persistent or not entry.lane.queue.is_temporary
 
@@ -82,7 +82,7 @@ class Outcomes:
                 entry.due_us = DUE_NEVER
             delay_ms = nack.delay_ms
         if delay_ms is None:
-            delay_ms = delay_of(entry.lane.queue.policy, entry.attempts + 1, self._chance)
+            delay_ms = retry_delay_ms(entry.lane.queue.policy, entry.attempts + 1, self._random)
         self.requeue(entry, reason, delay_ms=delay_ms, cause=cause)
 
     def requeue(self, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
@@ -90,9 +90,9 @@ class Outcomes:
         says of why it failed."""
         lane = entry.lane
         queue = lane.queue
-        if not self._queues.is_there(queue):
+        if not self._queues.exists(queue):
             # A temporary queue that went with its connection.
-            self._resident.left_memory(entry)
+            self._resident.unload(entry)
             return
         has_failed = reason is not Reason.RELEASED
         entry.is_started = False
@@ -100,30 +100,30 @@ class Outcomes:
             entry.attempts += 1
             entry.was_lost = reason is Reason.LOST
             if cause:
-                self._resident.cause_was_said(entry, cause)
+                self._resident.add_cause(entry, cause)
             if entry.persistent:
                 # A crash before the batch is durable forgets the attempt: the batch is not left to gather for longer.
-                self._ledger.is_awaited = True
+                self._commit_state.is_awaited = True
         # Also without a failure: the policy may have changed while somebody held it.
         if is_given_up(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
             return
-        is_away = False
+        is_set_aside = False
         if has_failed:
             entry.due_us = 0
-            is_away = delay_ms > 0 and self._delays.delay(entry, delay_ms)
-            if entry.stored is not None:
-                mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            is_set_aside = delay_ms > 0 and self._delays.delay(entry, delay_ms)
+            if entry.store_batch is not None:
+                mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
         if entry.due_us:
-            self._events.delayed(entry, reason, is_holding=not is_away, cause=cause)
+            self._events.delayed(entry, reason, is_holding=not is_set_aside, cause=cause)
         else:
             self._events.returned(entry, reason, cause)
-        if is_away:
+        if is_set_aside:
             lane.delay(entry)
         else:
-            self._return_to_lane(entry)
-        self._resident.can_leave_again(entry)
-        self._ledger.touched[queue] = None
+            self._requeue(entry)
+        self._resident.on_requeued(entry)
+        self._commit_state.touched[queue] = None
 
     def end_delay(self, entry: Entry) -> None:
         """A message is due; whatever has become of it meanwhile."""
@@ -131,33 +131,33 @@ class Outcomes:
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
             lane.end_delay(entry.sequence)
-            self._return_to_lane(entry)
+            self._requeue(entry)
             self._events.due(entry)
-        elif entry.message is not None or lane.bodiless.get(entry.sequence) is entry:
+        elif entry.message is not None or lane.unloaded.get(entry.sequence) is entry:
             # It held the others back, and has not left memory wholly meanwhile.
             self._events.due(entry)
-        if self._queues.is_there(queue):
-            self._ledger.touched[queue] = None
+        if self._queues.exists(queue):
+            self._commit_state.touched[queue] = None
 
-    def _return_to_lane(self, entry: Entry) -> None:
+    def _requeue(self, entry: Entry) -> None:
         lane = entry.lane
         lane.requeue(entry)
         if lane.queue.watcher is not None:
-            lane.queue.watcher.came_back(entry)
+            lane.queue.watcher.on_requeued(entry)
 
     # ---- Given up ----
 
-    def dead_letter(self, entry: Entry, why: str = "") -> None:
+    def dead_letter(self, entry: Entry, reason: str = "") -> None:
         """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
         message: SentMessage | None = entry.message
         if message is None:
             # Should the broker end before it is read, it is moved when it is read after that.
-            mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
             self._resident.await_dead_letter(entry)
             return
         origin = entry.lane.queue
-        if not why:
-            why = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
+        if not reason:
+            reason = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
         known = entry.causes
         destination, letter = dead_letter(
             message,
@@ -165,15 +165,15 @@ class Outcomes:
             origin.policy,
             attempts=entry.attempts,
             causes=NO_CAUSES if known is None else Causes(known.first, known.last),
-            why=why,
-            now_ms=self._ledger.now_ms,
+            reason=reason,
+            now_ms=self._commit_state.now_ms,
         )
-        dead_letters = self._queues.needed(destination)
-        self._events.dead_lettered(entry, dead_letters, self._ledger.next_sequence)
+        dead_letters = self._queues.ensure(destination)
+        self._events.dead_lettered(entry, dead_letters, self._commit_state.next_sequence)
         self.complete(entry)
-        self._arrivals.accept(dead_letters, letter, self._ledger.batch.number)
+        self._arrivals.accept(dead_letters, letter, self._commit_state.batch.number)
 
-    def give_up(self, lane: Lane) -> None:
+    def dead_letter_exhausted(self, lane: Lane) -> None:
         """Dead-letter what is in memory and has failed too often by now."""
         failed = [entry for entry in lane if is_given_up(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
@@ -185,8 +185,8 @@ class Outcomes:
                 self.dead_letter(entry)
                 continue
             # Its mark says that it has failed so often, unless it was stored only after that.
-            if not entry.marked:
-                mark(self._ledger.batch, entry, self._delays.due_ms(entry))
+            if not entry.has_mark:
+                mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
             self._resident.await_dead_letter(entry)
 
     def expire(self, entry: Entry) -> None:

@@ -41,7 +41,7 @@ class PullRequests:
         """It has asked for more."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
-        self._tell(consumer, pull_request.remaining)
+        self._log_request(consumer, pull_request.remaining)
         self.open[consumer] = None
         if pull_request.waits:
             self._remove_no_wait(consumer)
@@ -69,7 +69,7 @@ class PullRequests:
             # Else what it acknowledges from here on would look like credit to whoever counts by its window.
             consumer.adjust_window(0)
             self._remove_no_wait(consumer)
-            self._tell(consumer, 0)
+            self._log_request(consumer, 0)
 
     def remove(self, consumer: BrokerConsumer) -> None:
         """Its subscription has ended."""
@@ -93,13 +93,13 @@ class PullRequests:
 
     def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
         """It is none of those whose wish does not wait, or not any more."""
-        where = consumer.queue or consumer
-        others = self.no_wait.get(where)
-        if others is not None:
-            others.pop(consumer, None)
-            if not others:
-                del self.no_wait[where]
+        key = consumer.queue or consumer
+        consumers = self.no_wait.get(key)
+        if consumers is not None:
+            consumers.pop(consumer, None)
+            if not consumers:
+                del self.no_wait[key]
 
-    def _tell(self, consumer: BrokerConsumer, count: int) -> None:
+    def _log_request(self, consumer: BrokerConsumer, count: int) -> None:
         if consumer.queue is not None:
-            self._events.asked(consumer, consumer.queue, count)
+            self._events.requested(consumer, consumer.queue, count)

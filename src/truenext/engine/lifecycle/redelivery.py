@@ -1,6 +1,6 @@
 """When a failed message is tried again, when it is given up, and what becomes of it then.
 
-A dead letter says in its headers what it was and why it is one, so that it can be sent again as it was (`revived`):
+A dead letter says in its headers what it was and why it is one, so it can be sent again as it was (`restore_original`):
 
     truenext-dead-letter-cause            "attempts exhausted", "expired", "poison"
     truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "poison"
 """Why a message is a dead letter."""
 
-DESTINATION = "truenext-original-destination"
+ORIGINAL_DESTINATION = "truenext-original-destination"
 _EXPIRES = "truenext-original-expires"
 _PERSISTENT = "truenext-original-persistent"
 _FIRST_CAUSE = "truenext-original-first-cause"
 _LAST_CAUSE = "truenext-original-last-cause"
 
 
-def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
-    """Milliseconds from the failure that was number `attempts` to the next try; `chance` is a random number from 0
+def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -> int:
+    """Milliseconds from the failure that was number `attempts` to the next try; `random` is a random number from 0
     to 1.
 
     >>> [delay_of(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
@@ -53,12 +53,12 @@ def delay_of(policy: Policy, attempts: int, chance: Callable[[], float]) -> int:
             delay = policy.delay_max_ms
     delay = min(delay, policy.delay_max_ms)
     if policy.jitter and delay:
-        delay *= 1 + policy.jitter * (2 * chance() - 1)
+        delay *= 1 + policy.jitter * (2 * random() - 1)
     return round(delay)
 
 
 def dead_letter(
-    message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, why: str, now_ms: int
+    message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.
 
@@ -71,17 +71,17 @@ def dead_letter(
     for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
         headers.pop(name, None)
     address = Destination(DestinationKind.QUEUE, origin).address
-    way_back = ""
+    redrive_queue = ""
     if origin.startswith(SUBSCRIPTION_PREFIX):
-        address, way_back = headers.get("destination", address), origin
+        address, redrive_queue = headers.get("destination", address), origin
     headers |= {
         "destination": destination.address,
         "persistent": "true",
         "priority": str(message.priority),
-        "truenext-dead-letter-cause": why,
+        "truenext-dead-letter-cause": reason,
         "truenext-dead-letter-timestamp": str(now_ms),
         "truenext-original-attempts": str(attempts),
-        DESTINATION: address,
+        ORIGINAL_DESTINATION: address,
         _EXPIRES: str(message.expires_ms),
         _PERSISTENT: "true" if message.persistent else "false",
         "truenext-original-priority": str(message.priority),
@@ -96,11 +96,11 @@ def dead_letter(
         header=write_header(headers),
         body=message.body,
         group=message.group,
-        redrive_queue=way_back,
+        redrive_queue=redrive_queue,
     )
 
 
-def moved(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
+def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
     """What a message is in the queue that somebody moves it to: what it was."""
     headers = read_header(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
@@ -115,14 +115,14 @@ def moved(message: SentMessage, destination: Destination) -> tuple[Destination, 
     )
 
 
-def revived(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
+def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
     """What a dead letter was, and where; None if it is none.
 
     An expiry that is past is left out: the message would be gone before anybody saw it, and whoever moves it back wants
     it to be handled.
     """
     headers = read_header(letter.header)
-    address = headers.get(DESTINATION, "")
+    address = headers.get(ORIGINAL_DESTINATION, "")
     name = letter.redrive_queue or address.removeprefix("/queue/")
     if name == address or not name:
         return None
@@ -134,19 +134,19 @@ def revived(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage]
     if expires_ms <= now_ms:
         expires_ms = 0
     is_persistent = headers.get(_PERSISTENT) != "false"
-    kept = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
-    kept |= {
+    original_headers = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
+    original_headers |= {
         "destination": address,
         "persistent": "true" if is_persistent else "false",
         "priority": str(letter.priority),
     }
     if expires_ms:
-        kept["expires"] = str(expires_ms)
+        original_headers["expires"] = str(expires_ms)
     return Destination(DestinationKind.QUEUE, name), SentMessage(
         priority=letter.priority,
         persistent=is_persistent,
         expires_ms=expires_ms,
-        header=write_header(kept),
+        header=write_header(original_headers),
         body=letter.body,
         group=letter.group,
     )

@@ -18,14 +18,14 @@ from truenext.policy import WhileWaiting
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 class Delays:
-    __slots__ = ("_count", "_ledger", "_waiting")
+    __slots__ = ("_commit_state", "_count", "_waiting")
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState) -> None:
+        self._commit_state = commit_state
         self._waiting: list[tuple[int, int, Entry]] = []
         """A heap by due time. What became of a message in the meantime is not noticed here until then."""
         self._count = 0
@@ -37,40 +37,40 @@ class Delays:
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
-        entry.due_us = self._ledger.now_us + delay_ms * 1000
+        entry.due_us = self._commit_state.now_us + delay_ms * 1000
         self._count += 1
         heappush(self._waiting, (entry.due_us, self._count, entry))
-        self._ledger.busy[self] = None
+        self._commit_state.active_work[self] = None
         # One of a group holds back nothing but its group, which knows that.
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
-    def left_ms(self, due_ms: int) -> int:
+    def remaining_ms(self, due_ms: int) -> int:
         """How long a message of the store still waits, which is due at a time of the wall clock; 0 if it does not."""
         if due_ms == DUE_NEVER:
             # Poison, in a queue that keeps its failures by now.
             return 0
         # No delay was ever longer: else it is the wall clock that has been somewhere else.
-        ledger = self._ledger
-        return max(0, min(due_ms - (ledger.now_us + ledger.ahead_us) // 1000, DELAY_MS_MAX))
+        commit_state = self._commit_state
+        return max(0, min(due_ms - (commit_state.now_us + commit_state.ahead_us) // 1000, DELAY_MS_MAX))
 
     def restore(self, entry: Entry, due_ms: int) -> bool:
         """The same for a message of the store, which is due at a time of the wall clock."""
         if due_ms == DUE_NEVER:
             entry.due_us = 0
-        delay_ms = self.left_ms(due_ms)
+        delay_ms = self.remaining_ms(due_ms)
         return delay_ms > 0 and self.delay(entry, delay_ms)
 
     def due_ms(self, entry: Entry) -> int:
         """When a message is due, for the store: milliseconds since the epoch, 0 if it does not wait."""
         if entry.due_us in (0, DUE_NEVER):
             return entry.due_us
-        return self._ledger.now_ms - (self._ledger.now_us - entry.due_us) // 1000
+        return self._commit_state.now_ms - (self._commit_state.now_us - entry.due_us) // 1000
 
-    def take_due(self) -> list[Entry]:
+    def pop_due(self) -> list[Entry]:
         """Those whose time has come; they wait no longer."""
         due: list[Entry] = []
         waiting = self._waiting
-        while waiting and waiting[0][0] <= self._ledger.now_us:
+        while waiting and waiting[0][0] <= self._commit_state.now_us:
             entry = heappop(waiting)[2]
             entry.due_us = 0
             due.append(entry)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 EVICTION_DIVISOR = 4
@@ -40,9 +40,9 @@ EVICTION_DIVISOR = 4
 
 class Eviction:
     def __init__(
-        self, ledger: Ledger, memory: Memory, resident: ResidentSet, clients: Clients, spilling: Spilling
+        self, commit_state: CommitState, memory: Memory, resident: ResidentSet, clients: Clients, spilling: Spilling
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._resident = resident
         self._clients = clients
@@ -57,7 +57,7 @@ class Eviction:
         too_slow = [
             queue for queue in self._resident.limited if queue.resident + queue.spilled > queue.policy.memory_limit
         ]
-        too_large, self._resident.too_large = self._resident.too_large, {}
+        too_large, self._resident.over_limit = self._resident.over_limit, {}
         for queue in too_large:
             limit = queue.policy.memory_limit
             if queue.is_temporary:
@@ -68,14 +68,17 @@ class Eviction:
             if queue.resident > limit:
                 self._shrink([queue], queue.resident - limit + limit // EVICTION_DIVISOR)
             if queue.resident > limit:
-                self._resident.still_too_large[queue] = None
+                self._resident.still_over_limit[queue] = None
         memory = self._memory
         is_short, memory.is_short = memory.is_short, False
-        if (memory.excess <= 0 and not is_short) or self._resident.futile == (self._ledger.committed, memory.used):
+        if (memory.excess <= 0 and not is_short) or self._resident.nothing_evictable_at == (
+            self._commit_state.committed,
+            memory.used,
+        ):
             return too_slow
-        if memory.places:
+        if memory.deques:
             for queue in queues:
-                queue.let_go_of_places()
+                queue.shrink()
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         done: set[Queue] = set()
         for queue in largest_first:
@@ -84,16 +87,16 @@ class Eviction:
                 return too_slow
             if queue in done or queue.is_reply_queue:
                 continue
-            together = [queue]
+            group = [queue]
             if queue.destination.topic:
                 least = queue.resident // 2
-                together = [
+                group = [
                     one for one in largest_first if one.destination.topic and one.resident >= least and one not in done
                 ]
-            done.update(together)
-            self._shrink(together, needed)
+            done.update(group)
+            self._shrink(group, needed)
         if memory.excess + memory.limit // 4 > 0:
-            self._resident.futile = (self._ledger.committed, memory.used)
+            self._resident.nothing_evictable_at = (self._commit_state.committed, memory.used)
         if memory.excess <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # Somebody has asked for something large, and reads it.
             return too_slow
@@ -109,55 +112,58 @@ class Eviction:
             needed -= self._lower_horizons(lanes, needed)
             if needed <= 0:
                 return
-        held = [entry for queue in queues for entry in self._clients.held_of(queue) if _is_in_memory(entry)]
-        freed = self._drop_bodies(held, needed)
+        held = [entry for queue in queues for entry in self._clients.held_by_consumers(queue) if _is_in_memory(entry)]
+        freed = self._unload_bodies(held, needed)
         if freed:
             for queue in queues:
-                queue.has_lost_bodies = True
+                queue.has_unloaded_held = True
         needed -= freed
         for rank in reversed(RANKS):
             if needed <= 0:
                 return
             lanes = _lanes_of(queues, rank)
             waiting = [
-                entry for lane in lanes for entry in (*lane.delayed.values(), *lane.again()) if _is_in_memory(entry)
+                entry
+                for lane in lanes
+                for entry in (*lane.delayed.values(), *lane.requeued_entries())
+                if _is_in_memory(entry)
             ]
-            needed -= self._drop_bodies(waiting, needed)
+            needed -= self._unload_bodies(waiting, needed)
             for lane in lanes:
-                for entry in lane.again():
+                for entry in lane.requeued_entries():
                     if entry.message is None:
-                        lane.keep_bodiless(entry)
+                        lane.add_unloaded(entry)
 
     def _lower_horizons(self, lanes: list[Lane], needed: int) -> int:
         """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
         of copies follow one another, so they go together.
         """
-        left = 0
+        freed = 0
         ends: list[tuple[int, Lane]] = []
         for lane in lanes:
             if lane.arrived and lane.queue.watcher is not None:
-                lane.queue.watcher.lowering(lane)
+                lane.queue.watcher.on_horizon_lowering(lane)
             self._add_end(ends, lane)
-        while ends and left < needed:
+        while ends and freed < needed:
             message = ends[0][1].arrived[-1].message
             assert message is not None, "what has arrived stands in memory as a whole"
             copies: list[Lane] = []
             while ends and ends[0][1].arrived[-1].message is message:
                 copies.append(heappop(ends)[1])
-            new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].stored is None]
+            new = [lane.arrived[-1] for lane in copies if lane.arrived[-1].store_batch is None]
             if new:
-                if self._ledger.batch.size >= STORE_TRANSACTION_BYTES_MAX:
+                if self._commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                     break
-                put_all(self._ledger.batch, new)
+                put_all(self._commit_state.batch, new)
             for lane in copies:
                 self._lower_horizon(lane)
                 self._add_end(ends, lane)
-            left += len(copies) * size_of(message)
+            freed += len(copies) * size_of(message)
         for lane in lanes:
-            if lane.out_of_turn is not None:
-                horizon.end_horizon(lane)
-            lane.let_go_of_places()
-        return left
+            if lane.selected is not None:
+                horizon.update_horizon(lane)
+            lane.shrink()
+        return freed
 
     def _add_end(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
         """Put the last message that can leave a lane, if there is one, into a heap by sequence, the last one first."""
@@ -165,9 +171,9 @@ class Eviction:
         while lane.arrived:
             entry = lane.arrived[-1]
             if entry.sequence <= lane.horizon_min:
-                horizon.fix_horizon(lane)
+                horizon.requeue_arrived(lane)
             elif watcher is not None and watcher.has_found(entry):
-                horizon.keep_above(lane)
+                horizon.lower_keeping_last(lane)
             else:
                 heappush(ends, (-entry.sequence, lane))
                 return
@@ -177,43 +183,43 @@ class Eviction:
         entry = horizon.lower_horizon(lane)
         message = entry.message
         assert message is not None, "what has arrived stands in memory as a whole"
-        committed = self._ledger.committed
+        committed = self._commit_state.committed
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
-            self._resident.left_for_disk(entry, is_known=False)
+            self._resident.unload_to_disk(entry, is_known=False)
         else:
             (lane.recent or lane.allocate_recent()).appendleft(entry)
-            self._memory.leaving += size_of(message)
-            self._resident.with_recent[lane] = None
+            self._memory.pending_free += size_of(message)
+            self._resident.lanes_with_recent[lane] = None
 
-    def _drop_bodies(self, entries: list[Entry], needed: int) -> int:
+    def _unload_bodies(self, entries: list[Entry], needed: int) -> int:
         """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
-        left = 0
+        freed = 0
         entries.sort(key=_sequence)
         for _, of_message in groupby(entries, key=_identity):
-            if left >= needed:
+            if freed >= needed:
                 break
             new: list[Entry] = []
             for entry in of_message:
                 if entry.lane.is_pinned:
                     continue
-                if entry.stored is None:
+                if entry.store_batch is None:
                     new.append(entry)
                     continue
-                left += _size(entry)
-                if entry.stored <= self._ledger.committed and self._resident.can_lose_causes(entry):
+                freed += _size(entry)
+                if entry.store_batch <= self._commit_state.committed and self._resident.can_unload_causes(entry):
                     if entry.message is None:
-                        self._resident.causes_left_memory(entry)
+                        self._resident.unload_causes(entry)
                     else:
-                        self._resident.left_for_disk(entry, is_known=True)
-            if new and self._ledger.batch.size < STORE_TRANSACTION_BYTES_MAX:
-                left += sum(map(_size, new))
-                put_all(self._ledger.batch, new)
-        return left
+                        self._resident.unload_to_disk(entry, is_known=True)
+            if new and self._commit_state.batch.size < STORE_TRANSACTION_BYTES_MAX:
+                freed += sum(map(_size, new))
+                put_all(self._commit_state.batch, new)
+        return freed
 
 
 def _lanes_of(queues: list[Queue], rank: int) -> list[Lane]:
     """Those that there are."""
-    lanes = (queue.lane_if_there(rank) for queue in queues)
+    lanes = (queue.find_lane(rank) for queue in queues)
     return [lane for lane in lanes if lane is not None]
 
 
@@ -230,14 +236,14 @@ def _identity(entry: Entry) -> int:
 
 def _is_in_memory(entry: Entry) -> bool:
     """Something of it that can leave."""
-    return entry.message is not None or (entry.causes is not None and entry.causes.are_here)
+    return entry.message is not None or (entry.causes is not None and entry.causes.are_in_memory)
 
 
 def _size(entry: Entry) -> int:
     return (0 if entry.message is None else size_of(entry.message)) + causes_size(entry.causes)
 
 
-def why_to_end(queue: Queue) -> str:
+def reason_to_close(queue: Queue) -> str:
     """The connection that owns a temporary queue must be ended."""
     if queue.is_reply_queue:
         return "does not read what waits in its temporary queues"

@@ -1,7 +1,7 @@
 """How far a lane is in memory, and what is taken out of it though it is not its head.
 
-The horizon moves up when a page comes (`take_in`), down when memory is short (`lower_horizon`), and is WHOLE when all
-that waits is in memory (`end_horizon`). What was taken out of its turn is kept in one place below the horizon and in
+The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when all
+that waits is in memory (`update_horizon`). What was taken out of its turn is kept in one place below the horizon and in
 another above it, and moves with it (`_rebalance`).
 """
 
@@ -12,131 +12,131 @@ from collections import deque
 from heapq import heapify, merge
 from operator import attrgetter
 
-from truenext.engine.state.empty import with_sequence
-from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry, Lane
+from truenext.engine.state.empty import add_sequence
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane
 
 
-def lift(lane: Lane, entry: Entry) -> None:
+def remove_entry(lane: Lane, entry: Entry) -> None:
     """Take a message out that waits in memory, wherever it stands."""
-    out_of_turn = lane.out_of_turn
-    assert out_of_turn is not None, "somebody has a selector"
-    entry.has_left_lane = True
+    selected = lane.selected
+    assert selected is not None, "somebody has a selector"
+    entry.is_out_of_lane = True
     if entry is lane.head():
         lane.pop()
         return
     sequence = entry.sequence
-    if out_of_turn.plucked.pop(sequence, None) is None:
-        if entry.is_again:
-            out_of_turn.returned_gaps = with_sequence(out_of_turn.returned_gaps, sequence)
+    if selected.loaded_early.pop(sequence, None) is None:
+        if entry.is_requeued:
+            selected.requeued_gaps = add_sequence(selected.requeued_gaps, sequence)
         else:
-            out_of_turn.arrived_gaps = with_sequence(out_of_turn.arrived_gaps, sequence)
-        lane.strip()
-    out_of_turn.strays[sequence] = entry
-    lane.bodiless.pop(sequence, None)
+            selected.arrived_gaps = add_sequence(selected.arrived_gaps, sequence)
+        lane.trim_gaps()
+    selected.entries[sequence] = entry
+    lane.unloaded.pop(sequence, None)
 
 
-def pluck(lane: Lane, entry: Entry) -> None:
+def load_early(lane: Lane, entry: Entry) -> None:
     """Have a message in memory that is above the horizon."""
-    assert lane.out_of_turn is not None, "somebody has a selector"
-    lane.out_of_turn.strays[entry.sequence] = lane.out_of_turn.plucked[entry.sequence] = entry
-    entry.is_again = True
+    assert lane.selected is not None, "somebody has a selector"
+    lane.selected.entries[entry.sequence] = lane.selected.loaded_early[entry.sequence] = entry
+    entry.is_requeued = True
     lane.unread -= 1
 
 
-def keep_above(lane: Lane) -> None:
+def lower_keeping_last(lane: Lane) -> None:
     """Move the horizon below the last message in memory, and have that in memory all the same."""
     entry = lower_horizon(lane)
-    pluck(lane, entry)
+    load_early(lane, entry)
 
 
-def end_horizon(lane: Lane) -> None:
+def update_horizon(lane: Lane) -> None:
     """To be called when messages above the horizon have left: if there are none it is nowhere."""
     if not lane.unread:
-        if lane.out_of_turn is not None and lane.horizon != WHOLE:
-            lane.out_of_turn.rises += 1
-        lane.horizon = WHOLE
-    if lane.out_of_turn is not None:
-        lane.strip()
+        if lane.selected is not None and lane.horizon != UNBOUNDED:
+            lane.selected.horizon_rises += 1
+        lane.horizon = UNBOUNDED
+    if lane.selected is not None:
+        lane.trim_gaps()
         _rebalance(lane)
 
 
 def _rebalance(lane: Lane) -> None:
     """The horizon has moved: what was taken out of its turn and waits stands on its other side."""
-    out_of_turn = lane.out_of_turn
-    assert out_of_turn is not None, "somebody has a selector"
-    if out_of_turn.plucked and min(out_of_turn.plucked) <= lane.horizon:
-        for sequence in [sequence for sequence in out_of_turn.plucked if sequence <= lane.horizon]:
-            lane.push(sequence, out_of_turn.plucked.pop(sequence))
-    if lane.horizon != WHOLE and any(sequence > lane.horizon for sequence, _ in lane.returned):
-        above = [place for place in lane.returned if place[0] > lane.horizon]
-        out_of_turn.plucked.update(place for place in above if place[0] not in out_of_turn.returned_gaps)
-        out_of_turn.returned_gaps.difference_update(sequence for sequence, _ in above)
-        lane.returned = [place for place in lane.returned if place[0] <= lane.horizon]
-        heapify(lane.returned)
+    selected = lane.selected
+    assert selected is not None, "somebody has a selector"
+    if selected.loaded_early and min(selected.loaded_early) <= lane.horizon:
+        for sequence in [sequence for sequence in selected.loaded_early if sequence <= lane.horizon]:
+            lane.push(sequence, selected.loaded_early.pop(sequence))
+    if lane.horizon != UNBOUNDED and any(sequence > lane.horizon for sequence, _ in lane.requeued):
+        items_above = [item for item in lane.requeued if item[0] > lane.horizon]
+        selected.loaded_early.update(item for item in items_above if item[0] not in selected.requeued_gaps)
+        selected.requeued_gaps.difference_update(sequence for sequence, _ in items_above)
+        lane.requeued = [item for item in lane.requeued if item[0] <= lane.horizon]
+        heapify(lane.requeued)
 
 
 def remove_from_lane(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
     """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
-    gone = {entry.sequence for entry in entries}
+    removed = {entry.sequence for entry in entries}
     # The store never hears of what it was not told of before this batch.
     for one in entries:
-        if one.stored not in (None, batch):
+        if one.store_batch not in (None, batch):
             lane.remember_removed(one.sequence, batch)
-    _take_from_arrived(lane, gone)
-    out_of_turn = lane.out_of_turn
-    if out_of_turn is not None:
+    _remove_from_arrived(lane, removed)
+    selected = lane.selected
+    if selected is not None:
         for entry in entries:
-            entry.has_left_lane = True
-            out_of_turn.plucked.pop(entry.sequence, None)
+            entry.is_out_of_lane = True
+            selected.loaded_early.pop(entry.sequence, None)
         # Who came back stands elsewhere; its empty place goes as well.
-        out_of_turn.arrived_gaps -= gone
-        out_of_turn.returned_gaps -= gone
-    if any(sequence in gone for sequence, _ in lane.returned):
-        lane.returned = [place for place in lane.returned if place[0] not in gone]
-        heapify(lane.returned)
-    for sequence in gone:
+        selected.arrived_gaps -= removed
+        selected.requeued_gaps -= removed
+    if any(sequence in removed for sequence, _ in lane.requeued):
+        lane.requeued = [item for item in lane.requeued if item[0] not in removed]
+        heapify(lane.requeued)
+    for sequence in removed:
         lane.end_delay(sequence)
-        lane.bodiless.pop(sequence, None)
-    recent = [entry for entry in lane.recent if entry.sequence in gone]
+        lane.unloaded.pop(sequence, None)
+    recent = [entry for entry in lane.recent if entry.sequence in removed]
     if recent:
-        lane.recent = deque(entry for entry in lane.recent if entry.sequence not in gone) or NO_ENTRIES
+        lane.recent = deque(entry for entry in lane.recent if entry.sequence not in removed) or NO_ENTRIES
     lane.unread -= sum(
-        sequence > lane.horizon and (out_of_turn is None or sequence not in out_of_turn.strays) for sequence in gone
+        sequence > lane.horizon and (selected is None or sequence not in selected.entries) for sequence in removed
     )
-    end_horizon(lane)
+    update_horizon(lane)
     return recent
 
 
-def _take_from_arrived(lane: Lane, gone: set[int]) -> None:
+def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
     arrived = lane.arrived
-    first, last = min(gone), max(gone)
+    first, last = min(removed), max(removed)
     if not arrived or arrived[0].sequence > last or arrived[-1].sequence < first:
         return
     # Turned until the first of them is in front: what is before and behind them is not looked at.
     at = bisect_left(arrived, first, key=attrgetter("sequence"))
     arrived.rotate(-at)
-    kept: list[Entry] = []
+    remaining: list[Entry] = []
     for _ in range(len(arrived) - at):
         if arrived[0].sequence > last:
             break
         entry = arrived.popleft()
-        if entry.sequence not in gone:
-            kept.append(entry)
-    arrived.extendleft(reversed(kept))
+        if entry.sequence not in removed:
+            remaining.append(entry)
+    arrived.extendleft(reversed(remaining))
     arrived.rotate(at)
 
 
-def fix_horizon(lane: Lane) -> None:
+def requeue_arrived(lane: Lane) -> None:
     """What is in memory stays known there; its bodies can leave."""
     for entry in lane.arrived:
-        if lane.out_of_turn is None or entry.sequence not in lane.out_of_turn.arrived_gaps:
-            entry.is_again = True
+        if lane.selected is None or entry.sequence not in lane.selected.arrived_gaps:
+            entry.is_requeued = True
             lane.push(entry.sequence, entry)
     if lane.arrived:
         lane.arrived.clear()
-        lane.let_go_of_places()
-    if lane.out_of_turn is not None:
-        lane.out_of_turn.arrived_gaps.clear()
+        lane.shrink()
+    if lane.selected is not None:
+        lane.selected.arrived_gaps.clear()
 
 
 def lower_horizon(lane: Lane) -> Entry:
@@ -144,13 +144,13 @@ def lower_horizon(lane: Lane) -> Entry:
     entry = lane.arrived.pop()
     lane.horizon = entry.sequence - 1
     lane.unread += 1
-    lane.reading = None
-    if lane.out_of_turn is not None:
-        lane.strip()
+    lane.pending_read = None
+    if lane.selected is not None:
+        lane.trim_gaps()
     return entry
 
 
-def starts_uncommitted(lane: Lane, committed: int) -> bool:
+def is_first_uncommitted(lane: Lane, committed: int) -> bool:
     """Of a lane that has no head and something in `recent` alone: is its first message not visible yet?
 
     What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
@@ -158,23 +158,23 @@ def starts_uncommitted(lane: Lane, committed: int) -> bool:
     first = lane.recent[0]
     if first.batch <= committed:
         return False
-    return lane.out_of_turn is None or all(sequence > first.sequence for sequence in lane.out_of_turn.plucked)
+    return lane.selected is None or all(sequence > first.sequence for sequence in lane.selected.loaded_early)
 
 
-def take_in_recent(lane: Lane) -> None:
+def load_recent(lane: Lane) -> None:
     """Nothing above the horizon has left memory: the lane is whole again."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
     lane.arrived.extend(lane.recent)
     lane.recent = NO_ENTRIES
     lane.unread = 0
-    end_horizon(lane)
-    lane.reading = None
+    update_horizon(lane)
+    lane.pending_read = None
 
 
-def take_in(lane: Lane, page: list[Entry], left_out: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
-    """Move the horizon up to sequence `up_to`, WHOLE at the lane's end; `page` is what the store had between the
-    two when batch `as_of` was the last, `left_out` how many of it do not belong into the lane.
+def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
+    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end; `page` is what the store had between the
+    two when batch `as_of` was the last, `excluded` how many of it do not belong into the lane.
 
     Returns what was recent up to there: what is in the page as well, and what is not and has come into the lane.
     """
@@ -184,32 +184,32 @@ def take_in(lane: Lane, page: list[Entry], left_out: int, up_to: int, as_of: int
         entry = lane.recent.popleft()
         (in_page if is_stored(entry, as_of) else not_in_page).append(entry)
     # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
-    come = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
+    entries = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
     if page or not_in_page:
         if lane.arrived is NO_ENTRIES:
             lane.allocate_arrived()
-        lane.arrived.extend(come)
-    lane.unread -= len(page) + len(not_in_page) + left_out
+        lane.arrived.extend(entries)
+    lane.unread -= len(page) + len(not_in_page) + excluded
     lane.horizon = up_to
-    if lane.out_of_turn is not None:
-        lane.out_of_turn.rises += 1
-        end_horizon(lane)
+    if lane.selected is not None:
+        lane.selected.horizon_rises += 1
+        update_horizon(lane)
     return in_page, not_in_page
 
 
-def let_go(lane: Lane, committed: int) -> list[Entry]:
+def pop_durable(lane: Lane, committed: int) -> list[Entry]:
     """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
-    if lane.reading is not None or lane.is_pinned or (lane.out_of_turn is not None and lane.out_of_turn.scanning):
+    if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_reads):
         # It may have been read before the batch was written.
         return []
-    gone = [entry for entry in lane.recent if is_stored(entry, committed)]
-    if len(gone) == len(lane.recent):
+    durable = [entry for entry in lane.recent if is_stored(entry, committed)]
+    if len(durable) == len(lane.recent):
         lane.recent = NO_ENTRIES
-    elif gone:
+    elif durable:
         lane.recent = deque(entry for entry in lane.recent if not is_stored(entry, committed))
-    return gone
+    return durable
 
 
 def is_stored(entry: Entry, as_of: int) -> bool:
     """The store had it when this batch was the last."""
-    return entry.stored is not None and entry.stored <= as_of
+    return entry.store_batch is not None and entry.store_batch <= as_of

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
 from truenext.engine.memory import horizon
-from truenext.engine.state.causes import IN_STORE, causes_size, completed, with_cause
+from truenext.engine.state.causes import ONLY_IN_STORE, append_cause, causes_size, merge_stored_causes
 from truenext.engine.state.memory import ENTRY_BYTES, size_of
-from truenext.engine.state.pages import damage
-from truenext.engine.state.queue import NO_ENTRIES, WHOLE, Entry
+from truenext.engine.state.pages import damage_error
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry
 from truenext.engine.writing.entries import put
 
 if TYPE_CHECKING:
@@ -22,48 +22,48 @@ if TYPE_CHECKING:
     from truenext.engine.state.causes import KnownCauses
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Lane, Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.message import SentMessage
 
 NEVER = (-1, 0)
 
 
 class ResidentSet:
-    def __init__(self, ledger: Ledger, memory: Memory) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState, memory: Memory) -> None:
+        self._commit_state = commit_state
         self._memory = memory
         self._awaiting: list[Entry] = []
         """Failed too often, and to be read before they can move to the dead-letter queue."""
-        self.with_recent: dict[Lane, None] = {}
+        self.lanes_with_recent: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
-        self._with_removed: dict[Lane, None] = {}
-        self.too_large: dict[Queue, None] = {}
+        self._lanes_with_removed: dict[Lane, None] = {}
+        self.over_limit: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
-        self.still_too_large: dict[Queue, None] = {}
+        self.still_over_limit: dict[Queue, None] = {}
         """Queues that are, from which more can leave once a write under way is durable."""
         self.limited: dict[Queue, None] = {}
         """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
-        self._kept_for_page: dict[Lane, None] = {}
+        self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes stay in memory as long as a page is read."""
-        self.futile = NEVER
+        self.nothing_evictable_at = NEVER
         """The last batch, and what was used, when everything that could leave had left."""
 
     # ---- What comes and goes, message by message ----
 
-    def entered_memory(self, entry: Entry, message: SentMessage) -> None:
+    def count_loaded(self, entry: Entry, message: SentMessage) -> None:
         """A message is in memory, in its lane or held."""
         size = size_of(message)
         queue = entry.lane.queue
         self._memory.used += size
         queue.resident += size
-        queue.in_memory += 1
+        queue.resident_count += 1
         if queue.resident > queue.policy.memory_limit:
-            self.too_large[queue] = None
+            self.over_limit[queue] = None
 
-    def left_memory(self, entry: Entry) -> None:
+    def unload(self, entry: Entry) -> None:
         """A message is done with, or only the store has it from here on."""
         if entry.causes is not None:
-            self.causes_left_memory(entry)
+            self.unload_causes(entry)
         message = entry.message
         if message is not None:
             # size_of, without the call.
@@ -71,13 +71,13 @@ class ResidentSet:
             self._memory.used -= size
             queue = entry.lane.queue
             queue.resident -= size
-            queue.in_memory -= 1
+            queue.resident_count -= 1
             entry.message = None
         elif entry.lane.queue.spilled_sizes:
             queue = entry.lane.queue
             queue.spilled -= queue.spilled_sizes.pop(entry.sequence, 0)
 
-    def left_for_disk(self, entry: Entry, *, is_known: bool) -> None:
+    def unload_to_disk(self, entry: Entry, *, is_known: bool) -> None:
         """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
         queue = entry.lane.queue
         if queue.is_subscription:
@@ -88,28 +88,28 @@ class ResidentSet:
                 queue.spilled_sizes[entry.sequence] = size
             if queue.policy.memory_limit != maxsize:
                 self.limited[queue] = None
-        self.left_memory(entry)
+        self.unload(entry)
 
-    def back_from_disk(self, entry: Entry, message: SentMessage) -> None:
+    def count_loaded_from_disk(self, entry: Entry, message: SentMessage) -> None:
         """A message that only the store had is in memory again."""
         queue = entry.lane.queue
         if queue.is_subscription:
             queue.spilled -= size_of(message)
             queue.spilled_sizes.pop(entry.sequence, None)
-        self.entered_memory(entry, message)
+        self.count_loaded(entry, message)
 
-    def cause_was_said(self, entry: Entry, cause: str) -> None:
+    def add_cause(self, entry: Entry, cause: str) -> None:
         """A consumer that has failed with a message says why."""
-        self._set_causes(entry, with_cause(entry.causes, cause))
+        self._set_causes(entry, append_cause(entry.causes, cause))
 
-    def causes_left_memory(self, entry: Entry) -> None:
+    def unload_causes(self, entry: Entry) -> None:
         """Only the store has them from here on, or the message is done with."""
-        self._set_causes(entry, IN_STORE)
+        self._set_causes(entry, ONLY_IN_STORE)
 
-    def causes_back_from_disk(self, entry: Entry, causes: Causes) -> None:
+    def load_causes(self, entry: Entry, causes: Causes) -> None:
         """A page shows a message whose causes are not all in memory."""
         if entry.causes is not None:
-            self._set_causes(entry, completed(entry.causes, causes))
+            self._set_causes(entry, merge_stored_causes(entry.causes, causes))
 
     def _set_causes(self, entry: Entry, causes: KnownCauses) -> None:
         size = causes_size(causes) - causes_size(entry.causes)
@@ -118,65 +118,65 @@ class ResidentSet:
         self._memory.used += size
         queue.resident += size
         if queue.resident > queue.policy.memory_limit:
-            self.too_large[queue] = None
+            self.over_limit[queue] = None
 
-    def can_lose_causes(self, entry: Entry) -> bool:
+    def can_unload_causes(self, entry: Entry) -> bool:
         """No page that was read before the store had them can bring this message back. If one may, whoever makes
         messages leave is to ask again after that."""
         known, lane = entry.causes, entry.lane
         if known is None:
             return True
-        if known.unsaid is not NO_CAUSES or known.batch > self._ledger.committed:
+        if known.unstored is not NO_CAUSES or known.batch > self._commit_state.committed:
             return False
-        if lane.looks or lane.reading is not None:
-            self._kept_for_page[lane] = None
+        if lane.side_reads or lane.pending_read is not None:
+            self._lanes_awaiting_page[lane] = None
             return False
         return True
 
-    def page_was_taken_in(self, lane: Lane) -> None:
+    def on_page_applied(self, lane: Lane) -> None:
         """Nothing of it is needed any more."""
-        if lane in self._kept_for_page:
-            del self._kept_for_page[lane]
-            self.too_large[lane.queue] = None
-            self.futile = NEVER
+        if lane in self._lanes_awaiting_page:
+            del self._lanes_awaiting_page[lane]
+            self.over_limit[lane.queue] = None
+            self.nothing_evictable_at = NEVER
 
-    def can_leave_again(self, entry: Entry) -> None:
+    def on_requeued(self, entry: Entry) -> None:
         """A message is in its lane again; if a transaction had it, it can leave memory only now."""
         if entry.message is not None:
-            self.futile = NEVER
+            self.nothing_evictable_at = NEVER
             queue = entry.lane.queue
             if queue.resident > queue.policy.memory_limit:
-                self.too_large[queue] = None
+                self.over_limit[queue] = None
 
     def add(self, entry: Entry, message: SentMessage) -> None:
         """Give a new message its place in its lane."""
         lane = entry.lane
         queue = lane.queue
-        # `entered_memory`, without the calls.
+        # `count_loaded`, without the calls.
         size = len(message.body) + len(message.header) + ENTRY_BYTES
         memory = self._memory
         memory.used += size
         queue.resident += size
-        queue.in_memory += 1
+        queue.resident_count += 1
         if queue.resident > queue.policy.memory_limit:
-            self.too_large[queue] = None
-        if lane.horizon == WHOLE:
+            self.over_limit[queue] = None
+        if lane.horizon == UNBOUNDED:
             arrived = lane.arrived
             if arrived is NO_ENTRIES:
                 arrived = lane.allocate_arrived()
             arrived.append(entry)
             return
         # Above the horizon nothing may be that the store does not get.
-        if entry.stored is None:
-            put(self._ledger.batch, entry)
+        if entry.store_batch is None:
+            put(self._commit_state.batch, entry)
         lane.unread += 1
         (lane.recent or lane.allocate_recent()).append(entry)
-        memory.leaving += size
-        self.with_recent[lane] = None
+        memory.pending_free += size
+        self.lanes_with_recent[lane] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered, once it is read."""
-        entry.lane.keep_bodiless(entry)
+        entry.lane.add_unloaded(entry)
         self._awaiting.append(entry)
 
     def awaiting_dead_letter(self) -> list[Entry]:
@@ -185,78 +185,78 @@ class ResidentSet:
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
         """It is read. True if it is to be dead-lettered."""
-        left = [one for one in self._awaiting if one is not entry]
-        was_doomed = len(left) < len(self._awaiting)
-        self._awaiting = left
-        return was_doomed
+        remaining = [one for one in self._awaiting if one is not entry]
+        was_awaiting = len(remaining) < len(self._awaiting)
+        self._awaiting = remaining
+        return was_awaiting
 
     def awaits_dead_letter(self, entry: Entry) -> bool:
         return any(one is entry for one in self._awaiting)
 
-    def policy_changed(self, queue: Queue) -> None:
+    def on_policy_changed(self, queue: Queue) -> None:
         """Its limit may be another."""
         if queue.resident > queue.policy.memory_limit:
-            self.too_large[queue] = None
+            self.over_limit[queue] = None
         if queue.spilled:
             self.limited[queue] = None
 
     def remove_from_lane(self, lane: Lane, entries: list[Entry]) -> None:
         """Messages leave their lane out of their turn; the gathering batch removes them."""
-        for entry in horizon.remove_from_lane(lane, entries, self._ledger.batch.number):
+        for entry in horizon.remove_from_lane(lane, entries, self._commit_state.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.leaving -= size_of(entry.message)
+            self._memory.pending_free -= size_of(entry.message)
         if lane.removed:
-            self._with_removed[lane] = None
+            self._lanes_with_removed[lane] = None
 
-    def forget(self, lane: Lane) -> None:
+    def forget_lane(self, lane: Lane) -> None:
         """A lane has ended with its queue: nothing of it is in memory, or will be."""
-        self._memory.leaving -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
-        for entry in (*lane, *lane.recent, *lane.bodiless.values()):
-            self.left_memory(entry)
-        lane.bodiless.clear()
+        self._memory.pending_free -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
+        for entry in (*lane, *lane.recent, *lane.unloaded.values()):
+            self.unload(entry)
+        lane.unloaded.clear()
         if lane.recent:
             lane.recent.clear()
         lane.clear()
         lane.unread = 0
-        lane.reading = None
-        self.with_recent.pop(lane, None)
-        self._with_removed.pop(lane, None)
+        lane.pending_read = None
+        self.lanes_with_recent.pop(lane, None)
+        self._lanes_with_removed.pop(lane, None)
         self.limited.pop(lane.queue, None)
-        self._kept_for_page.pop(lane, None)
+        self._lanes_awaiting_page.pop(lane, None)
         self._awaiting = [entry for entry in self._awaiting if entry.lane is not lane]
 
-    def left_with_page(self, entry: Entry) -> None:
+    def remember_removed(self, entry: Entry) -> None:
         """A message of the page that came last did not come into its lane; the gathering batch removes it."""
-        entry.lane.remember_removed(entry.sequence, self._ledger.batch.number)
-        self._with_removed[entry.lane] = None
+        entry.lane.remember_removed(entry.sequence, self._commit_state.batch.number)
+        self._lanes_with_removed[entry.lane] = None
 
-    def forgot_stray(self, entry: Entry) -> None:
+    def forget_selected(self, entry: Entry) -> None:
         """A message that was taken out of its turn is done with; the gathering batch removes it."""
         lane = entry.lane
-        batch = self._ledger.batch.number
-        assert lane.out_of_turn is not None, "somebody had a selector"
-        if lane.out_of_turn.strays.pop(entry.sequence, None) is not None and entry.stored not in (None, batch):
+        batch = self._commit_state.batch.number
+        assert lane.selected is not None, "somebody had a selector"
+        if lane.selected.entries.pop(entry.sequence, None) is not None and entry.store_batch not in (None, batch):
             lane.remember_removed(entry.sequence, batch)
-            self._with_removed[lane] = None
+            self._lanes_with_removed[lane] = None
 
-    def move_horizon(self, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int) -> None:
+    def move_horizon(self, lane: Lane, fresh: list[Entry], excluded: int, up_to: int, as_of: int) -> None:
         memory = self._memory
-        in_page, in_memory = horizon.take_in(lane, fresh, left_out, up_to, as_of)
+        in_page, in_memory = horizon.apply_page(lane, fresh, excluded, up_to, as_of)
         for entry in in_page + in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
-            memory.leaving -= size_of(entry.message)
+            memory.pending_free -= size_of(entry.message)
         for entry in in_page:
-            self.left_for_disk(entry, is_known=False)
-        if up_to == WHOLE and lane.unread:
-            raise damage(lane, f"the count of its messages and what is in it differ by {lane.unread}")
+            self.unload_to_disk(entry, is_known=False)
+        if up_to == UNBOUNDED and lane.unread:
+            raise damage_error(lane, f"the count of its messages and what is in it differ by {lane.unread}")
 
     # ---- What leaves by itself ----
 
     def free_durable(self) -> None:
         """A batch is durable, and so is whatever was written with it."""
-        self.too_large.update(self.still_too_large)
-        self.still_too_large.clear()
-        for lane in list(self.with_recent):
+        self.over_limit.update(self.still_over_limit)
+        self.still_over_limit.clear()
+        for lane in list(self.lanes_with_recent):
             self.free_durable_of(lane)
         self.forget_removed()
 
@@ -264,19 +264,19 @@ class ResidentSet:
         """What durable batches have removed, and no page that is being read may show. To be called now and then as
         well: the last such page may come when nothing more is written.
         """
-        for lane in list(self._with_removed):
-            lane.forget_removed(self._ledger.committed)
+        for lane in list(self._lanes_with_removed):
+            lane.forget_removed(self._commit_state.committed)
             if not lane.removed:
-                del self._with_removed[lane]
+                del self._lanes_with_removed[lane]
 
     def free_durable_of(self, lane: Lane) -> None:
         """The same for one lane, of which no page is being read any more."""
-        for entry in horizon.let_go(lane, self._ledger.committed):
+        for entry in horizon.pop_durable(lane, self._commit_state.committed):
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.leaving -= size_of(entry.message)
-            self.left_for_disk(entry, is_known=False)
+            self._memory.pending_free -= size_of(entry.message)
+            self.unload_to_disk(entry, is_known=False)
         if not lane.recent:
-            self.with_recent.pop(lane, None)
+            self.lanes_with_recent.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
         """Nothing leaves its memory until `unpin`."""
@@ -286,12 +286,12 @@ class ResidentSet:
         lane.is_pinned = False
         self.free_durable_of(lane)
         # Whatever could not leave meanwhile can.
-        self.too_large[lane.queue] = None
-        self.futile = NEVER
+        self.over_limit[lane.queue] = None
+        self.nothing_evictable_at = NEVER
 
-    def take_in_recent(self, lane: Lane) -> None:
+    def load_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
         for entry in lane.recent:
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.leaving -= size_of(entry.message)
-        horizon.take_in_recent(lane)
+            self._memory.pending_free -= size_of(entry.message)
+        horizon.load_recent(lane)

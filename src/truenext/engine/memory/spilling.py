@@ -1,8 +1,8 @@
 """What becomes of a subscription that ends with its connection where memory is short, and which of them must end.
 
-    memory is short        `begin`    it gets a number, and the name of an ended queue; what leaves memory is transient
+    memory is short        `start`    it gets a number, and the name of an ended queue; what leaves memory is transient
     somebody takes it      pages, as of any queue (reading.py)
-    it ends                `end`      what is left is removed as of a durable subscription that has ended (endings.py)
+    it ends                `stop`     the rest is removed like an ended durable subscription (subscription_cleanup.py)
     the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
 
 So whatever becomes of the broker, nobody finds such a subscription. Its name contains a
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.ledger import Ledger
-    from truenext.engine.writing.numbers import Numbers
+    from truenext.engine.writing.commit_state import CommitState
+    from truenext.engine.writing.numbers import QueueNumbers
 
 
 class ConnectionProgress(NamedTuple):
     """What a connection has taken, acknowledged and refused so far, in numbers that change with it."""
 
-    bytes_taken: int
+    bytes_sent: int
     """By its socket."""
     held: tuple[tuple[int, int], ...]
     """Of each of its consumers how many messages it holds, and when it got the last one."""
 
 
 class Spilling:
-    def __init__(self, ledger: Ledger, numbers: Numbers) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState, numbers: QueueNumbers) -> None:
+        self._commit_state = commit_state
         self._numbers = numbers
         self._queues: dict[Queue, None] = {}
         """Subscriptions of which something is, or was, on disk."""
@@ -46,47 +46,47 @@ class Spilling:
 
     def start(self, queue: Queue) -> None:
         """Something of a subscription is about to leave memory."""
-        number = self._numbers.new()
+        number = self._numbers.allocate()
         # No name had this sequence before.
-        sequence = self._ledger.take_sequence()
+        sequence = self._commit_state.allocate_sequence()
         queue.stored_number = number
         for lane in queue.lanes:
             lane.key = lane_key(number, lane.rank)
         queue.is_known_to_store = True
         self._queues[queue] = None
-        self._ledger.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
+        self._commit_state.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
-    def end(self, queue: Queue) -> bool:
+    def stop(self, queue: Queue) -> bool:
         """A temporary queue goes. True if something of it may be on disk."""
         if queue not in self._queues:
             return False
         del self._queues[queue]
         return True
 
-    def stalled(
+    def find_stalled(
         self,
         sessions: dict[str, ConnectionState],
-        bytes_taken: Callable[[ConnectionState], int],
+        bytes_sent: Callable[[ConnectionState], int],
         *,
-        needs_room: bool,
+        needs_space: bool,
     ) -> tuple[ConnectionState, str] | None:
         """To be called once a second or so: who has stood still for as long as the policy allows, and why it has to go:
         of all the one of which most is kept. None as long as nobody needs the room.
         """
-        now_us = self._ledger.now_us
+        now_us = self._commit_state.now_us
         before, self._progress = self._progress, {}
         found: list[tuple[int, ConnectionState, Queue]] = []
         for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
-                now = ConnectionProgress(bytes_taken(session), tuple(map(_held, session.consumers.values())))
+                now = ConnectionProgress(bytes_sent(session), tuple(map(_held, session.consumers.values())))
                 known = before.get(session)
                 self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
             limit_ms = queue.policy.stalled_subscriber_ms
             waited_us = now_us - self._progress[session][1]
-            kept = queue.resident + queue.spilled
-            if needs_room and kept and limit_ms != maxsize and waited_us >= limit_ms * 1000:
-                found.append((kept, session, queue))
+            size = queue.resident + queue.spilled
+            if needs_space and size and limit_ms != maxsize and waited_us >= limit_ms * 1000:
+                found.append((size, session, queue))
         if not found:
             return None
         _, session, queue = max(found, key=lambda each: each[0])
@@ -98,4 +98,4 @@ class Spilling:
 
 
 def _held(consumer: BrokerConsumer) -> tuple[int, int]:
-    return len(consumer.held), consumer.served_at
+    return len(consumer.held), consumer.last_dispatch

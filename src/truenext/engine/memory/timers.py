@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.record import TIMER_SIZE, split_timer
 
 if TYPE_CHECKING:
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 TIMERS_MAX = 4000
 """Timers in memory: of more than these the last half leaves."""
@@ -36,7 +36,7 @@ class TimerRead(NamedTuple):
     limit: int
 
 
-class TimersRead(NamedTuple):
+class TimersResult(NamedTuple):
     """What was there."""
 
     timers: list[bytes]
@@ -50,9 +50,9 @@ class TimersRead(NamedTuple):
 class Timers:
     """To begin with, nothing is known but that there may be timers in the store."""
 
-    def __init__(self, ledger: Ledger, *, first: bytes = b"", end: bytes = END) -> None:
+    def __init__(self, commit_state: CommitState, *, first: bytes = b"", end: bytes = END) -> None:
         """These are all timers behind `first` and before `end`."""
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._end = end
         self.in_memory: list[bytes] = []
         """In order, each once; those that were taken as due are not among them. For this module to change."""
@@ -80,24 +80,24 @@ class Timers:
             if self._is_in_memory(timer):
                 return
             insort(self.in_memory, timer)
-            self._ledger.busy[self] = None
+            self._commit_state.active_work[self] = None
             if len(self.in_memory) > TIMERS_MAX:
                 self._lower_horizon()
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         self._recent[timer] = batch.number
         batch.timers[timer] = None
         batch.size += TIMER_SIZE
 
-    def take(self) -> bytes | None:
+    def pop_due(self) -> bytes | None:
         """The first timer that is due, which is no longer in memory; it is to be cleared once it is obeyed."""
-        if not self.in_memory or split_timer(self.in_memory[0])[0] > self._ledger.now_ms:
+        if not self.in_memory or split_timer(self.in_memory[0])[0] > self._commit_state.now_ms:
             return None
         timer = self.in_memory.pop(0)
         # Whoever sets it from now on wants it to be obeyed again.
         self._recent.pop(timer, None)
         return timer
 
-    def take_first(self) -> None:
+    def pop_first(self) -> None:
         """The first one was obeyed, and is gone with the gathering batch."""
         timer = self.in_memory.pop(0)
         self._recent.pop(timer, None)
@@ -114,29 +114,29 @@ class Timers:
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
         # The batch that sets it need not be durable: a page that is read before that does not show it.
-        self._recent[timer] = self._ledger.batch.number
+        self._recent[timer] = self._commit_state.batch.number
         if timer <= self._horizon and not self._is_in_memory(timer):
             insort(self.in_memory, timer)
-        self._ledger.busy[self] = None
+        self._commit_state.active_work[self] = None
 
     def clear(self, timer: bytes) -> None:
         """It was obeyed, and is gone with the gathering batch, unless it has been set again since it was taken."""
         if timer not in self._recent and not self._is_in_memory(timer):
-            batch = self._ledger.batch
+            batch = self._commit_state.batch
             batch.cleared_timers.append(timer)
             batch.timers.pop(timer, None)
             batch.size += TIMER_SIZE
 
     # ---- Reading ----
 
-    def wanted(self) -> TimerRead | None:
+    def next_read(self) -> TimerRead | None:
         """The page that is to be read now; `page_read` takes it."""
         if self._reading is not None or self._horizon == END or len(self.in_memory) >= PAGE_SIZE // 2:
             return None
         self._reading = TimerRead(self._horizon, PAGE_SIZE)
         return self._reading
 
-    def page_read(self, read: TimerRead, page: TimersRead) -> None:
+    def page_read(self, read: TimerRead, page: TimersResult) -> None:
         if self._reading is not read:
             # Meanwhile the horizon has moved down.
             return
@@ -146,17 +146,17 @@ class Timers:
         recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
         self.in_memory += sorted(recent.union(timers))
         if self.in_memory:
-            self._ledger.busy[self] = None
+            self._commit_state.active_work[self] = None
         self._horizon = up_to
-        self._let_go(page.as_of)
+        self._forget_durable(page.as_of)
         if len(self.in_memory) > TIMERS_MAX:
             self._lower_horizon()
 
     def committed(self) -> None:
         """A batch is durable."""
-        self._let_go(self._ledger.committed)
+        self._forget_durable(self._commit_state.committed)
 
-    def _let_go(self, committed: int) -> None:
+    def _forget_durable(self, committed: int) -> None:
         """What this batch sets is in every page that is asked for from now on."""
         if self._recent and self._reading is None:
             self._recent = {timer: batch for timer, batch in self._recent.items() if batch > committed}

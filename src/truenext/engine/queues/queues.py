@@ -1,10 +1,10 @@
 """Which queues there are: how they are found, made and let go.
 
-    named by a client     made if it is not there and there is room (`named`)
-    needed                made whether there is room or not: what failed must have a place to go (`needed`)
+    named by a client     made if it is not there and there is room (`get_or_create`)
+    needed                made whether there is room or not: what failed must have a place to go (`ensure`)
     sent to               all that a destination stands for (`queues_for`)
 
-A queue that goes leaves nothing here, and nothing with whoever else keeps something of queues (`_leave_everywhere`).
+A queue that goes leaves nothing here, and nothing with whoever else keeps something of queues (`_unregister`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from truenext.destination import (
     durable_key_of,
     stored_queue,
 )
-from truenext.engine.queues.promised import Promised
-from truenext.engine.queues.unused import Unused, no_room, remembers
+from truenext.engine.queues.reservations import Reservations
+from truenext.engine.queues.unused import UnusedQueues, must_keep, no_memory_error
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce
 from truenext.errors import Code, RemoteProtocolError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from truenext.commands import Send
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.spilling import Spilling
-    from truenext.engine.queues.endings import Endings
+    from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
     from truenext.engine.queues.topics import Topics
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
-    from truenext.engine.writing.numbers import Numbers
+    from truenext.engine.writing.numbers import QueueNumbers
     from truenext.message import SentMessage
     from truenext.policy import Policies
 
@@ -62,21 +62,21 @@ class Queues:
     def __init__(
         self,
         by_name: dict[str, Queue],
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         memory: Memory,
         clients: Clients,
         resident: ResidentSet,
-        numbers: Numbers,
+        numbers: QueueNumbers,
         topics: Topics,
         selections: Selections,
         wildcards: Wildcards,
         spilling: Spilling,
-        endings: Endings,
+        subscription_cleanup: SubscriptionCleanup,
         policies: Policies,
     ) -> None:
         self.by_name = by_name
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._events = events
         self._memory = memory
         self._clients = clients
@@ -86,7 +86,7 @@ class Queues:
         self._selections = selections
         self._wildcards = wildcards
         self._spilling = spilling
-        self._endings = endings
+        self._subscription_cleanup = subscription_cleanup
         self.policies = policies
         self.durable: dict[str, Queue] = {}
         """Of each durable subscription, by its key."""
@@ -97,28 +97,28 @@ class Queues:
         """Those that the store may know, but those that have ended."""
         self._introduced: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
-        self._promised = Promised(memory)
-        self._unused = Unused(by_name, ledger, memory)
-        self._futile_until_us = 0
+        self._reservations = Reservations(memory)
+        self._unused = UnusedQueues(by_name, commit_state, memory)
+        self._no_removal_until_us = 0
         """Until then no queue more can go."""
 
     # ---- Finding ----
 
-    def lasting(self, name: str) -> Queue:
+    def get_permanent(self, name: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such queue"""
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {name!r}", Code.NOT_FOUND)
         return queue
 
-    def known_durable(self, key: str) -> Queue:
+    def get_durable(self, key: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such durable subscription"""
         queue = self.durable.get(key)
         if queue is None:
             raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
 
-    def is_there(self, queue: Queue) -> bool:
+    def exists(self, queue: Queue) -> bool:
         """It has neither gone nor ended."""
         return self.by_name.get(queue.name) is queue
 
@@ -130,16 +130,16 @@ class Queues:
         """None if there is no such lane any more, or nothing was in it in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
-        return queue.lane_if_there(rank) if queue is not None and rank in RANKS else None
+        return queue.find_lane(rank) if queue is not None and rank in RANKS else None
 
-    def scheduled(self, name: str) -> int:
+    def scheduled_count(self, name: str) -> int:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
         queue = self.hidden.get(name)
-        return 0 if queue is None else queue.waiting()
+        return 0 if queue is None else queue.waiting_count()
 
     # ---- Finding or making ----
 
-    def named(self, destination: Destination) -> Queue | None:
+    def get_or_create(self, destination: Destination) -> Queue | None:
         """The queue a client names, made on first use; None if it went with its connection.
 
         Raises: RemoteProtocolError if there can be no such queue more
@@ -147,20 +147,22 @@ class Queues:
         queue = self.by_name.get(destination.name)
         if queue is not None:
             # Nothing is in it yet.
-            queue.used_us = self._ledger.now_us
+            queue.used_us = self._commit_state.now_us
             return queue
-        return self.make(destination) if self._check_can_make(destination) else None
+        return self.create(destination) if self._check_can_create(destination) else None
 
-    def needed(self, destination: Destination) -> Queue:
+    def ensure(self, destination: Destination) -> Queue:
         """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
         failed must have a place to go.
         """
-        return self.by_name.get(destination.name) or self.make(destination)
+        return self.by_name.get(destination.name) or self.create(destination)
 
-    def needed_if_connected(self, destination: Destination) -> Queue | None:
+    def ensure_if_connected(self, destination: Destination) -> Queue | None:
         """The same of one that a client names; None if it went with its connection."""
-        is_gone = destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
-        return None if is_gone else self.needed(destination)
+        is_disconnected = (
+            destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
+        )
+        return None if is_disconnected else self.ensure(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
         """Each once; none for those that went with their connections, or for a topic without subscriptions.
@@ -179,7 +181,7 @@ class Queues:
         """Where the copies of a message stand that is sent to a topic, or to several destinations."""
         queues: dict[Queue, None] = {}
         # A selector may ask for it.
-        message.arrived_ms = self._ledger.now_ms
+        message.arrived_ms = self._commit_state.now_ms
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
                 queues.update(dict.fromkeys(self._topics.queues_of(part.name, message)))
@@ -187,9 +189,9 @@ class Queues:
                 queues[queue] = None
         return list(queues)
 
-    def promise(self, send: Send, promised: set[str]) -> None:
+    def reserve(self, send: Send, reserved: set[str]) -> None:
         """What is sent in a transaction needs queues that need not be there before its COMMIT, which makes them without
-        asking: keep the room for them. `promised` are those of the transaction, which grow.
+        asking: keep the room for them. `reserved` are those of the transaction, which grow.
 
         Raises: RemoteProtocolError if there can be no such queue; then nothing is kept
         """
@@ -197,104 +199,104 @@ class Queues:
         if not destination.is_multi_queue and send.schedule is None:
             # As most often.
             name = destination.name
-            if name in promised:
+            if name in reserved:
                 return
             if name in self.by_name:
-                promised.add(name)
-                self._promised.keep(destination, is_there=True)
+                reserved.add(name)
+                self._reservations.reserve(destination, exists=True)
                 return
-        kept: list[str] = []
+        new: list[str] = []
         try:
             for part in destination.parts or (destination,):
                 if part.kind is not DestinationKind.TOPIC:
-                    self._promise_one(part, promised, kept, is_there=part.name in self.by_name)
+                    self._reserve_one(part, reserved, new, exists=part.name in self.by_name)
             if send.schedule is not None:
                 name = "" if destination.is_multi_queue else destination.name
                 waiting = Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name)
-                self._promise_one(waiting, promised, kept, is_there=name in self.hidden)
+                self._reserve_one(waiting, reserved, new, exists=name in self.hidden)
         except RemoteProtocolError:
-            self.free_promised(kept)
+            self.free_promised(new)
             raise
-        promised.update(kept)
+        reserved.update(new)
 
-    def _promise_one(self, destination: Destination, promised: set[str], kept: list[str], *, is_there: bool) -> None:
+    def _reserve_one(self, destination: Destination, reserved: set[str], new: list[str], *, exists: bool) -> None:
         name = destination.name
-        if name in promised or name in kept or not (is_there or self._check_can_make(destination)):
+        if name in reserved or name in new or not (exists or self._check_can_create(destination)):
             return
-        self._promised.keep(destination, is_there=is_there)
-        kept.append(name)
+        self._reservations.reserve(destination, exists=exists)
+        new.append(name)
 
-    def is_promised(self, queue: Queue) -> bool:
+    def is_reserved(self, queue: Queue) -> bool:
         """An open transaction sends to it."""
-        return queue.name in self._promised
+        return queue.name in self._reservations
 
-    def free_promised(self, promised: Iterable[str]) -> None:
+    def free_promised(self, reserved: Iterable[str]) -> None:
         """The transaction has ended that sends to these."""
-        self._promised.free(promised)
+        self._reservations.free(reserved)
 
-    def _check_can_make(self, destination: Destination) -> bool:
+    def _check_can_create(self, destination: Destination) -> bool:
         """False if it went with its connection.
 
         Raises: RemoteProtocolError if there can be no such queue more
         """
-        if self._promised.has_room_for(destination.name):
+        if self._reservations.is_reserved(destination.name):
             return True
         if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
                 return False
-            promised = self._promised.temporary_of(owner.id)
-            if len(owner.temporary_queues) + len(promised) >= SUBSCRIPTIONS_MAX:
+            reserved = self._reservations.temporary_of(owner.id)
+            if len(owner.temporary_queues) + len(reserved) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(
                     f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection", Code.LIMIT
                 )
-            if not promised and owner.may_be_answered_in(destination):
+            if not reserved and owner.is_first_reply_queue(destination):
                 return True
-        self.check_room()
+        self.check_memory()
         return True
 
-    def check_room(self) -> None:
+    def check_memory(self) -> None:
         """Raises: RemoteProtocolError if there is none for one more queue, and no other queue can go"""
-        if not self._memory.has_room_for_queue:
-            self.make_room()
-            if not self._memory.has_room_for_queue:
-                raise no_room(len(self.by_name), self._memory)
+        if not self._memory.has_space_for_queue:
+            self.free_memory()
+            if not self._memory.has_space_for_queue:
+                raise no_memory_error(len(self.by_name), self._memory)
 
-    def make_room(self) -> None:
+    def free_memory(self) -> None:
         """There is none for what is to be made: let queues go, if any can."""
-        now_us = self._ledger.now_us
-        if now_us >= self._futile_until_us and not self._let_unused_go(len(self.by_name)):
+        now_us = self._commit_state.now_us
+        if now_us >= self._no_removal_until_us and not self._remove_unused(len(self.by_name)):
             # Who asks again and again must not have all looked at again and again.
-            self._futile_until_us = now_us + int(UNUSED_QUEUE_SECONDS_SHORT * 1_000_000)
+            self._no_removal_until_us = now_us + int(UNUSED_QUEUE_SECONDS_SHORT * 1_000_000)
 
     # ---- Making ----
 
-    def make(self, destination: Destination) -> Queue:
+    def create(self, destination: Destination) -> Queue:
         number = 0
         if destination.kind is DestinationKind.QUEUE:
             # The store never hears of the others.
-            number = self._numbers.new()
+            number = self._numbers.allocate()
         queue = self._new_queue(destination, number)
         if destination.kind is DestinationKind.TEMPORARY:
             self._clients.sessions[destination.session].temporary_queues.append(queue)
         self.by_name[destination.name] = queue
-        self._promised.made(destination.name)
+        self._reservations.queue_created(destination.name)
         self._topics.add(queue)
         if number:
             self._by_number[number] = queue
-            if remembers(queue):
-                introduce(self._ledger.batch, queue)
-                self._introduced[queue] = self._ledger.batch.number
+            if must_keep(queue):
+                introduce(self._commit_state.batch, queue)
+                self._introduced[queue] = self._commit_state.batch.number
         self._events.named(queue)
-        self._wildcards.made(queue)
+        self._wildcards.queue_created(queue)
         return queue
 
-    def make_hidden(self, name: str, number: int = 0) -> Queue:
+    def create_hidden(self, name: str, number: int = 0) -> Queue:
         """For scheduled sends to a queue of this name; `number` is the store's, if it has one already."""
-        number = number or self._numbers.new()
+        number = number or self._numbers.allocate()
         queue = Queue(Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
         self.hidden[name] = queue
-        self._promised.made(queue.name)
+        self._reservations.queue_created(queue.name)
         return queue
 
     def restore(self, number: int, name: str) -> Queue:
@@ -303,7 +305,7 @@ class Queues:
         queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
         if name.startswith(ENDED_PREFIX):
-            self._endings.add(queue, 0)
+            self._subscription_cleanup.add(queue, 0)
         else:
             self.by_name[name] = self._by_number[number] = queue
             self._topics.add(queue)
@@ -314,7 +316,7 @@ class Queues:
 
     def restore_hidden(self, number: int, name: str) -> Queue:
         self._numbers.restore(number)
-        queue = self.make_hidden(name.removeprefix(SCHEDULED_PREFIX), number)
+        queue = self.create_hidden(name.removeprefix(SCHEDULED_PREFIX), number)
         queue.is_known_to_store = True
         return queue
 
@@ -327,7 +329,7 @@ class Queues:
             self.policies.for_queue(destination.topic or name),
             self._memory,
             holds_dead_letters=is_lasting and self.policies.holds_dead_letters(name),
-            used_us=self._ledger.now_us,
+            used_us=self._commit_state.now_us,
         )
 
     def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
@@ -339,14 +341,14 @@ class Queues:
                     session.batch = max(session.batch, self._introduced[queue])
 
     @property
-    def introduced_with(self) -> int:
+    def introduction_batch(self) -> int:
         """The last batch that tells the store of a queue; 0 if it knows of all durably."""
         return max(self._introduced.values(), default=0)
 
     def committed(self) -> None:
         """A batch is durable."""
         if self._introduced:
-            committed = self._ledger.committed
+            committed = self._commit_state.committed
             self._introduced = {queue: batch for queue, batch in self._introduced.items() if batch > committed}
 
     # ---- Pausing ----
@@ -354,11 +356,11 @@ class Queues:
     def set_paused(self, queue: Queue, *, is_paused: bool) -> None:
         """Durable with the gathering batch."""
         # Also if it is so already: an answer that it is must not come before that is durable.
-        self._ledger.administered_in = self._ledger.batch.number
+        self._commit_state.last_control_batch = self._commit_state.batch.number
         if queue.is_paused == is_paused:
             return
         queue.is_paused = is_paused
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         if not queue.is_known_to_store:
             introduce(batch, queue)
         batch.paused[queue.number] = is_paused
@@ -370,71 +372,71 @@ class Queues:
 
     # ---- Going ----
 
-    def let_some_unused_go(self) -> None:
+    def remove_some_unused(self) -> None:
         """To be called once a second."""
-        self._let_unused_go(UNUSED_QUEUES_CHECKED_MAX)
+        self._remove_unused(UNUSED_QUEUES_CHECKED_MAX)
 
-    def _let_unused_go(self, count: int) -> int:
+    def _remove_unused(self, count: int) -> int:
         """Look at so many queues, or until UNUSED_QUEUES_REMOVED_MAX have gone: how many have."""
-        gone = 0
-        for queue in self._unused.some(count):
-            if not self.may_go(queue):
-                queue.let_go_of_places()
+        removed = 0
+        for queue in self._unused.candidates(count):
+            if not self.is_removable(queue):
+                queue.shrink()
                 continue
-            self.let_go(queue)
-            gone += 1
-            if gone >= UNUSED_QUEUES_REMOVED_MAX:
+            self.remove(queue)
+            removed += 1
+            if removed >= UNUSED_QUEUES_REMOVED_MAX:
                 break
-        return gone
+        return removed
 
-    def may_go(self, queue: Queue) -> bool:
+    def is_removable(self, queue: Queue) -> bool:
         """It remembers nothing, and nobody has or wants anything of it."""
-        if queue.is_needed or remembers(queue) or self._clients.receivers_of(queue).consumers:
+        if queue.is_needed or must_keep(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
-            self.is_promised(queue)
-            or self.scheduled(queue.name)
-            or any(queue in waiting for waiting in self._ledger.waiting_queues.values())
+            self.is_reserved(queue)
+            or self.scheduled_count(queue.name)
+            or any(queue in waiting for waiting in self._commit_state.waiting_queues.values())
         ):
             return False
-        if any(browser.queue is queue for browser in self._clients.browsing):
+        if any(browser.queue is queue for browser in self._clients.active_browsers):
             return False
-        if queue.has_lost_bodies:
+        if queue.has_unloaded_held:
             # `resident` does not say that nobody has a message of it.
-            queue.has_lost_bodies = next(self._clients.taken_of(queue), None) is not None
-        return not queue.has_lost_bodies
+            queue.has_unloaded_held = next(self._clients.all_held(queue), None) is not None
+        return not queue.has_unloaded_held
 
-    def let_go(self, queue: Queue) -> None:
+    def remove(self, queue: Queue) -> None:
         """Nobody needs a queue any more."""
-        self._leave_everywhere(queue)
-        self._wildcards.gone(queue)
+        self._unregister(queue)
+        self._wildcards.queue_removed(queue)
         self._numbers.free(queue)
-        queue.let_go()
+        queue.dispose()
 
-    def let_go_of_hidden(self, queue: Queue) -> None:
+    def remove_hidden(self, queue: Queue) -> None:
         del self.hidden[queue.name.removeprefix(SCHEDULED_PREFIX)]
         self._numbers.free(queue)
-        queue.let_go()
+        queue.dispose()
 
     def drop(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
-        self._leave_everywhere(queue)
+        self._unregister(queue)
         if queue.destination.topic:
             self._topics.remove(queue)
         for lane in queue.lanes:
-            self._resident.forget(lane)
-        if self._spilling.end(queue):
+            self._resident.forget_lane(lane)
+        if self._spilling.stop(queue):
             # Nothing comes to it once the last batch that has anything in it is durable.
-            self._endings.add(queue, self._ledger.latest_batch)
+            self._subscription_cleanup.add(queue, self._commit_state.latest_batch)
         else:
-            queue.let_go()
+            queue.dispose()
 
-    def end(self, queue: Queue) -> int:
+    def end_durable(self, queue: Queue) -> int:
         """End a durable subscription that has no consumer, with all that is in it.
 
         Returns: the number of messages that go, those of open transactions included
         """
-        count = queue.waiting()
+        count = queue.waiting_count()
         del self.durable[durable_key_of(queue.destination)]
         self._topics.remove(queue)
         if queue.is_paused:
@@ -442,26 +444,26 @@ class Queues:
             self.set_paused(queue, is_paused=False)
         acknowledged: list[Entry] = []
         for session in self._clients.sessions.values():
-            for transaction in session.transactions.answering:
-                acknowledged += transaction.leave_out(queue)
+            for transaction in session.transactions.settling:
+                acknowledged += transaction.drop_queue(queue)
         count += len(acknowledged)
         # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
         # now, and what is told of that asks their messages.
         self._events.ended(queue)
         for entry in chain(*queue.lanes, *(lane.recent for lane in queue.lanes), acknowledged):
-            if entry.stored is None:
+            if entry.store_batch is None:
                 # The others are on the pages that will be read.
                 self._events.expired(entry)
         for entry in acknowledged:
-            self._resident.left_memory(entry)
-        self._leave_everywhere(queue)
+            self._resident.unload(entry)
+        self._unregister(queue)
         for lane in queue.lanes:
-            self._resident.forget(lane)
-        self._endings.end(queue)
+            self._resident.forget_lane(lane)
+        self._subscription_cleanup.end(queue)
         return count
 
-    def _leave_everywhere(self, queue: Queue) -> None:
+    def _unregister(self, queue: Queue) -> None:
         del self.by_name[queue.name]
         self._by_number.pop(queue.stored_number, None)
-        self._ledger.touched.pop(queue, None)
+        self._commit_state.touched.pop(queue, None)
         self._selections.drop(queue)

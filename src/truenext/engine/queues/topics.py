@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-KNOWN_MAX = 65_536
+CACHE_MAX = 65_536
 """Queues in the answers that are kept until subscriptions change: names that are sent to once must not pile up."""
 
-KNOWN_TOPIC = 16
+CACHED_TOPIC_COST = 16
 """As so many of these a topic itself counts."""
 
 
 class Topics:
-    __slots__ = ("_by_pattern", "_by_topic", "_known", "_known_size", "_selectors")
+    __slots__ = ("_by_pattern", "_by_topic", "_cache", "_cache_size", "_selectors")
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
@@ -37,8 +37,8 @@ class Topics:
         """Subscriptions to patterns, with the words of these, by their first word."""
         self._selectors: dict[Queue, Selector] = {}
         """Of subscriptions that have one."""
-        self._known: dict[str, list[Queue]] = {}
-        self._known_size = 0
+        self._cache: dict[str, list[Queue]] = {}
+        self._cache_size = 0
 
     def add(self, queue: Queue) -> None:
         """A queue was made; most have nothing to do with topics."""
@@ -46,8 +46,8 @@ class Topics:
         if not topic:
             return
         if queue.destination.selector:
-            its = self._selectors[queue] = compile_stored_selector(queue.destination.selector)
-            queue.memory.use(its)
+            selector = self._selectors[queue] = compile_stored_selector(queue.destination.selector)
+            queue.memory.add_selector(selector)
         if is_pattern(topic):
             words = topic.split(".")
             self._by_pattern.setdefault(words[0], {})[queue] = words
@@ -58,7 +58,7 @@ class Topics:
     def remove(self, queue: Queue) -> None:
         """A subscription ends."""
         topic = queue.destination.topic
-        queue.memory.no_longer_use(self._selectors.pop(queue, None))
+        queue.memory.remove_selector(self._selectors.pop(queue, None))
         if is_pattern(topic):
             _remove(self._by_pattern, topic.split(".")[0], queue)
         else:
@@ -67,22 +67,22 @@ class Topics:
 
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
         """Where a message sent to a topic stands."""
-        queues = self._known.get(topic)
+        queues = self._cache.get(topic)
         if queues is None:
             queues = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
-            size = KNOWN_TOPIC + len(queues)
-            if self._known_size + size > KNOWN_MAX:
+            size = CACHED_TOPIC_COST + len(queues)
+            if self._cache_size + size > CACHE_MAX:
                 self._forget()
-            self._known[topic] = queues
-            self._known_size += size
+            self._cache[topic] = queues
+            self._cache_size += size
         selectors = self._selectors
         if not selectors:
             return queues
         return [queue for queue in queues if queue not in selectors or selectors[queue].matches(message)]
 
     def _forget(self) -> None:
-        self._known.clear()
-        self._known_size = 0
+        self._cache.clear()
+        self._cache_size = 0
 
     def _by_patterns(self, topic: str) -> list[Queue]:
         if topic.startswith("/"):

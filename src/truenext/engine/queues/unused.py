@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
-class Unused:
-    __slots__ = ("_by_name", "_ledger", "_memory", "_round")
+class UnusedQueues:
+    __slots__ = ("_by_name", "_commit_state", "_memory", "_remaining")
 
-    def __init__(self, by_name: Mapping[str, Queue], ledger: Ledger, memory: Memory) -> None:
+    def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: Memory) -> None:
         self._by_name = by_name
         """All that there are."""
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
-        self._round: list[Queue] = []
+        self._remaining: list[Queue] = []
         """Those that are still to be looked at, the next one last."""
 
-    def some(self, count: int) -> Iterator[Queue]:
+    def candidates(self, count: int) -> Iterator[Queue]:
         """Of so many queues those that were not used lately."""
-        is_short = not self._memory.has_room_for_queue
+        is_short = not self._memory.has_space_for_queue
         seconds = UNUSED_QUEUE_SECONDS_SHORT if is_short else UNUSED_QUEUE_SECONDS
-        before_us = self._ledger.now_us - int(seconds * 1_000_000)
+        before_us = self._commit_state.now_us - int(seconds * 1_000_000)
         for _ in range(min(count, len(self._by_name))):
-            if not self._round:
-                self._round = list(self._by_name.values())
-                self._round.reverse()
-            queue = self._round.pop()
+            if not self._remaining:
+                self._remaining = list(self._by_name.values())
+                self._remaining.reverse()
+            queue = self._remaining.pop()
             if queue.used_us <= before_us and self._by_name.get(queue.name) is queue:
                 yield queue
 
 
-def remembers(queue: Queue) -> bool:
+def must_keep(queue: Queue) -> bool:
     """It is there for what was said of it, or comes by itself, whether it is used or not."""
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
-def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
+def consumer_memory_error(size: int, memory: Memory) -> RemoteProtocolError:
     """A consumer or a browser takes so many bytes, with its selector, and there is no room for that."""
     return RemoteProtocolError(
         f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
@@ -63,7 +63,7 @@ def no_room_for_consumer(size: int, memory: Memory) -> RemoteProtocolError:
     )
 
 
-def no_room(queues: int, memory: Memory) -> RemoteProtocolError:
+def no_memory_error(queues: int, memory: Memory) -> RemoteProtocolError:
     """There is no room for another queue, and none of those that are there can go."""
     return RemoteProtocolError(
         f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "

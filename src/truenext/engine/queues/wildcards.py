@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.memory import JOIN_BYTES
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import JOIN_QUEUES_PER_TURN
 from truenext.order import RANKS
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import Clients
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 
 class Wildcards(BackgroundTask):
@@ -33,27 +33,27 @@ class Wildcards(BackgroundTask):
 
     __slots__ = (
         "_clients",
+        "_commit_state",
         "_consumers",
         "_current",
         "_events",
-        "_ledger",
-        "_left",
         "_queues",
+        "_remaining",
         "_selections",
-        "expressive",
+        "express_queues",
         "in_flight",
         "joining",
     )
 
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         events: EventLog,
         clients: Clients,
         queues: Mapping[str, Queue],
         selections: Selections,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._queues = queues
         """All that there are."""
         self._events = events
@@ -65,11 +65,11 @@ class Wildcards(BackgroundTask):
         other does."""
         self._current: Wildcard | None = None
         """The one whose turn it is, if it has begun."""
-        self._left: list[Queue] = []
+        self._remaining: list[Queue] = []
         """Queues that were there when it had, at which it is still to look."""
         self.in_flight: list[deque[Entry]] = [deque() for _ in RANKS]
         """By rank, in the order of sequences; some may be durable by now."""
-        self.expressive: dict[Queue, None] = {}
+        self.express_queues: dict[Queue, None] = {}
         """Queues that have had consumers with express."""
 
     def size_to_join(self, wildcard: Wildcard) -> int:
@@ -77,17 +77,19 @@ class Wildcards(BackgroundTask):
         selector = wildcard.selector
         if selector is None and not self._consumers:
             return 0
-        meant = [queue for queue in self._queues.values() if wildcard.is_meant(queue)]
-        size = JOIN_BYTES * sum(queue.has_wildcards for queue in meant)
+        matching = [queue for queue in self._queues.values() if wildcard.matches_queue(queue)]
+        size = JOIN_BYTES * sum(queue.has_wildcards for queue in matching)
         return (
-            size if selector is None else size + sum(self._selections.bytes_to_join(queue, selector) for queue in meant)
+            size
+            if selector is None
+            else size + sum(self._selections.bytes_to_join(queue, selector) for queue in matching)
         )
 
     def subscribe(self, wildcard: Wildcard, size: int) -> None:
         """A step joins it to the queues that it means; `size_to_join` is counted for them until it has."""
         self._consumers.append(wildcard)
         self.joining[wildcard] = size
-        self._ledger.busy[self] = None
+        self._commit_state.active_work[self] = None
         wildcard.memory.queues += size
 
     @property
@@ -101,70 +103,70 @@ class Wildcards(BackgroundTask):
         """Look at some of the queues that somebody has to join."""
         wildcard = next(iter(self.joining))
         if wildcard is not self._current:
-            self._current, self._left = wildcard, list(self._queues.values())
+            self._current, self._remaining = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
-        some = self._left[-JOIN_QUEUES_PER_TURN:]
-        del self._left[-JOIN_QUEUES_PER_TURN:]
+        queues = self._remaining[-JOIN_QUEUES_PER_TURN:]
+        del self._remaining[-JOIN_QUEUES_PER_TURN:]
         known, joined = self._queues, wildcard.queues
-        current = (queue for queue in some if known.get(queue.name) is queue and queue not in joined)
-        meant = [queue for queue in current if wildcard.is_meant(queue)]
-        self._note_in_flight(queue for queue in meant if not queue.has_wildcards)
+        current = (queue for queue in queues if known.get(queue.name) is queue and queue not in joined)
+        matching = [queue for queue in current if wildcard.matches_queue(queue)]
+        self._note_in_flight(queue for queue in matching if not queue.has_wildcards)
         memory = wildcard.memory
         before = memory.queues
-        for queue in meant:
+        for queue in matching:
             self._join(wildcard, queue)
         # What was counted for that before is not counted twice.
-        there = min(self.joining[wildcard], memory.queues - before)
-        self.joining[wildcard] -= there
-        memory.queues -= there
-        self._ledger.touched.update(dict.fromkeys(meant))
-        if not self._left:
+        counted = min(self.joining[wildcard], memory.queues - before)
+        self.joining[wildcard] -= counted
+        memory.queues -= counted
+        self._commit_state.touched.update(dict.fromkeys(matching))
+        if not self._remaining:
             self._end_joining(wildcard)
-            self._ledger.touched_wildcards[wildcard] = None
+            self._commit_state.touched_wildcards[wildcard] = None
         return ()
 
     def _end_joining(self, wildcard: Wildcard) -> None:
         wildcard.is_joining = False
         wildcard.memory.queues -= self.joining.pop(wildcard, 0)
         if wildcard is self._current:
-            self._current, self._left = None, []
+            self._current, self._remaining = None, []
 
-    def made(self, queue: Queue) -> None:
+    def queue_created(self, queue: Queue) -> None:
         """There is a new queue; nothing is in it."""
         for wildcard in self._consumers:
-            if wildcard.is_meant(queue):
+            if wildcard.matches_queue(queue):
                 self._join(wildcard, queue)
 
-    def left(self, wildcard: Wildcard) -> None:
+    def unsubscribe(self, wildcard: Wildcard) -> None:
         self._consumers.remove(wildcard)
         self._end_joining(wildcard)
-        self._ledger.touched_wildcards.pop(wildcard, None)
+        self._commit_state.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)
         for queue in wildcard.queues:
             if len(self._clients.receivers_of(queue).wildcards) > 1:
                 queue.memory.queues -= JOIN_BYTES
 
-    def gone(self, queue: Queue) -> None:
+    def queue_removed(self, queue: Queue) -> None:
         """A queue has gone in which nothing was."""
         wildcards = self._clients.receivers_of(queue).wildcards
         for wildcard in wildcards:
             self._events.unsubscribed(wildcard, queue)
-            wildcard.left_queue(queue)
+            wildcard.remove_queue(queue)
         queue.memory.queues -= JOIN_BYTES * max(0, len(wildcards) - 1)
-        self._clients.forget(queue)
-        self.expressive.pop(queue, None)
+        self._clients.forget_queue(queue)
+        self.express_queues.pop(queue, None)
 
     @property
     def is_commit_under_way(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
-        return any(entry.batch > self._ledger.committed for entry in chain(*self.in_flight))
+        return any(entry.batch > self._commit_state.committed for entry in chain(*self.in_flight))
 
-    def accepted(self, entry: Entry) -> None:
+    def message_accepted(self, entry: Entry) -> None:
         """A message of such a queue is visible when its batch is durable."""
         self.in_flight[entry.lane.rank].append(entry)
 
     def committed(self) -> None:
-        batch = self._ledger.committed
+        batch = self._commit_state.committed
         for in_flight in self.in_flight:
             while in_flight and in_flight[0].batch <= batch:
                 in_flight.popleft()
@@ -173,21 +175,21 @@ class Wildcards(BackgroundTask):
         wildcard.queues[queue] = None
         if queue.has_wildcards:
             queue.memory.queues += JOIN_BYTES
-        self._clients.join_wildcard(wildcard, queue)
+        self._clients.add_wildcard(wildcard, queue)
         if wildcard.selector is not None or queue.has_groups:
             self._selections.subscribe(wildcard, queue, wildcard.selector)
         # What it passes over in a queue may be held back in another one: the history takes it for one with a selector.
         self._events.subscribed(wildcard, queue, has_selector=True)
 
     def _note_in_flight(self, queues: Iterable[Queue]) -> None:
-        ledger = self._ledger
-        since, committed = ledger.first_in_flight, ledger.committed
+        commit_state = self._commit_state
+        since, committed = commit_state.first_in_flight, commit_state.committed
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
                 # What was given back was dispatched, and so is visible, unless it had left memory too early.
                 found[lane.rank] += (
-                    entry for entry in lane.between(since - 1, WHOLE, with_delayed=False) if entry.batch > committed
+                    entry for entry in lane.between(since - 1, UNBOUNDED, with_delayed=False) if entry.batch > committed
                 )
         for rank, new in enumerate(found):
             if not new:

@@ -12,7 +12,7 @@ wanting all, and what was found in a lane stands in lines:
 So the next of a consumer is the smallest of three, and a message of a busy group is never looked at by anybody else.
 
 A line is short: what of a group does not fit is passed over, and where that began is known (`skipped`). It needs no
-memory, wherever it is. When the line has run out the lane is gone through once more from there (`fill`), for all groups
+memory, wherever it is. When the line has run out the lane is gone through again from there (`refill`), for all groups
 that have room; meanwhile those wait that could take them, and nobody else. Source: docs/contract.md, "Groups"
 """
 
@@ -24,9 +24,9 @@ from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from truenext.engine.selecting.scan import ScanCursor
-from truenext.engine.state.empty import with_sequence
+from truenext.engine.state.empty import add_sequence
 from truenext.engine.state.memory import GROUP_BYTES
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.envelope import closes_group
 from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
 
@@ -45,22 +45,22 @@ class Groups:
     """The groups of one queue."""
 
     __slots__ = (
+        "_cursors",
         "_delayed",
         "_first_delayed",
         "_forget_at",
         "_forget_at_if_short",
         "_memory",
-        "_places",
+        "freed_count",
+        "owned_count",
         "owners",
         "size",
         "suspended",
-        "times_freed",
-        "times_owned",
     )
 
-    def __init__(self, places: Callable[[], Iterable[GroupScanCursor]], memory: Memory) -> None:
-        """`places` are those of all selectors."""
-        self._places = places
+    def __init__(self, cursors: Callable[[], Iterable[GroupScanCursor]], memory: Memory) -> None:
+        """`cursors` are those of all selectors."""
+        self._cursors = cursors
         self._memory = memory
         self.size = 0
         """Bytes that are counted for the owned ones."""
@@ -72,7 +72,7 @@ class Groups:
         """With more owned groups than these some are forgotten."""
         self._forget_at_if_short = GROUPS_MIN
         """The same where there is no room for them."""
-        self.times_owned = self.times_freed = 0
+        self.owned_count = self.freed_count = 0
         """How often a group became somebody's, and how often one could be had that could not before."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of what waits for its next try."""
@@ -81,12 +81,12 @@ class Groups:
     def is_open_to(self, consumer: BrokerConsumer, group: str) -> bool:
         return self.owners.get(group, consumer) is consumer
 
-    def does_wait(self, group: str, rank: int, sequence: int) -> bool:
+    def has_earlier_delayed(self, group: str, rank: int, sequence: int) -> bool:
         """An earlier message of the group waits for its next try."""
         first = self._first_delayed.get(group)
         return first is not None and first < (rank, sequence)
 
-    def took(self, entry: Entry, consumer: BrokerConsumer) -> None:
+    def on_dispatched(self, entry: Entry, consumer: BrokerConsumer) -> None:
         """A message of a group is dispatched to a consumer."""
         group = entry.group
         assert entry.message is not None, "what has left memory is read first"
@@ -96,20 +96,20 @@ class Groups:
             self.owners[group] = consumer
             if owner is None:
                 self._count(group_size(group))
-                self.times_owned += 1
-                self._note_heads(group)
+                self.owned_count += 1
+                self._update_heads(group)
                 if len(self.owners) > self._forget_at:
-                    self._forget_some(GROUPS_MAX)
-                elif len(self.owners) > self._forget_at_if_short and not self._memory.has_room_for_queue:
-                    self._forget_some(max(GROUPS_MIN, len(self.owners) // 2))
+                    self._free_oldest(GROUPS_MAX)
+                elif len(self.owners) > self._forget_at_if_short and not self._memory.has_space_for_queue:
+                    self._free_oldest(max(GROUPS_MIN, len(self.owners) // 2))
         elif owner is not None:
             self._count(-group_size(group))
-            self._freed(group)
+            self._on_freed(group)
 
     def suspend(self, consumer: BrokerConsumer, queue: Queue) -> None:
         """It gets nothing until `woke`: what it and its transactions have nothing of is free. The groups are of this
         queue."""
-        self.suspended[consumer] = _NEVER_LOOKED
+        self.suspended[consumer] = _NEVER_CHECKED
         self.free_groups_of_suspended(queue)
 
     def woke(self, consumer: BrokerConsumer, queue: Queue) -> None:
@@ -122,35 +122,35 @@ class Groups:
         for consumer, seen in self.suspended.items():
             session = consumer.session
             # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
-            now = (len(consumer.held), session.transactions.ended)
+            now = (len(consumer.held), session.transactions.ended_count)
             if now == seen:
                 continue
             self.suspended[consumer] = now
             owned = [group for group, owner in self.owners.items() if owner is consumer]
             if owned:
-                holders: list[Holder] = [consumer, *session.transactions.answering]
+                holders: list[Holder] = [consumer, *session.transactions.settling]
                 held = chain.from_iterable(holder.held.values() for holder in holders)
                 busy = {entry.group for entry in held if entry.lane.queue is queue}
                 for group in owned:
                     if group not in busy:
                         self._free(group)
 
-    def left(self, consumer: BrokerConsumer) -> None:
+    def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
         """A consumer has ended: its groups are free."""
         self.suspended.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
-        for place in self._places():
-            place.heads.pop(consumer, None)
+        for cursor in self._cursors():
+            cursor.heads.pop(consumer, None)
         for group in freed:
             self._free(group)
 
-    def delayed(self, entry: Entry) -> None:
+    def on_delayed(self, entry: Entry) -> None:
         """A message waits for its next try, in `Lane.delayed`."""
         key = (entry.lane.rank, entry.sequence)
         self._delayed.setdefault(entry.group, set()).add(key)
         self._first_delayed[entry.group] = min(key, self._first_delayed.get(entry.group, key))
 
-    def ended_delay(self, entry: Entry) -> None:
+    def on_delay_ended(self, entry: Entry) -> None:
         """It waits no longer, for whatever reason."""
         group = entry.group
         delayed = self._delayed.get(group, set())
@@ -160,15 +160,15 @@ class Groups:
         else:
             self._delayed.pop(group, None)
             self._first_delayed.pop(group, None)
-        self._freed(group)
+        self._on_freed(group)
 
-    def _freed(self, group: str) -> None:
-        self.times_freed += 1
-        self._note_heads(group)
+    def _on_freed(self, group: str) -> None:
+        self.freed_count += 1
+        self._update_heads(group)
 
-    def _note_heads(self, group: str) -> None:
-        for place in self._places():
-            place.note_head(group)
+    def _update_heads(self, group: str) -> None:
+        for cursor in self._cursors():
+            cursor.update_head(group)
 
     def _count(self, size: int) -> None:
         self.size += size
@@ -177,9 +177,9 @@ class Groups:
     def _free(self, group: str) -> None:
         del self.owners[group]
         self._count(-group_size(group))
-        self._freed(group)
+        self._on_freed(group)
 
-    def _forget_some(self, count: int) -> None:
+    def _free_oldest(self, count: int) -> None:
         """Let all but so many groups be free, those that were dispatched longest ago, if nothing of them is held."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
         oldest = list(self.owners)[: len(self.owners) - count]
@@ -191,7 +191,7 @@ class Groups:
         self._forget_at_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._forget_at - 1)
 
 
-_NEVER_LOOKED = (-1, -1)
+_NEVER_CHECKED = (-1, -1)
 
 
 def group_size(group: str) -> int:
@@ -202,32 +202,41 @@ def group_size(group: str) -> int:
 class GroupScanCursor(ScanCursor):
     """How far one lane of a queue with groups was tested for one selector, and what was found in it."""
 
-    __slots__ = ("_filling", "_groups", "_lines", "_noted_heads", "_skipped", "_until", "heads", "is_hungry")
+    __slots__ = (
+        "_current_heads",
+        "_group_queues",
+        "_groups",
+        "_refill_to",
+        "_refilling",
+        "_skipped",
+        "heads",
+        "needs_refill",
+    )
 
     def __init__(self, lane: Lane, selector: Selector | None, groups: Groups) -> None:
         super().__init__(lane, selector)
         self._groups = groups
-        self._lines: dict[str, list[int]] = {}
+        self._group_queues: dict[str, list[int]] = {}
         """What was found of each group, as heaps of sequences."""
         self._skipped: dict[str, int] = {}
         """Groups of which nothing more was noted from this sequence on."""
-        self._filling: dict[str, int] = {}
+        self._refilling: dict[str, int] = {}
         """The same of those for which the lane is gone through once more."""
-        self._until = 0
+        self._refill_to = 0
         """If that is so, up to where the lane was tested already."""
         self.heads: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
         """Where the groups of each consumer begin, as heaps; None has the free ones. Some are no longer true, see
-        `_noted_heads`."""
-        self._noted_heads: dict[str, tuple[BrokerConsumer | None, int]] = {}
+        `_current_heads`."""
+        self._current_heads: dict[str, tuple[BrokerConsumer | None, int]] = {}
         """Of each group where among the heads it stands, if it does."""
-        self.is_hungry = False
+        self.needs_refill = False
         """Somebody waits for what was passed over."""
 
     # ---- How far it is tested ----
 
     @property
-    def tested(self) -> int:
-        return max(self.position, self._until)
+    def tested_to(self) -> int:
+        return max(self.position, self._refill_to)
 
     @property
     def _has_enough(self) -> bool:
@@ -236,78 +245,78 @@ class GroupScanCursor(ScanCursor):
     @property
     def is_full(self) -> bool:
         # A lane is gone through once more for those who wait already.
-        return not self._until and self._has_enough
+        return not self._refill_to and self._has_enough
 
     @property
-    def has_room(self) -> bool:
-        return bool(self._until) or len(self._order) + len(self.heads.get(None, ())) <= SCAN_FOUND_MAX // 2
+    def has_space(self) -> bool:
+        return bool(self._refill_to) or len(self._order) + len(self.heads.get(None, ())) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int) -> bool:
         if not self._has_enough:
             return False
-        if self._until:
-            self._until = sequence - 1
+        if self._refill_to:
+            self._refill_to = sequence - 1
         else:
             self.position = sequence - 1
         return True
 
-    def passed(self, sequence: int) -> None:
+    def advance_to(self, sequence: int) -> None:
         self.position = max(self.position, sequence)
-        if self._until and (not self._filling or self.position >= self._until):
-            self.position = max(self.position, self._until)
-            self._until = 0
-            self._filling.clear()
-            self.noted.clear()
+        if self._refill_to and (not self._refilling or self.position >= self._refill_to):
+            self.position = max(self.position, self._refill_to)
+            self._refill_to = 0
+            self._refilling.clear()
+            self.pending.clear()
 
-    def fill(self) -> None:
+    def refill(self) -> None:
         """Go through the lane once more from where messages were passed over; not before the last time is over."""
-        self.is_hungry = False
-        if self._until:
+        self.needs_refill = False
+        if self._refill_to:
             return
-        share = self._share()
+        limit = self._limit_per_group()
         for group, since in list(self._skipped.items()):
-            if len(self._lines.get(group, ())) <= share // 2 or self._head_of_group(group) == (since, False):
-                self._filling[group] = self._skipped.pop(group)
-        if self._filling:
-            self._until = self.position
-            self.position = min(self._filling.values()) - 1
-            self.noted = []
+            if len(self._group_queues.get(group, ())) <= limit // 2 or self._head_of_group(group) == (since, False):
+                self._refilling[group] = self._skipped.pop(group)
+        if self._refilling:
+            self._refill_to = self.position
+            self.position = min(self._refilling.values()) - 1
+            self.pending = []
 
     # ---- What is found ----
 
-    def wants(self, message: SentMessage, sequence: int) -> bool:
-        if not super().wants(message, sequence):
+    def matches(self, message: SentMessage, sequence: int) -> bool:
+        if not super().matches(message, sequence):
             return False
-        return not (message.group and self._passes_over(message.group, sequence))
+        return not (message.group and self._skips(message.group, sequence))
 
     def test(self, entry: Entry) -> bool:
         message = entry.message
         if entry.sequence in self.found:
             self.found[entry.sequence] = entry
             return True
-        if message is not None and not super().wants(message, entry.sequence):
+        if message is not None and not super().matches(message, entry.sequence):
             return False
-        if entry.group and self._passes_over(entry.group, entry.sequence):
+        if entry.group and self._skips(entry.group, entry.sequence):
             return False
         if message is None:
-            self._unsure = with_sequence(self._unsure, entry.sequence)
+            self._untested = add_sequence(self._untested, entry.sequence)
         self.add(entry)
         return True
 
-    def heard_of(self, entry: Entry) -> bool:
-        return not self._is_to_come(entry) and self.test(entry)
+    def on_arrived(self, entry: Entry) -> bool:
+        return not self._is_ahead(entry) and self.test(entry)
 
-    def came_back(self, entry: Entry) -> None:
+    def on_requeued(self, entry: Entry) -> None:
         sequence, group = entry.sequence, entry.group
-        if sequence >= self._skipped.get(group, WHOLE):
+        if sequence >= self._skipped.get(group, UNBOUNDED):
             return
-        if sequence > self.tested or self._is_to_come(entry):
-            self.note_again(entry)
+        if sequence > self.tested_to or self._is_ahead(entry):
+            self.add_pending(entry)
             return
         message = entry.message
         if message is None:
-            self._unsure = with_sequence(self._unsure, sequence)
-        elif not super().wants(message, sequence):
+            self._untested = add_sequence(self._untested, sequence)
+        elif not super().matches(message, sequence):
             return
         self.add(entry)
 
@@ -317,73 +326,73 @@ class GroupScanCursor(ScanCursor):
             super().add(entry)
             return
         if sequence not in self.found:
-            heappush(self._lines.setdefault(group, []), sequence)
+            heappush(self._group_queues.setdefault(group, []), sequence)
         self.found[sequence] = entry
-        self.note_head(group)
+        self.update_head(group)
 
-    def _is_to_come(self, entry: Entry) -> bool:
+    def _is_ahead(self, entry: Entry) -> bool:
         """It is come upon when the lane is gone through once more for its group. What comes back before the place from
         which that fills its group is not: all of the group is known there."""
-        return entry.sequence > self.position and entry.sequence >= self._filling.get(entry.group, WHOLE)
+        return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
 
-    def _share(self) -> int:
-        return max(GROUP_FOUND_MIN, SCAN_FOUND_MAX // max(1, len(self._lines)))
+    def _limit_per_group(self) -> int:
+        return max(GROUP_FOUND_MIN, SCAN_FOUND_MAX // max(1, len(self._group_queues)))
 
-    def _passes_over(self, group: str, sequence: int) -> bool:
+    def _skips(self, group: str, sequence: int) -> bool:
         since = self._skipped.get(group)
         if since is not None:
             return sequence >= since
-        line = self._lines.get(group)
+        group_queue = self._group_queues.get(group)
         # What goes before all that is known of it is what is waited for.
-        if not line or sequence < line[0] or len(line) < self._share():
+        if not group_queue or sequence < group_queue[0] or len(group_queue) < self._limit_per_group():
             return False
         self._skipped[group] = sequence
-        self._filling.pop(group, None)
+        self._refilling.pop(group, None)
         return True
 
     # ---- What is next ----
 
-    def note_head(self, group: str) -> None:
+    def update_head(self, group: str) -> None:
         """See that a group stands among the right heads, at its place."""
         sequence, _ = self._head_of_group(group)
         owner = self._groups.owners.get(group)
-        if sequence is None or self._groups.does_wait(group, self.lane.rank, sequence):
-            self._noted_heads.pop(group, None)
-        elif self._noted_heads.get(group) != (owner, sequence):
-            self._noted_heads[group] = (owner, sequence)
+        if sequence is None or self._groups.has_earlier_delayed(group, self.lane.rank, sequence):
+            self._current_heads.pop(group, None)
+        elif self._current_heads.get(group) != (owner, sequence):
+            self._current_heads[group] = (owner, sequence)
             heappush(self.heads.setdefault(owner, []), (sequence, group))
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         """The first of what was found that a consumer could take, or anybody who owns no group (None); True if it has
         to wait for what is tested, or for what was passed over."""
-        plain = self._first_plain()
-        candidates = [] if plain is None else [(plain, True)]
+        ungrouped = self._first_ungrouped()
+        candidates = [] if ungrouped is None else [(ungrouped, True)]
         for owner in (None,) if consumer is None else (None, consumer):
             head = self._first_head(owner)
             if head is not None:
                 candidates.append(head)
-        sequence, is_known = min(candidates, default=(WHOLE, False))
-        if sequence > self.tested or (sequence == WHOLE and self.tested < WHOLE):
+        sequence, is_known = min(candidates, default=(UNBOUNDED, False))
+        if sequence > self.tested_to or (sequence == UNBOUNDED and self.tested_to < UNBOUNDED):
             return None, True
-        if sequence == WHOLE:
+        if sequence == UNBOUNDED:
             return None, False
         if not is_known:
-            self.is_hungry = not self._until
+            self.needs_refill = not self._refill_to
             return None, True
         return self.found[sequence], False
 
     def groups(self) -> list[str]:
         """Those of which something is noted that could be next for somebody."""
-        return list(self._noted_heads)
+        return list(self._current_heads)
 
-    def waits_for_another(self, group: str, consumer: BrokerConsumer) -> bool:
+    def is_waiting_elsewhere(self, group: str, consumer: BrokerConsumer) -> bool:
         """Something of this group waits, and it is another consumer's."""
         return not self._groups.is_open_to(consumer, group) and self._head_of_group(group)[0] is not None
 
-    def _first_plain(self) -> int | None:
+    def _first_ungrouped(self) -> int | None:
         while self._order:
             sequence = self._order[0]
-            if self._is_there(sequence):
+            if self._is_current(sequence):
                 return sequence
             heappop(self._order)
         return None
@@ -392,35 +401,35 @@ class GroupScanCursor(ScanCursor):
         heads = self.heads.get(owner)
         while heads:
             sequence, group = heads[0]
-            if self._noted_heads.get(group) != (owner, sequence):
+            if self._current_heads.get(group) != (owner, sequence):
                 heappop(heads)
                 continue
             now, is_known = self._head_of_group(group)
-            if now == sequence and not self._groups.does_wait(group, self.lane.rank, now):
+            if now == sequence and not self._groups.has_earlier_delayed(group, self.lane.rank, now):
                 return sequence, is_known
             heappop(heads)
-            del self._noted_heads[group]
-            self.note_head(group)
+            del self._current_heads[group]
+            self.update_head(group)
         return None
 
     def _head_of_group(self, group: str) -> tuple[int | None, bool]:
         """Where a group begins, and whether that is a message, and not what was passed over."""
-        line = self._lines.get(group)
-        while line and not self._is_there(line[0]):
-            heappop(line)
+        group_queue = self._group_queues.get(group)
+        while group_queue and not self._is_current(group_queue[0]):
+            heappop(group_queue)
         unknown = self._skipped.get(group)
-        if unknown is None and group in self._filling:
-            unknown = max(self._filling[group], self.position + 1)
-        if line and (unknown is None or line[0] < unknown):
-            return line[0], True
-        if unknown is None and line is not None:
-            del self._lines[group]
+        if unknown is None and group in self._refilling:
+            unknown = max(self._refilling[group], self.position + 1)
+        if group_queue and (unknown is None or group_queue[0] < unknown):
+            return group_queue[0], True
+        if unknown is None and group_queue is not None:
+            del self._group_queues[group]
         return unknown, False
 
-    def _is_there(self, sequence: int) -> bool:
+    def _is_current(self, sequence: int) -> bool:
         entry = self.found[sequence]
-        if not entry.has_left_lane and self._is_wanted(entry):
+        if not entry.is_out_of_lane and self._is_match(entry):
             return True
         del self.found[sequence]
-        self._unsure.discard(sequence)
+        self._untested.discard(sequence)
         return False

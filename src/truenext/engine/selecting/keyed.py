@@ -33,8 +33,8 @@ class KeyedScans:
         if required is None:
             self._others[scan] = None
             return
-        its, texts = required
-        by_text = self._by_property.setdefault(its, {})
+        key, texts = required
+        by_text = self._by_property.setdefault(key, {})
         for text in texts:
             by_text.setdefault(text, {})[scan] = None
 
@@ -43,29 +43,29 @@ class KeyedScans:
         if required is None:
             del self._others[scan]
             return
-        its, texts = required
-        by_text = self._by_property[its]
+        key, texts = required
+        by_text = self._by_property[key]
         for text in texts:
             del by_text[text][scan]
             if not by_text[text]:
                 del by_text[text]
         if not by_text:
-            del self._by_property[its]
+            del self._by_property[key]
 
     def clear(self) -> None:
         self._by_property.clear()
         self._others.clear()
 
-    def that_may_want(self, message: SentMessage) -> list[Scan]:
+    def candidates(self, message: SentMessage) -> list[Scan]:
         found = list(self._others)
-        for its, by_text in self._by_property.items():
-            text = its.value_in(message.header)
+        for key, by_text in self._by_property.items():
+            text = key.value_in(message.header)
             if text is not None:
                 found += by_text.get(text, ())
         return found
 
 
-def keys_of(selector: Selector | None) -> int:
+def key_count(selector: Selector | None) -> int:
     """As how many texts it is kept."""
     required = _required(selector)
     return 0 if required is None else len(required[1])

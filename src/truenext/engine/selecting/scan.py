@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.empty import NO_SEQUENCES, with_sequence
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.empty import NO_SEQUENCES, add_sequence
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.limits import SCAN_FOUND_MAX
 
 if TYPE_CHECKING:
@@ -30,30 +30,30 @@ def _last_first(entry: Entry) -> int:
 class ScanCursor:
     """How far one lane was tested for one selector, and what was found in it."""
 
-    __slots__ = ("_order", "_selector", "_unsure", "found", "lane", "noted", "noted_to", "position")
+    __slots__ = ("_order", "_selector", "_untested", "found", "lane", "pending", "pending_to", "position")
 
     def __init__(self, lane: Lane, selector: Selector | None) -> None:
         self._selector = selector
         self.lane = lane
-        self.position = 0 if len(lane) else WHOLE
+        self.position = 0 if len(lane) else UNBOUNDED
         """All that waits in the lane up to this sequence was tested."""
         self.found: dict[int, Entry] = {}
         """What is wanted, by sequence; some may have been taken by others."""
         self._order: list[int] = []
         """The same, as a heap."""
-        self._unsure = NO_SEQUENCES
+        self._untested = NO_SEQUENCES
         """Those whose bodies have left memory, so that they are still to be tested."""
-        self.noted: list[Entry] = []
+        self.pending: list[Entry] = []
         """What follows in memory, the last first."""
-        self.noted_to = 0
+        self.pending_to = 0
         """Up to here."""
 
     @property
-    def is_behind(self) -> bool:
-        return self.position < WHOLE
+    def is_unfinished(self) -> bool:
+        return self.position < UNBOUNDED
 
     @property
-    def tested(self) -> int:
+    def tested_to(self) -> int:
         """All that waits in the lane up to this sequence was tested, if not of groups."""
         return self.position
 
@@ -62,7 +62,7 @@ class ScanCursor:
         return len(self.found) >= SCAN_FOUND_MAX
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Of what may wait half was taken."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
@@ -73,7 +73,7 @@ class ScanCursor:
         self.position = sequence - 1
         return True
 
-    def passed(self, sequence: int) -> None:
+    def advance_to(self, sequence: int) -> None:
         """All up to this one was tested."""
         self.position = sequence
 
@@ -82,20 +82,20 @@ class ScanCursor:
         while self._order:
             sequence = self._order[0]
             entry = self.found[sequence]
-            if not entry.has_left_lane and self._is_wanted(entry):
+            if not entry.is_out_of_lane and self._is_match(entry):
                 return entry if sequence <= self.position else None
             heappop(self._order)
             del self.found[sequence]
-            self._unsure.discard(sequence)
+            self._untested.discard(sequence)
         return None
 
-    def _is_wanted(self, entry: Entry) -> bool:
-        if entry.sequence not in self._unsure or entry.message is None:
+    def _is_match(self, entry: Entry) -> bool:
+        if entry.sequence not in self._untested or entry.message is None:
             return True
-        self._unsure.discard(entry.sequence)
+        self._untested.discard(entry.sequence)
         return self._selector is None or self._selector.matches(entry.message)
 
-    def wants(self, message: SentMessage, _sequence: int) -> bool:
+    def matches(self, message: SentMessage, _sequence: int) -> bool:
         return self._selector is None or self._selector.matches(message)
 
     def test(self, entry: Entry) -> bool:
@@ -103,13 +103,13 @@ class ScanCursor:
         message = entry.message
         sequence = entry.sequence
         if message is None:
-            self._unsure = with_sequence(self._unsure, sequence)
-        elif not self.wants(message, sequence):
+            self._untested = add_sequence(self._untested, sequence)
+        elif not self.matches(message, sequence):
             return False
         self.add(entry)
         return True
 
-    def heard_of(self, entry: Entry) -> bool:
+    def on_arrived(self, entry: Entry) -> bool:
         """The same of one that has just arrived."""
         return self.test(entry)
 
@@ -119,94 +119,94 @@ class ScanCursor:
             heappush(self._order, sequence)
         self.found[sequence] = entry
 
-    def came_back(self, entry: Entry) -> None:
+    def on_requeued(self, entry: Entry) -> None:
         if entry.sequence <= self.position:
             self.test(entry)
         else:
-            self.note_again(entry)
+            self.add_pending(entry)
 
-    def note_again(self, entry: Entry) -> None:
+    def add_pending(self, entry: Entry) -> None:
         """One came back that is not tested yet: if what follows it was noted it is noted too. It is not among what was
         found: too much of that would leave no room to test what is before it.
         """
-        noted = self.noted
-        if not noted or entry.sequence > self.noted_to:
+        pending = self.pending
+        if not pending or entry.sequence > self.pending_to:
             return
-        at = bisect_left(noted, -entry.sequence, key=_last_first)
-        if at < len(noted) and noted[at].sequence == entry.sequence:
+        index = bisect_left(pending, -entry.sequence, key=_last_first)
+        if index < len(pending) and pending[index].sequence == entry.sequence:
             # It was noted before somebody took it.
-            noted[at] = entry
+            pending[index] = entry
         else:
-            noted.insert(at, entry)
+            pending.insert(index, entry)
 
-    def note(self) -> None:
+    def load_pending(self) -> None:
         """See what follows in memory; nothing if nothing does."""
         lane = self.lane
-        noted = lane.between(self.position, lane.horizon, most=CHUNK, with_delayed=False, with_recent=False)
-        to = noted[-1].sequence if len(noted) == CHUNK else lane.horizon
-        noted.reverse()
-        self.noted = noted
-        self.noted_to = noted[0].sequence if noted else 0
-        if not noted:
-            self.passed(to)
+        pending = lane.between(self.position, lane.horizon, limit=CHUNK, with_delayed=False, with_recent=False)
+        up_to = pending[-1].sequence if len(pending) == CHUNK else lane.horizon
+        pending.reverse()
+        self.pending = pending
+        self.pending_to = pending[0].sequence if pending else 0
+        if not pending:
+            self.advance_to(up_to)
 
-    def test_noted(self, count: int) -> int:
+    def test_pending(self, count: int) -> int:
         """Test what follows in memory, at most so much. Returns how much that was."""
-        left = count
-        noted = self.noted
-        while noted and left > 0 and not self.is_full:
-            entry = noted.pop()
-            if not entry.has_left_lane:
+        remaining = count
+        pending = self.pending
+        while pending and remaining > 0 and not self.is_full:
+            entry = pending.pop()
+            if not entry.is_out_of_lane:
                 self.test(entry)
-            self.passed(entry.sequence)
-            left -= 1
-        return count - left
+            self.advance_to(entry.sequence)
+            remaining -= 1
+        return count - remaining
 
 
 class Scan:
     """What one selector wants of a queue."""
 
-    __slots__ = ("consumers", "places", "selector")
+    __slots__ = ("consumers", "cursors", "selector")
 
-    def __init__(self, selector: Selector | None, places: dict[int, ScanCursor]) -> None:
+    def __init__(self, selector: Selector | None, cursors: dict[int, ScanCursor]) -> None:
         self.selector = selector
         """None wants all; only where there are groups."""
         self.consumers = 0
-        self.places = places
+        self.cursors = cursors
         """By rank, those of the lanes in which there can be anything that is wanted."""
 
 
 class Scans:
     """The scan of each consumer that has one, in each of its queues."""
 
-    __slots__ = ("_of_many", "_of_one")
+    __slots__ = ("_of_consumers", "_of_wildcards")
 
     def __init__(self) -> None:
-        self._of_one: dict[BrokerConsumer, Scan] = {}
+        self._of_consumers: dict[BrokerConsumer, Scan] = {}
         """Of those who take from one queue."""
-        self._of_many: dict[BrokerConsumer, dict[Queue, Scan]] = {}
+        self._of_wildcards: dict[BrokerConsumer, dict[Queue, Scan]] = {}
 
     def of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """None if it wants all, in a queue without groups."""
         if consumer.queue is not None:
-            return self._of_one.get(consumer)
-        scans = self._of_many.get(consumer)
+            return self._of_consumers.get(consumer)
+        scans = self._of_wildcards.get(consumer)
         return None if scans is None else scans.get(queue)
 
     def add(self, consumer: BrokerConsumer, queue: Queue, scan: Scan) -> None:
         if consumer.queue is not None:
-            self._of_one[consumer] = scan
+            self._of_consumers[consumer] = scan
         else:
-            self._of_many.setdefault(consumer, {})[queue] = scan
+            self._of_wildcards.setdefault(consumer, {})[queue] = scan
 
-    def end(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
+    def remove(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """It takes from a queue no more. Returns the scan that it had there."""
         if consumer.queue is not None:
-            return self._of_one.pop(consumer, None)
-        scans = self._of_many.get(consumer)
+            return self._of_consumers.pop(consumer, None)
+        scans = self._of_wildcards.get(consumer)
         if scans is None:
             return None
         scan = scans.pop(queue, None)
         if not scans:
-            del self._of_many[consumer]
+            del self._of_wildcards[consumer]
         return scan

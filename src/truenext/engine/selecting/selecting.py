@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from truenext.engine.memory.horizon import end_horizon, pluck
+from truenext.engine.memory.horizon import load_early, update_horizon
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
-from truenext.engine.selecting.keyed import KeyedScans, keys_of
+from truenext.engine.selecting.keyed import KeyedScans, key_count
 from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
     KEYED_BYTES,
-    OUT_OF_TURN_BYTES,
-    SELECTING_BYTES,
+    SELECTED_ENTRIES_BYTES,
+    SELECTION_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
     size_of,
 )
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.limits import SCAN_MESSAGES_PER_TURN
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
-    from truenext.engine.state.pages import Found
+    from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.selector import Selector
 
-    Bring = Callable[[Lane, Found], Entry]
+    Load = Callable[[Lane, PageMessage], Entry]
     """Brings a message of a page into memory; it may have to wait for its next try."""
 
 
-class Selecting:
+class QueueSelection:
     """The selectors of one queue."""
 
-    __slots__ = ("_keyed", "_memory", "behind", "groups", "queue", "scans", "scans_of")
+    __slots__ = ("_keyed", "_memory", "groups", "queue", "scans", "scans_of", "unfinished")
 
     def __init__(self, queue: Queue, memory: Memory, scans_of: Scans) -> None:
         """`scans_of` has those of the consumers of all queues."""
@@ -61,125 +61,125 @@ class Selecting:
         self.scans_of = scans_of
         self.groups: Groups | None = None
         """Since the queue has had a message of one."""
-        memory.queues += SELECTING_BYTES
+        memory.queues += SELECTION_BYTES
         self._keyed = KeyedScans()
-        self.behind: dict[ScanCursor, None] = {}
+        self.unfinished: dict[ScanCursor, None] = {}
         """Places that are not tested to their ends."""
         for lane in queue.lanes:
-            lane.begin_out_of_turn()
+            lane.allocate_selected()
 
-    def made(self, lane: Lane) -> None:
+    def on_lane_created(self, lane: Lane) -> None:
         """There is a new lane; nothing is in it."""
-        lane.begin_out_of_turn()
+        lane.allocate_selected()
         for scan in self.scans.values():
-            if self._may_want(scan.selector, lane):
+            if self._may_match(scan.selector, lane):
                 self._memory.queues -= self._bytes_of(scan)
-                places = {**scan.places, lane.rank: self._new_place(scan.selector, lane)}
-                scan.places = dict(sorted(places.items()))
+                cursors = {**scan.cursors, lane.rank: self._new_cursor(scan.selector, lane)}
+                scan.cursors = dict(sorted(cursors.items()))
                 self._memory.queues += self._bytes_of(scan)
 
-    def join(self, consumer: BrokerConsumer, selector: Selector | None) -> None:
+    def add(self, consumer: BrokerConsumer, selector: Selector | None) -> None:
         text = "" if selector is None else selector.text
         scan = self.scans.get(text)
         if scan is None:
-            scan = self.scans[text] = Scan(selector, self._new_places(selector))
+            scan = self.scans[text] = Scan(selector, self._new_cursors(selector))
             self._memory.queues += self._bytes_of(scan)
             self._keyed.add(scan)
-            self.behind.update((place, None) for place in scan.places.values() if place.is_behind)
+            self.unfinished.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
         scan.consumers += 1
         self.scans_of.add(consumer, self.queue, scan)
 
-    def leave(self, consumer: BrokerConsumer) -> None:
-        scan = self.scans_of.end(consumer, self.queue)
+    def remove(self, consumer: BrokerConsumer) -> None:
+        scan = self.scans_of.remove(consumer, self.queue)
         if scan is not None:
             scan.consumers -= 1
             if not scan.consumers:
                 del self.scans["" if scan.selector is None else scan.selector.text]
                 self._memory.queues -= self._bytes_of(scan)
                 self._keyed.remove(scan)
-                for place in scan.places.values():
-                    self.behind.pop(place, None)
+                for cursor in scan.cursors.values():
+                    self.unfinished.pop(cursor, None)
 
-    def _new_places(self, selector: Selector | None) -> dict[int, ScanCursor]:
-        lanes = (lane for lane in self.queue.lanes if self._may_want(selector, lane))
-        return {lane.rank: self._new_place(selector, lane) for lane in lanes}
+    def _new_cursors(self, selector: Selector | None) -> dict[int, ScanCursor]:
+        lanes = (lane for lane in self.queue.lanes if self._may_match(selector, lane))
+        return {lane.rank: self._new_cursor(selector, lane) for lane in lanes}
 
-    def _may_want(self, selector: Selector | None, lane: Lane) -> bool:
+    def _may_match(self, selector: Selector | None, lane: Lane) -> bool:
         # Where there are groups any lane: a message that waits for its next try holds back its group.
         return self.groups is not None or (selector is not None and lane.rank in selector.ranks)
 
-    def _new_place(self, selector: Selector | None, lane: Lane) -> ScanCursor:
+    def _new_cursor(self, selector: Selector | None, lane: Lane) -> ScanCursor:
         groups = self.groups
         return ScanCursor(lane, selector) if groups is None else GroupScanCursor(lane, selector, groups)
 
     def _bytes_of(self, scan: Scan) -> int:
         of_lane = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
-        return SELECTOR_BYTES + KEYED_BYTES * keys_of(scan.selector) + len(scan.places) * of_lane
+        return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nobody needs it any more, or there is no queue."""
         queue = self.queue
-        self._memory.queues -= SELECTING_BYTES + sum(map(self._bytes_of, self.scans.values()))
+        self._memory.queues -= SELECTION_BYTES + sum(map(self._bytes_of, self.scans.values()))
         if self.groups is not None:
             self._memory.queues -= GROUPS_BYTES + self.groups.size
         self.scans.clear()
         self.groups = None
         queue.watcher, queue.has_groups = None, False
         for lane in queue.lanes:
-            lane.end_out_of_turn()
+            lane.free_selected()
 
     def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:
         """All is tested anew, for all consumers: these."""
         queue = self.queue
         self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))
-        self.groups = Groups(self.group_places, self._memory)
+        self.groups = Groups(self.group_cursors, self._memory)
         queue.has_groups = True
         self.scans.clear()
         self._keyed.clear()
-        self.behind.clear()
+        self.unfinished.clear()
         for consumer in consumers:
             scan = self.scans_of.of(consumer, queue)
-            self.join(consumer, None if scan is None else scan.selector)
+            self.add(consumer, None if scan is None else scan.selector)
 
-    def group_places(self) -> Iterator[GroupScanCursor]:
+    def group_cursors(self) -> Iterator[GroupScanCursor]:
         for scan in self.scans.values():
-            for place in scan.places.values():
-                assert isinstance(place, GroupScanCursor), "there are groups"
-                yield place
+            for cursor in scan.cursors.values():
+                assert isinstance(cursor, GroupScanCursor), "there are groups"
+                yield cursor
 
     # ---- What comes and goes ----
 
-    def arrived(self, entry: Entry) -> None:
+    def on_arrived(self, entry: Entry) -> None:
         """A message has just got its place at the end of its lane."""
         lane = entry.lane
-        is_wanted = False
+        is_match = False
         assert entry.message is not None, "it has just arrived"
-        for scan in self._keyed.that_may_want(entry.message):
-            place = scan.places.get(lane.rank)
-            if place is None or place.tested < WHOLE:
+        for scan in self._keyed.candidates(entry.message):
+            cursor = scan.cursors.get(lane.rank)
+            if cursor is None or cursor.tested_to < UNBOUNDED:
                 continue
-            if place.stop_before(entry.sequence):
-                self.behind[place] = None
+            if cursor.stop_before(entry.sequence):
+                self.unfinished[cursor] = None
             else:
-                is_wanted |= place.heard_of(entry)
-        if is_wanted and lane.horizon != WHOLE:
+                is_match |= cursor.on_arrived(entry)
+        if is_match and lane.horizon != UNBOUNDED:
             lane.recent.pop()
-            self._memory.leaving -= size_of(entry.message)
-            pluck(lane, entry)
-            end_horizon(lane)
+            self._memory.pending_free -= size_of(entry.message)
+            load_early(lane, entry)
+            update_horizon(lane)
 
-    def came_back(self, entry: Entry) -> None:
+    def on_requeued(self, entry: Entry) -> None:
         """A message is in its lane again."""
         for scan in self.scans.values():
-            place = scan.places.get(entry.lane.rank)
-            if place is not None:
-                place.came_back(entry)
+            cursor = scan.cursors.get(entry.lane.rank)
+            if cursor is not None:
+                cursor.on_requeued(entry)
 
-    def delayed(self, entry: Entry) -> None:
-        self.known_groups.delayed(entry)
+    def on_delayed(self, entry: Entry) -> None:
+        self.known_groups.on_delayed(entry)
 
-    def ended_delay(self, entry: Entry) -> None:
-        self.known_groups.ended_delay(entry)
+    def on_delay_ended(self, entry: Entry) -> None:
+        self.known_groups.on_delay_ended(entry)
 
     @property
     def known_groups(self) -> Groups:
@@ -187,114 +187,116 @@ class Selecting:
         assert self.groups is not None, "it has had a message of a group"
         return self.groups
 
-    def lowering(self, lane: Lane) -> None:
+    def on_horizon_lowering(self, lane: Lane) -> None:
         """The horizon of a lane is about to move down."""
         for scan in self.scans.values():
-            place = scan.places.get(lane.rank)
-            if place is not None:
-                place.noted = []
+            cursor = scan.cursors.get(lane.rank)
+            if cursor is not None:
+                cursor.pending = []
 
     def has_found(self, entry: Entry) -> bool:
         """It has to stay known, whatever leaves memory."""
         for scan in self.scans.values():
-            place = scan.places.get(entry.lane.rank)
-            if place is not None and entry.sequence in place.found:
+            cursor = scan.cursors.get(entry.lane.rank)
+            if cursor is not None and entry.sequence in cursor.found:
                 return True
         return False
 
     # ---- What was there before ----
 
-    def next_place(self) -> ScanCursor | None:
+    def next_cursor(self) -> ScanCursor | None:
         """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
         return min(
-            (place for place in self.behind if place.has_room),
-            key=lambda place: place.lane.rank,
+            (cursor for cursor in self.unfinished if cursor.has_space),
+            key=lambda cursor: cursor.lane.rank,
             default=None,
         )
 
-    def step(self, place: ScanCursor) -> bool:
+    def step(self, cursor: ScanCursor) -> bool:
         """Test a slice. True if what follows on its position has to be read."""
-        lane = place.lane
-        left = SCAN_MESSAGES_PER_TURN
-        while left > 0 and place.is_behind and not place.is_full:
-            if place.noted:
-                left -= place.test_noted(left)
-            elif place.position < lane.horizon:
-                place.note()
-                left -= 1
+        lane = cursor.lane
+        remaining = SCAN_MESSAGES_PER_TURN
+        while remaining > 0 and cursor.is_unfinished and not cursor.is_full:
+            if cursor.pending:
+                remaining -= cursor.test_pending(remaining)
+            elif cursor.position < lane.horizon:
+                cursor.load_pending()
+                remaining -= 1
             elif lane.needs_page:
                 return True
             else:
-                self._test_above(lane, [place], {}, place.position, WHOLE, _no_page)
-        if not place.is_behind:
-            self.behind.pop(place, None)
+                self._test_above(lane, [cursor], {}, cursor.position, UNBOUNDED, _no_page)
+        if not cursor.is_unfinished:
+            self.unfinished.pop(cursor, None)
         return False
 
-    def test_page(self, lane: Lane, after_sequence: int, last: int, found: list[Found], bring: Bring) -> None:
+    def test_page(self, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], load: Load) -> None:
         """Test what a page shows behind the one sequence, and up to the other."""
-        places = [place for place in self.behind if place.lane is lane and after_sequence <= place.position < last]
-        self._test_above(lane, places, {one.sequence: one for one in found}, after_sequence, last, bring)
-        for place in places:
-            if not place.is_behind:
-                self.behind.pop(place, None)
+        cursors = [
+            cursor for cursor in self.unfinished if cursor.lane is lane and after_sequence <= cursor.position < last
+        ]
+        self._test_above(lane, cursors, {one.sequence: one for one in found}, after_sequence, last, load)
+        for cursor in cursors:
+            if not cursor.is_unfinished:
+                self.unfinished.pop(cursor, None)
 
     def _test_above(
         self,
         lane: Lane,
-        places: list[ScanCursor],
-        on_page: dict[int, Found],
+        cursors: list[ScanCursor],
+        on_page: dict[int, PageMessage],
         after_sequence: int,
         last: int,
-        bring: Bring,
+        load: Load,
     ) -> None:
         """Test what is above the horizon, up to `last`: what is on a page, what is being written, and what was plucked
         already."""
-        out_of_turn = lane.out_of_turn
-        assert out_of_turn is not None, "somebody has a selector"
-        here = {entry.sequence: entry for entry in lane.recent if after_sequence < entry.sequence <= last}
-        here.update(place for place in out_of_turn.plucked.items() if after_sequence < place[0] <= last)
+        selected = lane.selected
+        assert selected is not None, "somebody has a selector"
+        in_memory = {entry.sequence: entry for entry in lane.recent if after_sequence < entry.sequence <= last}
+        in_memory.update(cursor for cursor in selected.loaded_early.items() if after_sequence < cursor[0] <= last)
         from_recent: set[int] = set()
-        for sequence in sorted(on_page.keys() | here.keys()):
-            entry = here.get(sequence)
+        for sequence in sorted(on_page.keys() | in_memory.keys()):
+            entry = in_memory.get(sequence)
             message = on_page[sequence].message if entry is None else None
-            for place in places:
-                if place.position >= sequence or place.is_full:
+            for cursor in cursors:
+                if cursor.position >= sequence or cursor.is_full:
                     continue
                 if entry is not None:
-                    if not entry.has_left_lane and place.test(entry) and sequence not in out_of_turn.strays:
+                    if not entry.is_out_of_lane and cursor.test(entry) and sequence not in selected.entries:
                         from_recent.add(sequence)
-                elif message is not None and place.wants(message, sequence):
-                    entry = bring(lane, on_page[sequence])
-                    if not entry.has_left_lane:
-                        place.add(entry)
-                place.passed(sequence)
-        for place in places:
-            if not place.is_full:
-                place.passed(last)
+                elif message is not None and cursor.matches(message, sequence):
+                    entry = load(lane, on_page[sequence])
+                    if not entry.is_out_of_lane:
+                        cursor.add(entry)
+                cursor.advance_to(sequence)
+        for cursor in cursors:
+            if not cursor.is_full:
+                cursor.advance_to(last)
         if from_recent:
-            self._pluck_recent(lane, from_recent)
-        end_horizon(lane)
+            self._load_recent_early(lane, from_recent)
+        update_horizon(lane)
 
-    def _pluck_recent(self, lane: Lane, sequences: set[int]) -> None:
+    def _load_recent_early(self, lane: Lane, sequences: set[int]) -> None:
         for entry in lane.recent:
             if entry.sequence in sequences:
                 assert entry.message is not None, "what is recent has not left memory yet"
-                self._memory.leaving -= size_of(entry.message)
-                pluck(lane, entry)
+                self._memory.pending_free -= size_of(entry.message)
+                load_early(lane, entry)
         lane.recent = deque(entry for entry in lane.recent if entry.sequence not in sequences)
 
 
-def bytes_to_join(queue: Queue, selecting: Selecting | None, selector: Selector) -> int:
-    """Bytes that one consumer more, with this selector, makes a queue take, which has this Selecting."""
-    size = SELECTOR_BYTES + KEYED_BYTES * keys_of(selector)
-    if selecting is None:
-        size += SELECTING_BYTES + len(queue.lanes) * OUT_OF_TURN_BYTES
-    elif selector.text in selecting.scans:
+def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Selector) -> int:
+    """Bytes that one consumer more, with this selector, makes a queue take, which has this QueueSelection."""
+    size = SELECTOR_BYTES + KEYED_BYTES * key_count(selector)
+    if selection is None:
+        size += SELECTION_BYTES + len(queue.lanes) * SELECTED_ENTRIES_BYTES
+    elif selector.text in selection.scans:
         return 0
     if queue.has_groups:
         return size + len(queue.lanes) * GROUP_LANE_BYTES
     return size + sum(lane.rank in selector.ranks for lane in queue.lanes) * SELECTOR_LANE_BYTES
 
 
-def _no_page(lane: Lane, found: Found) -> Entry:
+def _no_page(lane: Lane, found: PageMessage) -> Entry:
     raise AssertionError("there is no page")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.memory.horizon import pluck
+from truenext.engine.memory.horizon import load_early
 from truenext.engine.selecting.scan import Scan, Scans
-from truenext.engine.selecting.selecting import Selecting, bytes_to_join
-from truenext.engine.state.pages import Found, Look, PageRead, damage
-from truenext.engine.state.queue import WHOLE, is_given_up
+from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
+from truenext.engine.state.queue import UNBOUNDED, is_given_up
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.selector import Selector
 
 
-class ScanRead(Look):
+class ScanRead(SideRead):
     """A page that is read to be tested."""
 
-    __slots__ = ("_selections", "rises")
+    __slots__ = ("_selections", "horizon_rises")
 
     is_for_consumers = True
 
     def __init__(self, selections: Selections, lane: Lane, after_sequence: int) -> None:
         super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
-        assert lane.out_of_turn is not None, "somebody has a selector"
+        assert lane.selected is not None, "somebody has a selector"
         self._selections = selections
-        self.rises = lane.out_of_turn.rises
-        lane.out_of_turn.scanning += 1
+        self.horizon_rises = lane.selected.horizon_rises
+        lane.selected.scan_reads += 1
 
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         self._selections.page_read(self, page)
 
 
@@ -52,40 +52,40 @@ class Selections(BackgroundTask):
     __slots__ = (
         "_active",
         "_clients",
+        "_commit_state",
+        "_current_read",
         "_delays",
-        "_ledger",
         "_memory",
         "_reading",
         "_resident",
-        "_scanned",
         "_waiting",
-        "of_queue",
+        "by_queue",
         "scans",
     )
 
     def __init__(
         self,
-        ledger: Ledger,
+        commit_state: CommitState,
         memory: Memory,
         clients: Clients,
         delays: Delays,
         resident: ResidentSet,
         reading: Reading,
     ) -> None:
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._memory = memory
         self._delays = delays
         self._resident = resident
         self._reading = reading
         self._clients = clients
         self.scans = Scans()
-        self.of_queue: dict[Queue, Selecting] = {}
+        self.by_queue: dict[Queue, QueueSelection] = {}
         """Those of which some consumers have selectors, or that have groups."""
-        self._active: dict[Selecting, None] = {}
+        self._active: dict[QueueSelection, None] = {}
         """Those that have something to test, the one that was served last at the end."""
-        self._waiting: dict[Selecting, None] = {}
+        self._waiting: dict[QueueSelection, None] = {}
         """Those that need a page when the one that is being read is there."""
-        self._scanned: ScanRead | None = None
+        self._current_read: ScanRead | None = None
         """The page that is being read."""
 
     @property
@@ -97,21 +97,21 @@ class Selections(BackgroundTask):
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
         """To be told of those with a selector, and of all where there are groups."""
-        selecting = self._of(queue)
-        selecting.join(consumer, selector)
-        self.go_on(selecting)
+        selection = self._get_or_create(queue)
+        selection.add(consumer, selector)
+        self.activate(selection)
 
     def start_groups(self, queue: Queue) -> None:
         """A queue has a message of a group, for the first time in this run."""
-        selecting = self._of(queue)
-        selecting.start_groups(self._clients.receivers_of(queue).all())
-        self.go_on(selecting)
+        selection = self._get_or_create(queue)
+        selection.start_groups(self._clients.receivers_of(queue).all())
+        self.activate(selection)
 
-    def _of(self, queue: Queue) -> Selecting:
-        selecting = self.of_queue.get(queue)
-        if selecting is None:
-            selecting = self.of_queue[queue] = queue.watcher = Selecting(queue, self._memory, self.scans)
-        return selecting
+    def _get_or_create(self, queue: Queue) -> QueueSelection:
+        selection = self.by_queue.get(queue)
+        if selection is None:
+            selection = self.by_queue[queue] = queue.watcher = QueueSelection(queue, self._memory, self.scans)
+        return selection
 
     def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
         """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
@@ -119,126 +119,130 @@ class Selections(BackgroundTask):
 
     def bytes_to_join(self, queue: Queue, selector: Selector) -> int:
         """Bytes that one consumer more, with this selector, makes a queue take."""
-        return bytes_to_join(queue, self.of_queue.get(queue), selector)
+        return bytes_to_join(queue, self.by_queue.get(queue), selector)
 
     def groups_of(self, queue: Queue) -> Groups:
         """To be asked of a queue in which a message has a group."""
-        return self.of_queue[queue].known_groups
+        return self.by_queue[queue].known_groups
 
-    def leave(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        selecting = self.of_queue.get(queue)
-        if selecting is not None:
-            selecting.leave(consumer)
-            if selecting.groups is not None:
-                selecting.groups.left(consumer)
-            if not selecting.scans and not _needs_groups(queue):
+    def remove(self, consumer: BrokerConsumer, queue: Queue) -> None:
+        selection = self.by_queue.get(queue)
+        if selection is not None:
+            selection.remove(consumer)
+            if selection.groups is not None:
+                selection.groups.on_unsubscribed(consumer)
+            if not selection.scans and not _needs_groups(queue):
                 self.drop(queue)
 
     def drop(self, queue: Queue) -> None:
         """There is nobody with a selector any more, and nothing of a group; or no queue."""
-        selecting = self.of_queue.pop(queue, None)
-        if selecting is not None:
+        selection = self.by_queue.pop(queue, None)
+        if selection is not None:
             for consumer in self._clients.receivers_of(queue).all():
-                self.scans.end(consumer, queue)
-            self._active.pop(selecting, None)
-            self._waiting.pop(selecting, None)
-            selecting.end()
+                self.scans.remove(consumer, queue)
+            self._active.pop(selection, None)
+            self._waiting.pop(selection, None)
+            selection.close()
 
-    def go_on_in(self, queue: Queue) -> None:
+    def activate_queue(self, queue: Queue) -> None:
         """Something may have become possible in a queue."""
-        selecting = self.of_queue.get(queue)
-        if selecting is not None:
-            self.go_on(selecting)
+        selection = self.by_queue.get(queue)
+        if selection is not None:
+            self.activate(selection)
 
-    def go_on(self, selecting: Selecting) -> None:
+    def activate(self, selection: QueueSelection) -> None:
         """Something may have become possible."""
-        scanned = self._scanned
-        if selecting in self._waiting or (scanned is not None and scanned.lane.queue is selecting.queue):
+        current_read = self._current_read
+        if selection in self._waiting or (current_read is not None and current_read.lane.queue is selection.queue):
             return
-        if selecting.behind and selecting.next_place() is not None:
-            self._active[selecting] = None
-            self._ledger.busy[self] = None
+        if selection.unfinished and selection.next_cursor() is not None:
+            self._active[selection] = None
+            self._commit_state.active_work[self] = None
 
     def step(self) -> Sequence[ScanRead]:
         """Test a slice of one queue."""
-        selecting = next(iter(self._active))
-        del self._active[selecting]
-        self._ledger.touched[selecting.queue] = None
-        place = selecting.next_place()
-        if place is None:
+        selection = next(iter(self._active))
+        del self._active[selection]
+        self._commit_state.touched[selection.queue] = None
+        cursor = selection.next_cursor()
+        if cursor is None:
             return ()
-        if not selecting.step(place):
-            self.go_on(selecting)
-        elif self._scanned is not None:
-            self._waiting[selecting] = None
+        if not selection.step(cursor):
+            self.activate(selection)
+        elif self._current_read is not None:
+            self._waiting[selection] = None
         else:
-            self._scanned = ScanRead(self, place.lane, place.position)
-            return (self._scanned,)
+            self._current_read = ScanRead(self, cursor.lane, cursor.position)
+            return (self._current_read,)
         return ()
 
-    def page_read(self, read: ScanRead, page: PageRead) -> None:
+    def page_read(self, read: ScanRead, page: PageResult) -> None:
         """Test a page, which names no batch that is not known to be durable.
 
         Raises: StoreError if the store has lost something
         """
         lane = read.lane
-        self._scanned = None
+        self._current_read = None
         waiting, self._waiting = self._waiting, {}
         self._active.update(waiting)
-        self._ledger.busy[self] = None
-        if lane.out_of_turn is not None:
+        self._commit_state.active_work[self] = None
+        if lane.selected is not None:
             # Else its subscription has ended.
-            lane.out_of_turn.scanning -= 1
+            lane.selected.scan_reads -= 1
             if lane.queue.watcher is None:
-                lane.end_out_of_turn()
-        if not (page.found or page.is_end):
-            raise damage(lane, "a page is empty, but not the last")
-        selecting = self.of_queue.get(lane.queue)
-        if selecting is not None:
+                lane.free_selected()
+        if not (page.messages or page.is_end):
+            raise damage_error(lane, "a page is empty, but not the last")
+        selection = self.by_queue.get(lane.queue)
+        if selection is not None:
             if _is_current(read):
-                self._test(selecting, read, page)
-            self.go_on(selecting)
+                self._test(selection, read, page)
+            self.activate(selection)
         self._resident.free_durable_of(lane)
 
-    def _test(self, selecting: Selecting, read: ScanRead, page: PageRead) -> None:
+    def _test(self, selection: QueueSelection, read: ScanRead, page: PageResult) -> None:
         lane = read.lane
-        tested: list[Found] = []
-        waiting: list[Found] = []
+        tested: list[PageMessage] = []
+        waiting: list[PageMessage] = []
         recent = {entry.sequence for entry in lane.recent}
-        for found in page.found:
+        for found in page.messages:
             if found.message is None or found.sequence in recent or not lane.is_only_in_store(found.sequence):
                 continue
             if is_given_up(lane.queue, found.mark.attempts, found.mark.due_ms):
-                self._reading.collect_failed(self._reading.entry(lane, found, found.message))
+                self._reading.collect_failed(self._reading.load_entry(lane, found, found.message))
                 lane.unread -= 1
-            elif found.message.group and self._delays.left_ms(found.mark.due_ms):
+            elif found.message.group and self._delays.remaining_ms(found.mark.due_ms):
                 # Whoever wants it, it holds back its group.
                 waiting.append(found)
             else:
                 tested.append(found)
 
-        def bring(lane: Lane, found: Found) -> Entry:
+        def load(lane: Lane, found: PageMessage) -> Entry:
             assert found.message is not None, "it is wanted"
-            entry = self._reading.entry(lane, found, found.message)
-            pluck(lane, entry)
+            entry = self._reading.load_entry(lane, found, found.message)
+            load_early(lane, entry)
             if self._delays.restore(entry, found.mark.due_ms):
-                self._reading.delay_stray(entry)
+                self._reading.delay_selected(entry)
             elif entry.due_us:
-                self._reading.collect_waiting(entry)
+                self._reading.collect_delayed(entry)
             return entry
 
         for found in waiting:
-            bring(lane, found)
-        last = WHOLE if page.is_end else page.found[-1].sequence
-        selecting.test_page(lane, read.after_sequence, last, tested, bring)
+            load(lane, found)
+        last = UNBOUNDED if page.is_end else page.messages[-1].sequence
+        selection.test_page(lane, read.after_sequence, last, tested, load)
 
 
 def _is_current(read: ScanRead) -> bool:
     """What a page does not show is still where it was when that was asked for."""
     lane = read.lane
-    return lane.out_of_turn is not None and lane.out_of_turn.rises == read.rises and lane.horizon <= read.after_sequence
+    return (
+        lane.selected is not None
+        and lane.selected.horizon_rises == read.horizon_rises
+        and lane.horizon <= read.after_sequence
+    )
 
 
 def _needs_groups(queue: Queue) -> bool:
     """Nobody takes from it; a message of a group may be there, or come back."""
-    return queue.has_groups and (queue.is_needed or queue.has_lost_bodies)
+    return queue.has_groups and (queue.is_needed or queue.has_unloaded_held)

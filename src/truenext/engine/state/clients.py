@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from truenext.engine.state.consumer import QueueConsumer
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.queue import UNBOUNDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,18 +51,26 @@ NO_RECEIVERS = Receivers()
 class Clients:
     """All connections, and the receivers of all queues."""
 
-    __slots__ = ("_alone", "acknowledgements", "browsing", "dispatches", "last_number", "of_queue", "sessions")
+    __slots__ = (
+        "_singletons",
+        "acknowledgements",
+        "active_browsers",
+        "dispatches",
+        "last_consumer_number",
+        "receivers_by_queue",
+        "sessions",
+    )
 
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
         """By their ids."""
-        self.of_queue: dict[Queue, Receivers] = {}
+        self.receivers_by_queue: dict[Queue, Receivers] = {}
         """Those from which somebody takes."""
-        self._alone: dict[Wildcard, tuple[Wildcard]] = {}
+        self._singletons: dict[Wildcard, tuple[Wildcard]] = {}
         """Each as the only one of a queue."""
-        self.browsing: dict[Browser, None] = {}
+        self.active_browsers: dict[Browser, None] = {}
         """Those that were not shown all yet, the one that was served last at the end."""
-        self.last_number = 0
+        self.last_consumer_number = 0
         """Of consumers."""
         self.dispatches = 0
         """How many there were: says who has waited longest."""
@@ -70,9 +78,9 @@ class Clients:
         """Of consumers with express: says who was the last."""
 
     def receivers_of(self, queue: Queue) -> Receivers:
-        return self.of_queue.get(queue, NO_RECEIVERS)
+        return self.receivers_by_queue.get(queue, NO_RECEIVERS)
 
-    def join(self, consumer: QueueConsumer) -> None:
+    def add_consumer(self, consumer: QueueConsumer) -> None:
         receivers = self._receivers_or_new(consumer.queue)
         if receivers.consumers is _NO_CONSUMERS:
             receivers.consumers = []
@@ -80,18 +88,18 @@ class Clients:
         if consumer.is_exclusive:
             receivers.choose_exclusive()
 
-    def join_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
+    def add_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
         receivers = self._receivers_or_new(queue)
         # Most queues have one, which has many: they share what says so.
-        alone = self._alone.setdefault(wildcard, (wildcard,))
-        receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else alone
+        singleton = self._singletons.setdefault(wildcard, (wildcard,))
+        receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else singleton
         queue.has_wildcards = True
         if wildcard.is_exclusive:
             receivers.choose_exclusive()
 
-    def leave(self, consumer: BrokerConsumer, queue: Queue) -> None:
+    def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
         """It takes from this queue no more."""
-        receivers = self.of_queue[queue]
+        receivers = self.receivers_by_queue[queue]
         if isinstance(consumer, QueueConsumer):
             receivers.consumers.remove(consumer)
         else:
@@ -100,37 +108,37 @@ class Clients:
         if consumer.is_exclusive:
             receivers.choose_exclusive()
         if not (receivers.consumers or receivers.wildcards):
-            del self.of_queue[queue]
+            del self.receivers_by_queue[queue]
 
     def forget_wildcard(self, wildcard: Wildcard) -> None:
         """It has ended."""
-        self._alone.pop(wildcard, None)
+        self._singletons.pop(wildcard, None)
 
-    def forget(self, queue: Queue) -> None:
+    def forget_queue(self, queue: Queue) -> None:
         """It has gone, and only wildcards took from it."""
-        self.of_queue.pop(queue, None)
+        self.receivers_by_queue.pop(queue, None)
         queue.has_wildcards = False
 
     def _receivers_or_new(self, queue: Queue) -> Receivers:
-        receivers = self.of_queue.get(queue)
+        receivers = self.receivers_by_queue.get(queue)
         if receivers is None:
-            receivers = self.of_queue[queue] = Receivers()
+            receivers = self.receivers_by_queue[queue] = Receivers()
         return receivers
 
     # ---- Who has what ----
 
-    def held_of(self, queue: Queue) -> Iterator[Entry]:
+    def held_by_consumers(self, queue: Queue) -> Iterator[Entry]:
         """What consumers have of a queue; not what was acknowledged or refused in open transactions."""
-        for consumer in self.of_queue.get(queue, NO_RECEIVERS).all():
+        for consumer in self.receivers_by_queue.get(queue, NO_RECEIVERS).all():
             yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
-    def in_transactions_of(self, queue: Queue) -> Iterator[Entry]:
+    def held_in_transactions(self, queue: Queue) -> Iterator[Entry]:
         """What open transactions have of a queue."""
         for session in self.sessions.values():
-            for transaction in session.transactions.answering:
+            for transaction in session.transactions.settling:
                 yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
 
-    def taken_of(self, queue: Queue, first: int = 0, until: int = WHOLE) -> Iterator[Entry]:
+    def all_held(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
         """What somebody has of a queue, with a sequence from `first` on and below `until`."""
         for holder in self._holders(queue):
             # Most hold nothing so old.
@@ -141,6 +149,6 @@ class Clients:
 
     def _holders(self, queue: Queue) -> Iterator[Holder]:
         """All that may have something of a queue."""
-        yield from self.of_queue.get(queue, NO_RECEIVERS).all()
+        yield from self.receivers_by_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
-            yield from session.transactions.answering
+            yield from session.transactions.settling

@@ -12,7 +12,7 @@ from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.pull_request import PullRequest
-from truenext.engine.state.transaction import OpenTransactions, doomed
+from truenext.engine.state.transaction import OpenTransactions, rollback_only_error
 from truenext.engine.state.window import AutoWindow
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
@@ -62,18 +62,18 @@ class BrokerConsumer(Subscriber, Holder):
     """Messages are dispatched to it."""
 
     __slots__ = (
-        "answered_at",
-        "auto",
+        "auto_window",
         "awake_window",
         "has_express",
         "held",
         "is_exclusive",
+        "last_ack",
+        "last_dispatch",
         "mode",
         "number",
         "priority",
         "pull_request",
         "queue",
-        "served_at",
         "service_rank",
         "window",
     )
@@ -88,7 +88,7 @@ class BrokerConsumer(Subscriber, Holder):
         memory: Memory,
         *,
         number: int,
-        served_at: int,
+        last_dispatch: int,
         now_ms: int,
     ) -> None:
         super().__init__(session, subscribe, memory)
@@ -96,11 +96,11 @@ class BrokerConsumer(Subscriber, Holder):
         """What the history calls it; never used twice in a run."""
         self.mode = subscribe.mode
         is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
-        self.auto = AutoWindow(now_ms) if is_auto else None
+        self.auto_window = AutoWindow(now_ms) if is_auto else None
         """Decides over its window, if the client has not."""
         self.pull_request = PullRequest() if subscribe.is_pulling else None
         """What it has asked for, if it gets nothing else."""
-        self.window = _window(subscribe) if self.auto is None else self.auto.size
+        self.window = _window(subscribe) if self.auto_window is None else self.auto_window.size
         """Messages it may hold; of one that pulls, those that it may get included, as of the last dispatch."""
         self.awake_window: int | None = None
         """What its window is when it is woken; None if it does not rest."""
@@ -109,11 +109,11 @@ class BrokerConsumer(Subscriber, Holder):
         """Of two that have credit the one with the smaller is served, whatever they hold."""
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
-        self.answered_at = 0
+        self.last_ack = 0
         """When it last acknowledged something, on the count of acknowledgements; only with express."""
         self.held = {}
         """Dispatched and neither acknowledged nor given back, in order of dispatch."""
-        self.served_at = served_at
+        self.last_dispatch = last_dispatch
         """When it last got a message, or else subscribed, on the count of dispatches; the smallest has waited
         longest."""
 
@@ -147,20 +147,20 @@ class BrokerConsumer(Subscriber, Holder):
 
     def restart_auto_window(self, now_ms: int) -> None:
         """That it holds less now says nothing of what it handles."""
-        if self.auto is not None:
-            self.auto.reset(now_ms)
+        if self.auto_window is not None:
+            self.auto_window.reset(now_ms)
 
     def adjust_window(self, now_ms: int) -> bool:
         """Make of what it answered lately, or asked for, how many it may hold. True if an automatic window changed."""
         if self.awake_window is not None:
             return False
-        auto = self.auto
-        if auto is not None:
-            if auto.answered:
-                auto.look(self.held, now_ms)
+        auto_window = self.auto_window
+        if auto_window is not None:
+            if auto_window.settled_count:
+                auto_window.update(self.held, now_ms)
                 self.service_rank = _service_rank(self.priority, is_stretched=False)
-                if self.window != auto.size:
-                    self.window = auto.size
+                if self.window != auto_window.size:
+                    self.window = auto_window.size
                     return True
         elif self.pull_request is not None:
             self.window = len(self.held) + self.pull_request.remaining
@@ -168,10 +168,10 @@ class BrokerConsumer(Subscriber, Holder):
 
     def stretch_window(self, now_ms: int) -> bool:
         """True if its window was full for so long, and nothing came, that it has more room now."""
-        auto = self.auto
-        if auto is None or self.is_suspended or len(self.held) < self.window or not auto.stretch(now_ms):
+        auto_window = self.auto_window
+        if auto_window is None or self.is_suspended or len(self.held) < self.window or not auto_window.stretch(now_ms):
             return False
-        self.window = auto.size
+        self.window = auto_window.size
         self.service_rank = _service_rank(self.priority, is_stretched=True)
         return True
 
@@ -216,10 +216,10 @@ class QueueConsumer(BrokerConsumer):
         memory: Memory,
         *,
         number: int,
-        served_at: int,
+        last_dispatch: int,
         now_ms: int,
     ) -> None:
-        super().__init__(session, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
+        super().__init__(session, subscribe, memory, number=number, last_dispatch=last_dispatch, now_ms=now_ms)
         self.queue = queue
 
 
@@ -246,8 +246,8 @@ class Browser(Subscriber):
         return self.rank >= len(RANKS)
 
     def next_lane(self) -> None:
-        wanted = RANKS if self.selector is None else self.selector.ranks
-        self.rank = min((rank for rank in wanted if rank > self.rank), default=len(RANKS))
+        ranks = RANKS if self.selector is None else self.selector.ranks
+        self.rank = min((rank for rank in ranks if rank > self.rank), default=len(RANKS))
         self.after_sequence = 0
 
 
@@ -301,10 +301,10 @@ class ConnectionState:
         if not self.has_sent or self.transactions:
             return False
         if self.keeps_open:
-            return all(_is_for_itself(consumer) for consumer in self.consumers.values())
+            return all(_uses_own_queue(consumer) for consumer in self.consumers.values())
         return not self.consumers
 
-    def may_be_answered_in(self, destination: Destination) -> bool:
+    def is_first_reply_queue(self, destination: Destination) -> bool:
         """A temporary queue of its own that it may have however many queues there are: the first."""
         return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
 
@@ -315,9 +315,9 @@ class ConnectionState:
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection", Code.LIMIT)
         if destination.session and destination.session != self.id:
-            what = "topic" if destination.kind is DestinationKind.TOPIC else "queue"
+            noun = "topic" if destination.kind is DestinationKind.TOPIC else "queue"
             raise RemoteProtocolError(
-                f"only the connection that owns a temporary {what} may subscribe to it", Code.DESTINATION
+                f"only the connection that owns a temporary {noun} may subscribe to it", Code.DESTINATION
             )
 
     def consumer(self, subscription: str) -> BrokerConsumer:
@@ -361,8 +361,8 @@ class ConnectionState:
     def transaction(self, name: str) -> BrokerTransaction:
         """Raises: RemoteProtocolError if it is not open, or can only be aborted."""
         transaction = self.transaction_to_abort(name)
-        if transaction.is_doomed:
-            raise doomed(name)
+        if transaction.is_rollback_only:
+            raise rollback_only_error(name)
         return transaction
 
     def transaction_to_abort(self, name: str) -> BrokerTransaction:
@@ -373,7 +373,7 @@ class ConnectionState:
         return transaction
 
 
-def _is_for_itself(consumer: BrokerConsumer) -> bool:
+def _uses_own_queue(consumer: BrokerConsumer) -> bool:
     """It takes from a temporary queue of its own connection: nobody else waits for what is there."""
     return consumer.destination.kind is DestinationKind.TEMPORARY
 

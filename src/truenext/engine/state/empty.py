@@ -24,7 +24,7 @@ EMPTY: dict[int, Any] = _EmptyDict()
 NO_SEQUENCES: set[int] = _EmptySet()
 
 
-def with_sequence(sequences: set[int], sequence: int) -> set[int]:
+def add_sequence(sequences: set[int], sequence: int) -> set[int]:
     """The same set with one more, or one of its own."""
     if sequences is NO_SEQUENCES:
         return {sequence}

@@ -1,6 +1,6 @@
 """Who has messages that wait in no lane: consumers, and open transactions.
 
-Whatever asks who has what of a queue asks for holders: `Clients.taken_of`.
+Whatever asks who has what of a queue asks for holders: `Clients.all_held`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Holder:
     held: dict[int, Entry]
     """By sequence, in the order in which it got them."""
 
-    def leave_out(self, queue: Queue) -> list[Entry]:
+    def drop_queue(self, queue: Queue) -> list[Entry]:
         """Forget what is of a queue that has ended. Returns it."""
-        gone = [entry for entry in self.held.values() if entry.lane.queue is queue]
-        for entry in gone:
+        dropped = [entry for entry in self.held.values() if entry.lane.queue is queue]
+        for entry in dropped:
             del self.held[entry.sequence]
-        return gone
+        return dropped

@@ -42,13 +42,13 @@ NAME_COPIES = 4
 LANE_BYTES = 250
 """Of a lane, without places for messages."""
 
-PLACES_BYTES = 800
+DEQUE_BYTES = 800
 """Places for the first messages of a lane."""
 
-OUT_OF_TURN_BYTES = 400
+SELECTED_ENTRIES_BYTES = 400
 """What a lane costs more where there are selectors or groups."""
 
-SELECTING_BYTES = 600
+SELECTION_BYTES = 600
 """The same of a queue."""
 
 GROUPS_BYTES = 600
@@ -78,23 +78,23 @@ PATTERN_BYTES = 8
 CONSUMERS_RESERVE = 2 * 1024 * 1024
 """Bytes that consumers may take when queues have taken all there is: somebody must be able to empty them."""
 
-UNSENT_MARK_MIN = 4 * UNSENT_BYTES_MAX
+UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
 """Bytes that all sockets together may have waiting, however small the limit."""
 
 
 class Memory:
     __slots__ = (
+        "deques",
         "is_short",
-        "leaving",
         "limit",
-        "open",
-        "places",
+        "open_bytes",
+        "pending_free",
         "queues",
         "queues_limit",
-        "selectors",
+        "selector_users",
         "unsent",
-        "unsent_mark",
         "unsent_max",
+        "unsent_threshold",
         "used",
     )
 
@@ -105,21 +105,21 @@ class Memory:
         """Bytes that queues may take beside that before no more are made."""
         self.queues = 0
         """Bytes of queues, without their messages, and of those who take from them."""
-        self.selectors: dict[Selector, int] = {}
+        self.selector_users: dict[Selector, int] = {}
         """How many use each."""
-        self.places = 0
+        self.deques = 0
         """Bytes of places for messages in lanes; they count as these do."""
         self.used = 0
         """Bytes of messages in queues and windows."""
-        self.leaving = 0
+        self.pending_free = 0
         """How much of that goes by itself as soon as a write under way is durable."""
         self.unsent = 0
         """Bytes of messages that sockets have not taken."""
-        self.unsent_mark = max(limit // 4, UNSENT_MARK_MIN)
+        self.unsent_threshold = max(limit // 4, UNSENT_THRESHOLD_MIN)
         """So much of that is enough: from there on each connection gets one message at a time."""
         self.unsent_max = UNSENT_BYTES_MAX
         """Bytes that one connection's socket may have waiting before its windows shut."""
-        self.open = 0
+        self.open_bytes = 0
         """Bytes of sends and causes in open transactions."""
         self.is_short = False
         """A page was wanted for which there is hardly room."""
@@ -127,42 +127,42 @@ class Memory:
     @property
     def excess(self) -> int:
         """Bytes over the limit; they have to leave."""
-        return self.used + self.places - self.leaving + self.unsent + self.open - self.limit
+        return self.used + self.deques - self.pending_free + self.unsent + self.open_bytes - self.limit
 
     @property
-    def has_room_for_queue(self) -> bool:
+    def has_space_for_queue(self) -> bool:
         """One more can be made, with all that a queue of the plain kind may need."""
         return self.queues + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
-    def has_room_for_consumer(self, size: int) -> bool:
+    def has_space_for_consumer(self, size: int) -> bool:
         """One more can be there, which takes `size` bytes with all that is known because of it."""
         return self.queues + size <= self.queues_limit + CONSUMERS_RESERVE
 
-    def bytes_to_use(self, selector: Selector | None) -> int:
+    def bytes_for_selector(self, selector: Selector | None) -> int:
         """What one user more of a selector takes."""
-        return 0 if selector is None or selector in self.selectors else selector.size
+        return 0 if selector is None or selector in self.selector_users else selector.size
 
-    def use(self, selector: Selector | None) -> None:
-        """Until `no_longer_use`."""
+    def add_selector(self, selector: Selector | None) -> None:
+        """Until `remove_selector`."""
         if selector is not None:
-            self.queues += self.bytes_to_use(selector)
-            self.selectors[selector] = self.selectors.get(selector, 0) + 1
+            self.queues += self.bytes_for_selector(selector)
+            self.selector_users[selector] = self.selector_users.get(selector, 0) + 1
 
-    def no_longer_use(self, selector: Selector | None) -> None:
+    def remove_selector(self, selector: Selector | None) -> None:
         if selector is not None:
-            self.selectors[selector] -= 1
-            if not self.selectors[selector]:
-                del self.selectors[selector]
+            self.selector_users[selector] -= 1
+            if not self.selector_users[selector]:
+                del self.selector_users[selector]
                 self.queues -= selector.size
 
     @property
-    def open_max(self) -> int:
+    def open_bytes_max(self) -> int:
         """Bytes that sends in open transactions may take, unless it is one."""
         return self.limit // 4
 
-    def has_room_to_open(self, size: int) -> bool:
+    def has_space_for_send(self, size: int) -> bool:
         """An open transaction may grow by a send of `size` bytes."""
-        return not self.open or self.open + size <= self.open_max
+        return not self.open_bytes or self.open_bytes + size <= self.open_bytes_max
 
 
 def size_of(message: SentMessage) -> int:

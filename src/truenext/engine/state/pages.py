@@ -1,7 +1,7 @@
 """What is asked of the store, and what it answers.
 
 A page is read for somebody, and comes back to whom it is for by `Read.on_page`. Most are the next page of a lane, whose
-horizon then moves; a Look reads a page and moves no horizon.
+horizon then moves; a SideRead reads a page and moves no horizon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Lane
 
 
-class Found(msgspec.Struct, gc=False):
+class PageMessage(msgspec.Struct, gc=False):
     """One message of a page."""
 
     sequence: int
@@ -35,10 +35,10 @@ class Found(msgspec.Struct, gc=False):
     causes: Causes = NO_CAUSES
 
 
-class PageRead(msgspec.Struct, gc=False):
+class PageResult(msgspec.Struct, gc=False):
     """What was there."""
 
-    found: list[Found]
+    messages: list[PageMessage]
     """In order of sequence."""
     as_of: int
     """Every batch up to this one is in it; what later ones did may be missing."""
@@ -66,20 +66,20 @@ class Read:
         """Bytes of records, at most, unless the first is larger."""
 
     def start(self) -> None:
-        """It is wanted, until `end`."""
+        """It is wanted, until `finish`."""
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """It is there."""
 
     @abstractmethod
-    def on_page(self, page: PageRead) -> None:
+    def on_page(self, page: PageResult) -> None:
         """Whoever wanted it gets it.
 
         Raises: StoreError if the store has lost something
         """
 
 
-class Look(Read):
+class SideRead(Read):
     """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned, which
     remembers meanwhile what leaves it."""
 
@@ -92,23 +92,23 @@ class Look(Read):
     def start(self) -> None:
         if not self._is_started:
             self._is_started = True
-            for lane in self.lanes_looked_at():
-                lane.looks += 1
+            for lane in self.lanes_read():
+                lane.side_reads += 1
 
-    def end(self) -> None:
+    def finish(self) -> None:
         if self._is_started:
             self._is_started = False
-            for lane in self.lanes_looked_at():
-                lane.looks -= 1
+            for lane in self.lanes_read():
+                lane.side_reads -= 1
 
-    def lanes_looked_at(self) -> Collection[Lane]:
+    def lanes_read(self) -> Collection[Lane]:
         return (self.lane,)
 
 
-def damage(lane: Lane, what: str) -> StoreError:
+def damage_error(lane: Lane, problem: str) -> StoreError:
     """The store does not have what it should."""
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
-        f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {what}. "
+        f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {problem}. "
         "`truenext store check DIR` says more, `truenext store export DIR NEW` saves what can be read"
     )

@@ -41,7 +41,7 @@ class Producer(msgspec.Struct, gc=False):
     """COMMITs that were resolved as rolled back and are remembered, rising."""
 
     @classmethod
-    def of(cls, state: ProducerState) -> Self:
+    def from_state(cls, state: ProducerState) -> Self:
         return cls(
             state.last_used_ms,
             0,
@@ -67,7 +67,7 @@ class Producer(msgspec.Struct, gc=False):
 
     # ---- SENDs and COMMITs ----
 
-    def has_used(self, name: str, number: int, *, is_commit: bool, says_gapless: bool) -> bool:
+    def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         """Whether a SEND or COMMIT of this number is a repeat.
 
         Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was settled
@@ -82,7 +82,7 @@ class Producer(msgspec.Struct, gc=False):
         else:
             highest = self.sends
         is_gapless = self.is_gapless
-        if says_gapless and is_gapless is not True:
+        if declares_gapless and is_gapless is not True:
             if is_gapless is False:
                 raise RemoteProtocolError(
                     f"truenext-gapless: producer {name!r} had numbers before it said so; leave it out, or call the "
@@ -93,16 +93,16 @@ class Producer(msgspec.Struct, gc=False):
             check_gap(name, number, highest)
         return number <= highest
 
-    def use(self, number: int, *, is_commit: bool, says_gapless: bool) -> None:
+    def use(self, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
         """The SEND or COMMIT was accepted."""
         if is_commit:
             self.commits = number
         else:
             self.sends = number
         if self.is_gapless is None:
-            self.is_gapless = says_gapless
+            self.is_gapless = declares_gapless
 
-    def may_have_left_out(self, number: int, *, is_commit: bool) -> bool:
+    def is_use_unknown(self, number: int, *, is_commit: bool) -> bool:
         """Whether a number that counts as used ever was is not known."""
         if number <= (self.commits_unknown if is_commit else self.sends_unknown):
             return True
@@ -119,7 +119,7 @@ class Producer(msgspec.Struct, gc=False):
             return CommitOutcome.UNKNOWN
         if number > self.commits:
             return CommitOutcome.NOT_SO_FAR
-        return CommitOutcome.UNKNOWN if self.may_have_left_out(number, is_commit=True) else CommitOutcome.COMMITTED
+        return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
     def resolve(self, number: int) -> bool:
         """COMMIT `number` is rolled back, if it has not happened so far. False if it has, or nobody knows, or if it is

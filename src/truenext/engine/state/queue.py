@@ -8,7 +8,7 @@ is in the store alone and is read page by page:
     <----- in memory, in order -----> horizon <----- in the store, or being written ----->
 
 Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
-stands in `recent`, because its write is under way. What was dispatched is below it, or remembered in `OutOfTurn`. So
+stands in `recent`, because its write is under way. What was dispatched is below it or in `SelectedEntries`. So
 there is one unread region, and a page never brings what is in memory, held or gone already. How the horizon moves:
 horizon.py
 
@@ -34,7 +34,7 @@ from truenext.batch import DUE_NEVER
 from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
-from truenext.engine.state.memory import LANE_BYTES, OUT_OF_TURN_BYTES, PLACES_BYTES, Memory, queue_size
+from truenext.engine.state.memory import DEQUE_BYTES, LANE_BYTES, SELECTED_ENTRIES_BYTES, Memory, queue_size
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX, rank
 from truenext.policy import Policy
@@ -43,11 +43,11 @@ from truenext.record import lane_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WHOLE = maxsize
+UNBOUNDED = maxsize
 """The horizon of a lane that is in memory wholly."""
 
 NO_ENTRIES = cast("deque[Entry]", ())
-_NO_PLACES = cast("list[tuple[int, Entry]]", ())
+_NO_REQUEUED = cast("list[tuple[int, Entry]]", ())
 
 _sequence = attrgetter("sequence")
 
@@ -55,22 +55,22 @@ _sequence = attrgetter("sequence")
 class Watcher(Protocol):
     """Who is told what happens in a queue, as long as somebody takes from it out of its turn: selecting.py."""
 
-    def made(self, lane: Lane) -> None:
+    def on_lane_created(self, lane: Lane) -> None:
         """There is a new lane; nothing is in it."""
 
-    def arrived(self, entry: Entry) -> None:
+    def on_arrived(self, entry: Entry) -> None:
         """A message has just got its place at the end of its lane."""
 
-    def came_back(self, entry: Entry) -> None:
+    def on_requeued(self, entry: Entry) -> None:
         """A message is in its lane again."""
 
-    def delayed(self, entry: Entry) -> None:
+    def on_delayed(self, entry: Entry) -> None:
         """A message of a group waits for its next try, and others pass it."""
 
-    def ended_delay(self, entry: Entry) -> None:
+    def on_delay_ended(self, entry: Entry) -> None:
         """It waits no longer, for whatever reason."""
 
-    def lowering(self, lane: Lane) -> None:
+    def on_horizon_lowering(self, lane: Lane) -> None:
         """The horizon of a lane is about to move down."""
 
     def has_found(self, entry: Entry) -> bool:
@@ -88,18 +88,18 @@ class Entry(msgspec.Struct, gc=False):
     """It is visible once this batch is durable; 0 is at once."""
     persistent: bool
     """What a crash must leave of it here; not so in a subscription that ends with its connection, whatever it is."""
-    stored: int | None
+    store_batch: int | None
     """The batch that gives it to the store, 0 for one of an earlier run: its removal must be told to the store. None
     if the store has never heard of it."""
     deliveries: int = 0
     attempts: int = 0
-    marked: bool = False
+    has_mark: bool = False
     """The store has a mark for it (batch.Mark)."""
     due_us: int = 0
     """If not 0: it failed, and waits until then for its next try; see delays.py."""
-    has_left_lane: bool = False
+    is_out_of_lane: bool = False
     """It stands in its lane no more; only kept while its queue is served by selectors."""
-    is_again: bool = False
+    is_requeued: bool = False
     """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
     group: str = ""
     """That of its message; see groups.py."""
@@ -120,69 +120,77 @@ class Entry(msgspec.Struct, gc=False):
         return self.lane.queue.destination.address
 
 
-class OutOfTurn:
+class SelectedEntries:
     """What of a lane was taken out of its turn, because a selector or a group wanted it.
 
     All else relies on messages leaving a lane in order: who was dispatched is below the horizon. A message that is
     taken from the middle of a lane, or from above its horizon, is none of those. It is a *stray* until it is done with,
     whoever has it, and no page brings a stray:
 
-        waits, below the horizon     in `Lane.returned`, like any that was given back
-        waits, above it              in `plucked`
+        waits, below the horizon     in `Lane.requeued`, like any that was given back
+        waits, above it              in `loaded_early`
         is held, or delayed          nowhere in particular
 
     Where it was taken from it is not looked for: its place stays, and is known to be empty.
     """
 
-    __slots__ = ("arrived_gaps", "bodies_being_read", "plucked", "returned_gaps", "rises", "scanning", "strays")
+    __slots__ = (
+        "arrived_gaps",
+        "body_reads",
+        "entries",
+        "horizon_rises",
+        "loaded_early",
+        "requeued_gaps",
+        "scan_reads",
+    )
 
     def __init__(self) -> None:
-        self.strays: dict[int, Entry] = {}
+        self.entries: dict[int, Entry] = {}
         """Those that were taken out of their turn and are not done with, by sequence."""
-        self.plucked: dict[int, Entry] = {}
+        self.loaded_early: dict[int, Entry] = {}
         """Those of them that wait and are above the horizon."""
         self.arrived_gaps = NO_SEQUENCES
         """Empty places in `Lane.arrived`."""
-        self.returned_gaps = NO_SEQUENCES
-        """Empty places in `Lane.returned`; who comes back to one of these fills it."""
-        self.scanning = 0
+        self.requeued_gaps = NO_SEQUENCES
+        """Empty places in `Lane.requeued`; who comes back to one of these fills it."""
+        self.scan_reads = 0
         """Pages that are being read for a selector: while there are any nothing leaves `Lane.recent`, for it may be
         missing on them."""
-        self.rises = 0
+        self.horizon_rises = 0
         """How often the horizon was moved up."""
-        self.bodies_being_read = NO_SEQUENCES
+        self.body_reads = NO_SEQUENCES
         """Strays that are being read."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing of the lane was taken out of its turn and is not done with."""
         return not (
-            self.strays
-            or self.plucked
+            self.entries
+            or self.loaded_early
             or self.arrived_gaps
-            or self.returned_gaps
-            or self.scanning
-            or self.bodies_being_read
+            or self.requeued_gaps
+            or self.scan_reads
+            or self.body_reads
         )
 
 
 class Lane:
     __slots__ = (
         "arrived",
-        "bodiless",
         "delayed",
         "horizon",
         "horizon_min",
         "is_pinned",
         "key",
-        "looks",
-        "out_of_turn",
+        "pending_read",
         "queue",
         "rank",
-        "reading",
         "recent",
         "removed",
-        "returned",
+        "requeued",
+        "selected",
+        "side_reads",
+        "unloaded",
         "unread",
     )
 
@@ -194,14 +202,14 @@ class Lane:
         self.arrived = NO_ENTRIES
         """Not given back in this run, in order of sequence. Who appends keeps it so, and says `allocate_arrived` to an
         empty one first."""
-        self.returned = _NO_PLACES
+        self.requeued = _NO_REQUEUED
         """Given back, as a heap by sequence."""
-        self.bodiless: dict[int, Entry] = EMPTY
+        self.unloaded: dict[int, Entry] = EMPTY
         """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
         failed ones on their way to the dead-letter queue."""
         self.delayed: dict[int, Entry] = EMPTY
         """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
-        self.horizon = WHOLE
+        self.horizon = UNBOUNDED
         """The highest sequence up to which this lane is in memory."""
         self.horizon_min = 0
         """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
@@ -209,13 +217,13 @@ class Lane:
         """Messages above the horizon."""
         self.recent = NO_ENTRIES
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
-        self.reading: object | None = None
+        self.pending_read: object | None = None
         """The page that is being read."""
         self.is_pinned = False
         """Nothing leaves memory: a page is being read, and is laid beside what is there."""
-        self.looks = 0
+        self.side_reads = 0
         """Other pages of it that are being read, and are nobody's next ones."""
-        self.out_of_turn: OutOfTurn | None = None
+        self.selected: SelectedEntries | None = None
         """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
         long as something is."""
         self.removed: dict[int, int] = EMPTY
@@ -223,115 +231,115 @@ class Lane:
         them."""
 
     def __len__(self) -> int:
-        length = len(self.arrived) + len(self.returned) + len(self.delayed) + self.unread
-        out_of_turn = self.out_of_turn
+        length = len(self.arrived) + len(self.requeued) + len(self.delayed) + self.unread
+        selected = self.selected
         return (
             length
-            if out_of_turn is None
-            else length + len(out_of_turn.plucked) - len(out_of_turn.arrived_gaps) - len(out_of_turn.returned_gaps)
+            if selected is None
+            else length + len(selected.loaded_early) - len(selected.arrived_gaps) - len(selected.requeued_gaps)
         )
 
     def __iter__(self) -> Iterator[Entry]:
         """Those in memory, in no particular order."""
-        out_of_turn = self.out_of_turn
-        if out_of_turn is None:
+        selected = self.selected
+        if selected is None:
             yield from self.arrived
         else:
-            yield from (entry for entry in self.arrived if entry.sequence not in out_of_turn.arrived_gaps)
-        yield from self.again()
+            yield from (entry for entry in self.arrived if entry.sequence not in selected.arrived_gaps)
+        yield from self.requeued_entries()
         yield from self.delayed.values()
 
-    def again(self) -> Iterator[Entry]:
+    def requeued_entries(self) -> Iterator[Entry]:
         """Those in memory that wait and have not just arrived, in no particular order: they may lose their bodies."""
-        out_of_turn = self.out_of_turn
-        if out_of_turn is None:
-            for _, entry in self.returned:
+        selected = self.selected
+        if selected is None:
+            for _, entry in self.requeued:
                 yield entry
         else:
-            yield from (entry for sequence, entry in self.returned if sequence not in out_of_turn.returned_gaps)
-            yield from out_of_turn.plucked.values()
+            yield from (entry for sequence, entry in self.requeued if sequence not in selected.requeued_gaps)
+            yield from selected.loaded_early.values()
 
     def between(
-        self, after: int, until: int, *, most: int = maxsize, with_delayed: bool = True, with_recent: bool = True
+        self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_recent: bool = True
     ) -> list[Entry]:
         """What waits in memory behind the sequence `after` and up to `until`, in order; the first ones, if they are
-        more than `most`.
+        more than `limit`.
 
         Without those that wait for their next try while others pass, for whoever looks for what can be dispatched: it
         hears of these when they are due. Without those above the horizon whose write is under way, for whoever has them
         from elsewhere.
         """
         found: list[Entry] = []
-        arrived, out_of_turn = self.arrived, self.out_of_turn
+        arrived, selected = self.arrived, self.selected
         if arrived and arrived[-1].sequence > after and arrived[0].sequence <= until:
             at = bisect_right(arrived, after, key=_sequence)
             # Turned until they are in front: to get to the middle of it step by step takes longer.
             arrived.rotate(-at)
             for entry in islice(arrived, len(arrived) - at):
-                if entry.sequence > until or len(found) >= most:
+                if entry.sequence > until or len(found) >= limit:
                     break
-                if out_of_turn is None or entry.sequence not in out_of_turn.arrived_gaps:
+                if selected is None or entry.sequence not in selected.arrived_gaps:
                     found.append(entry)
             arrived.rotate(at)
-        others = [entry for entry in self.again() if after < entry.sequence <= until]
+        others = [entry for entry in self.requeued_entries() if after < entry.sequence <= until]
         if with_delayed and self.delayed:
             others += [entry for entry in self.delayed.values() if after < entry.sequence <= until]
         if with_recent and self.recent:
             others += [entry for entry in self.recent if after < entry.sequence <= until]
         if others:
             others.sort(key=_sequence)
-            found = list(islice(merge(found, others, key=_sequence), most))
+            found = list(islice(merge(found, others, key=_sequence), limit))
         return found
 
     def is_only_in_store(self, sequence: int) -> bool:
         """Of one that a page shows: it has not gone, and nobody has it, unless it is `recent`."""
         if sequence <= self.horizon or sequence in self.removed:
             return False
-        return self.out_of_turn is None or sequence not in self.out_of_turn.strays
+        return self.selected is None or sequence not in self.selected.entries
 
     def head(self) -> Entry | None:
         """The earliest message in memory, ready or not."""
-        arrived, returned = self.arrived, self.returned
-        if returned and (not arrived or returned[0][0] < arrived[0].sequence):
-            return returned[0][1]
+        arrived, requeued = self.arrived, self.requeued
+        if requeued and (not arrived or requeued[0][0] < arrived[0].sequence):
+            return requeued[0][1]
         return arrived[0] if arrived else None
 
     def pop(self) -> Entry:
         """Take the head out."""
-        arrived, returned = self.arrived, self.returned
-        if returned and (not arrived or returned[0][0] < arrived[0].sequence):
-            entry = heappop(returned)[1]
+        arrived, requeued = self.arrived, self.requeued
+        if requeued and (not arrived or requeued[0][0] < arrived[0].sequence):
+            entry = heappop(requeued)[1]
         else:
             entry = arrived.popleft()
-        if self.out_of_turn is not None:
-            self.strip()
+        if self.selected is not None:
+            self.trim_gaps()
         return entry
 
     def requeue(self, entry: Entry) -> None:
         """Put a message that was dispatched at its place again."""
         sequence = entry.sequence
-        entry.has_left_lane = False
-        entry.is_again = True
-        out_of_turn = self.out_of_turn
-        if out_of_turn is not None and sequence > self.horizon:
-            out_of_turn.plucked[sequence] = entry
-        elif out_of_turn is not None and sequence in out_of_turn.returned_gaps:
-            out_of_turn.returned_gaps.discard(sequence)
+        entry.is_out_of_lane = False
+        entry.is_requeued = True
+        selected = self.selected
+        if selected is not None and sequence > self.horizon:
+            selected.loaded_early[sequence] = entry
+        elif selected is not None and sequence in selected.requeued_gaps:
+            selected.requeued_gaps.discard(sequence)
         else:
             self.push(sequence, entry)
         if entry.message is None:
-            self.keep_bodiless(entry)
+            self.add_unloaded(entry)
 
     def push(self, sequence: int, entry: Entry) -> None:
-        if self.returned is _NO_PLACES:
-            self.returned = []
-        heappush(self.returned, (sequence, entry))
+        if self.requeued is _NO_REQUEUED:
+            self.requeued = []
+        heappush(self.requeued, (sequence, entry))
 
-    def keep_bodiless(self, entry: Entry) -> None:
+    def add_unloaded(self, entry: Entry) -> None:
         """It has to be read before anything can be done with it."""
-        if self.bodiless is EMPTY:
-            self.bodiless = {}
-        self.bodiless[entry.sequence] = entry
+        if self.unloaded is EMPTY:
+            self.unloaded = {}
+        self.unloaded[entry.sequence] = entry
 
     def remember_removed(self, sequence: int, batch: int) -> None:
         """A message has left out of its turn; `batch` removes it."""
@@ -346,30 +354,30 @@ class Lane:
         self.delayed[entry.sequence] = entry
         if entry.group:
             assert self.queue.watcher is not None, "there are groups"
-            self.queue.watcher.delayed(entry)
+            self.queue.watcher.on_delayed(entry)
 
     def end_delay(self, sequence: int) -> None:
         """If it waited, it does no longer."""
         entry = self.delayed.pop(sequence, None)
         if entry is not None and entry.group:
             assert self.queue.watcher is not None, "there are groups"
-            self.queue.watcher.ended_delay(entry)
+            self.queue.watcher.on_delay_ended(entry)
 
-    def leave_out(self, entry: Entry) -> None:
+    def forget_requeued(self, entry: Entry) -> None:
         """Forget a message that was given back."""
-        entry.has_left_lane = True
-        if self.out_of_turn is not None:
-            self.out_of_turn.plucked.pop(entry.sequence, None)
-            self.out_of_turn.strays.pop(entry.sequence, None)
-            self.out_of_turn.returned_gaps.discard(entry.sequence)
-        self.returned = [(sequence, one) for sequence, one in self.returned if one is not entry]
-        heapify(self.returned)
+        entry.is_out_of_lane = True
+        if self.selected is not None:
+            self.selected.loaded_early.pop(entry.sequence, None)
+            self.selected.entries.pop(entry.sequence, None)
+            self.selected.requeued_gaps.discard(entry.sequence)
+        self.requeued = [(sequence, one) for sequence, one in self.requeued if one is not entry]
+        heapify(self.requeued)
 
     def forget_removed(self, committed: int) -> None:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
-        if self.reading is None and not self.looks:
-            left = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
-            self.removed = left or EMPTY
+        if self.pending_read is None and not self.side_reads:
+            remaining = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
+            self.removed = remaining or EMPTY
 
     @property
     def needs_page(self) -> bool:
@@ -379,105 +387,105 @@ class Lane:
     def clear(self) -> None:
         if self.arrived:
             self.arrived.clear()
-        if self.returned:
-            self.returned.clear()
+        if self.requeued:
+            self.requeued.clear()
         if self.delayed:
             self.delayed.clear()
-        self.let_go_of_places()
-        if self.out_of_turn is not None:
-            self._drop_out_of_turn()
+        self.shrink()
+        if self.selected is not None:
+            self._drop_selected()
 
     # ---- Places ----
 
     def allocate_arrived(self) -> deque[Entry]:
         """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
-        self.queue.memory.places += PLACES_BYTES
+        self.queue.memory.deques += DEQUE_BYTES
         self.arrived = deque()
         return self.arrived
 
-    def end_arrived(self) -> None:
+    def free_arrived(self) -> None:
         """Nothing is there any more."""
         self.arrived = NO_ENTRIES
-        self.queue.memory.places -= PLACES_BYTES
+        self.queue.memory.deques -= DEQUE_BYTES
 
     def allocate_recent(self) -> deque[Entry]:
         self.recent = deque()
         return self.recent
 
-    def let_go_of_places(self) -> None:
+    def shrink(self) -> None:
         """What holds no message takes no memory either, until one comes."""
         if not self.arrived and self.arrived is not NO_ENTRIES:
-            self.end_arrived()
-        if not self.returned:
-            self.returned = _NO_PLACES
-        if not self.bodiless:
-            self.bodiless = EMPTY
+            self.free_arrived()
+        if not self.requeued:
+            self.requeued = _NO_REQUEUED
+        if not self.unloaded:
+            self.unloaded = EMPTY
         if not self.delayed:
             self.delayed = EMPTY
         if not self.removed:
             self.removed = EMPTY
-        if self.out_of_turn is not None and self.queue.watcher is None:
-            self.end_out_of_turn()
+        if self.selected is not None and self.queue.watcher is None:
+            self.free_selected()
 
     @property
-    def has_places(self) -> bool:
+    def has_deque(self) -> bool:
         """Memory for messages that are still to come."""
         return self.arrived is not NO_ENTRIES
 
     @property
     def is_needed(self) -> bool:
         """It has messages, or is being read, or knows something that must not be forgotten yet."""
-        out_of_turn = self.out_of_turn
+        selected = self.selected
         return bool(
             self.arrived
-            or self.returned
+            or self.requeued
             or self.unread
             or self.delayed
             or self.recent
-            or self.bodiless
+            or self.unloaded
             or self.removed
-            or self.looks
+            or self.side_reads
             or self.is_pinned
-            or self.reading is not None
+            or self.pending_read is not None
             or (
-                out_of_turn is not None
-                and (out_of_turn.strays or out_of_turn.plucked or out_of_turn.scanning or out_of_turn.bodies_being_read)
+                selected is not None
+                and (selected.entries or selected.loaded_early or selected.scan_reads or selected.body_reads)
             )
         )
 
     # ---- Out of turn ----
 
-    def begin_out_of_turn(self) -> None:
+    def allocate_selected(self) -> None:
         """Somebody has a selector, or there are groups."""
-        if self.out_of_turn is None:
-            self.out_of_turn = OutOfTurn()
-            self.queue.memory.queues += OUT_OF_TURN_BYTES
+        if self.selected is None:
+            self.selected = SelectedEntries()
+            self.queue.memory.queues += SELECTED_ENTRIES_BYTES
 
-    def end_out_of_turn(self) -> None:
+    def free_selected(self) -> None:
         """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
-        if self.out_of_turn is not None and self.out_of_turn.is_empty:
-            self._drop_out_of_turn()
+        if self.selected is not None and self.selected.is_empty:
+            self._drop_selected()
 
-    def _drop_out_of_turn(self) -> None:
-        self.out_of_turn = None
-        self.queue.memory.queues -= OUT_OF_TURN_BYTES
+    def _drop_selected(self) -> None:
+        self.selected = None
+        self.queue.memory.queues -= SELECTED_ENTRIES_BYTES
 
-    def strip(self) -> None:
+    def trim_gaps(self) -> None:
         """Let both ends of what is in memory be no empty places."""
-        out_of_turn = self.out_of_turn
-        assert out_of_turn is not None, "somebody has a selector"
-        arrived_gaps, returned_gaps = out_of_turn.arrived_gaps, out_of_turn.returned_gaps
-        arrived, returned = self.arrived, self.returned
+        selected = self.selected
+        assert selected is not None, "somebody has a selector"
+        arrived_gaps, requeued_gaps = selected.arrived_gaps, selected.requeued_gaps
+        arrived, requeued = self.arrived, self.requeued
         while arrived_gaps and arrived and arrived[0].sequence in arrived_gaps:
             arrived_gaps.discard(arrived.popleft().sequence)
         while arrived_gaps and arrived and arrived[-1].sequence in arrived_gaps:
             arrived_gaps.discard(arrived.pop().sequence)
-        while returned_gaps and returned and returned[0][0] in returned_gaps:
-            returned_gaps.discard(heappop(returned)[0])
+        while requeued_gaps and requeued and requeued[0][0] in requeued_gaps:
+            requeued_gaps.discard(heappop(requeued)[0])
 
 
-_NOWHERE = -1
+_NO_LANE = -1
 
 _lane_indexes: dict[tuple[int, ...], list[int]] = {}
 """By the ranks of the lanes that there are: where among them that of each priority is, or _NOWHERE. There are many more
@@ -486,11 +494,11 @@ queues than these."""
 
 def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
     ranks = tuple(lane.rank for lane in lanes)
-    places = _lane_indexes.get(ranks)
-    if places is None:
+    indexes = _lane_indexes.get(ranks)
+    if indexes is None:
         by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]
-        places = _lane_indexes[ranks] = [ranks.index(each) if each in ranks else _NOWHERE for each in by_priority]
-    return places
+        indexes = _lane_indexes[ranks] = [ranks.index(each) if each in ranks else _NO_LANE for each in by_priority]
+    return indexes
 
 
 class Queue:
@@ -498,10 +506,9 @@ class Queue:
         "_lane_index",
         "destination",
         "has_groups",
-        "has_lost_bodies",
+        "has_unloaded_held",
         "has_wildcards",
         "holds_dead_letters",
-        "in_memory",
         "is_known_to_store",
         "is_paused",
         "is_temporary",
@@ -510,6 +517,7 @@ class Queue:
         "number",
         "policy",
         "resident",
+        "resident_count",
         "spilled",
         "spilled_sizes",
         "stored_number",
@@ -529,7 +537,7 @@ class Queue:
     ) -> None:
         self.destination = destination
         self.memory = memory
-        """What it takes of this it gives back with `let_go`."""
+        """What it takes of this it gives back with `dispose`."""
         memory.queues += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
@@ -557,9 +565,9 @@ class Queue:
         """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
         self.spilled_sizes: dict[int, int] = {}
         """Of those among them that are known without their bodies, by sequence."""
-        self.in_memory = 0
+        self.resident_count = 0
         """How many messages these are of which `resident` counts the bytes."""
-        self.has_lost_bodies = False
+        self.has_unloaded_held = False
         """Bodies of messages that somebody held have left memory: `resident` does not say that nobody has one."""
         self.used_us = used_us
         """When something was done with it last that dispatch had to know of, in microseconds of Delays' clock."""
@@ -590,31 +598,31 @@ class Queue:
 
     def lane_of(self, message: SentMessage) -> Lane:
         """Where a message of this queue stands."""
-        place = self._lane_index[message.priority]
-        return self.lanes[place] if place >= 0 else self.lane(rank(message.priority))
+        index = self._lane_index[message.priority]
+        return self.lanes[index] if index >= 0 else self.lane(rank(message.priority))
 
     def lane(self, rank: int) -> Lane:
         """Made if it is not there."""
-        lane = self.lane_if_there(rank)
+        lane = self.find_lane(rank)
         if lane is None:
             lane = Lane(lane_key(self.stored_number, rank), self)
             self.memory.queues += LANE_BYTES
             self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
             self._lane_index = _lane_index_of(self.lanes)
             if self.watcher is not None:
-                self.watcher.made(lane)
+                self.watcher.on_lane_created(lane)
         return lane
 
-    def lane_if_there(self, rank: int) -> Lane | None:
-        place = self._lane_index[PRIORITY_MAX - rank]
-        return self.lanes[place] if place >= 0 else None
+    def find_lane(self, rank: int) -> Lane | None:
+        index = self._lane_index[PRIORITY_MAX - rank]
+        return self.lanes[index] if index >= 0 else None
 
     @property
     def is_needed(self) -> bool:
         """Something of it is there, as far as it knows itself; or it goes with its connection."""
         return bool(self.resident or self.is_temporary or any(lane.is_needed for lane in self.lanes))
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """It is nobody's any more. A lane and its queue refer to one another, and the garbage collector comes rarely:
         the circle is broken by hand."""
         for lane in self.lanes:
@@ -624,11 +632,11 @@ class Queue:
         self.lanes = ()
         self._lane_index = _lane_index_of(())
 
-    def let_go_of_places(self) -> None:
+    def shrink(self) -> None:
         for lane in self.lanes:
-            lane.let_go_of_places()
+            lane.shrink()
 
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Messages that no consumer holds."""
         return sum(map(len, self.lanes))
 

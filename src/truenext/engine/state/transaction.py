@@ -30,7 +30,7 @@ class TransactionLimits:
 
 
 class BrokerTransaction(Holder):
-    __slots__ = ("count", "held", "is_doomed", "nacks", "promised", "sends", "size")
+    __slots__ = ("count", "held", "is_rollback_only", "nacks", "reserved_queues", "sends", "size")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -38,13 +38,13 @@ class BrokerTransaction(Holder):
         """What was acknowledged or refused."""
         self.nacks: dict[int, Nack] = {}
         """By sequence, the NACK of those that were refused."""
-        self.promised: set[str] = set()
-        """Names of the queues that it sends to, which stay or for which room is kept (promised.py)."""
+        self.reserved_queues: set[str] = set()
+        """Names of the queues that it sends to, which stay or for which room is kept (reservations.py)."""
         self.count = 0
         """How much was sent, acknowledged and refused; also of what has ended since."""
         self.size = 0
         """Bytes of the messages in `sends`, and of what was said of why others failed."""
-        self.is_doomed = False
+        self.is_rollback_only = False
         """A frame of it was refused, on a connection that goes on: it can only be aborted."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
@@ -69,27 +69,27 @@ class BrokerTransaction(Holder):
 
     def acknowledges_stored(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
-        return any(entry.persistent and entry.stored is not None for entry in self.acknowledged())
+        return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
 
 
 class OpenTransactions(dict[str, BrokerTransaction]):
     """Those of one connection, by the client's name for them.
 
     There may be thousands, so nothing that comes with each message goes through all of them: what is said in them is
-    counted here, and `answering` has those that have messages.
+    counted here, and `settling` has those that have messages.
     """
 
-    __slots__ = ("answering", "count", "ended", "size")
+    __slots__ = ("count", "ended_count", "settling", "size")
 
     def __init__(self) -> None:
         super().__init__()
-        self.answering: dict[BrokerTransaction, None] = {}
+        self.settling: dict[BrokerTransaction, None] = {}
         """Those that have acknowledged or refused anything."""
         self.count = 0
         """How much was sent, acknowledged and refused in all of them."""
         self.size = 0
         """Bytes of what was sent in them, and of causes."""
-        self.ended = 0
+        self.ended_count = 0
         """How many there were that have ended, by COMMIT or ABORT."""
 
     def begin(self, name: str, limits: TransactionLimits) -> None:
@@ -108,8 +108,8 @@ class OpenTransactions(dict[str, BrokerTransaction]):
     def end(self, name: str) -> BrokerTransaction:
         """It is open no more."""
         transaction = self.pop(name)
-        self.ended += 1
-        self.answering.pop(transaction, None)
+        self.ended_count += 1
+        self.settling.pop(transaction, None)
         self.count -= transaction.count
         self.size -= transaction.size
         return transaction
@@ -139,7 +139,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self.size += size
 
 
-def doomed(name: str) -> RemoteProtocolError:
+def rollback_only_error(name: str) -> RemoteProtocolError:
     """Why nothing more may be said in a transaction."""
     return RemoteProtocolError(
         f"transaction {name!r} can only be aborted: a frame of it was refused", Code.ROLLBACK_ONLY

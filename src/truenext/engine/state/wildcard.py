@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
     from truenext.engine.state.queue import Queue
 
-NOWHERE = -1
+NO_HEAD = -1
 """In place of a sequence: nothing is ready in that lane."""
 
 STALE_MIN = 64
@@ -30,7 +30,7 @@ STALE_MIN = 64
 
 
 class Wildcard(BrokerConsumer):
-    __slots__ = ("_heads_at", "_pushed", "heads", "is_joining", "queues", "words")
+    __slots__ = ("_head_sequences", "_pushed", "heads", "is_joining", "pattern_words", "queues")
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class Wildcard(BrokerConsumer):
         memory: Memory,
         *,
         number: int,
-        served_at: int,
+        last_dispatch: int,
         now_ms: int,
     ) -> None:
-        super().__init__(session, subscribe, memory, number=number, served_at=served_at, now_ms=now_ms)
+        super().__init__(session, subscribe, memory, number=number, last_dispatch=last_dispatch, now_ms=now_ms)
         self.queue = None
-        self.words = subscribe.destination.name.split(".")
+        self.pattern_words = subscribe.destination.name.split(".")
         """Of its pattern."""
         self.queues: dict[Queue, None] = {}
         """Those that it has joined."""
         self.is_joining = True
         """Some that were there when it came are still to be looked at."""
-        self._heads_at: list[dict[Queue, int]] = [{} for _ in RANKS]
+        self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
         """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
         on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
@@ -59,9 +59,9 @@ class Wildcard(BrokerConsumer):
         self._pushed = 0
         """Into these heaps."""
 
-    def left_queue(self, queue: Queue) -> None:
+    def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue]
-        for heads in self._heads_at:
+        for heads in self._head_sequences:
             heads.pop(queue, None)
 
     def has_credit(self) -> bool:
@@ -70,28 +70,28 @@ class Wildcard(BrokerConsumer):
     def all_queues(self) -> list[Queue]:
         return list(self.queues)
 
-    def is_meant(self, queue: Queue) -> bool:
+    def matches_queue(self, queue: Queue) -> bool:
         """Its pattern means this queue."""
         destination = queue.destination
         name = destination.name
         if (
             destination.kind is not DestinationKind.QUEUE
             or destination.topic
-            or not matches(self.words, name.split("."))
+            or not matches(self.pattern_words, name.split("."))
         ):
             return False
-        is_called_so = name.startswith(DEAD_LETTER_PREFIX)
-        if queue.holds_dead_letters and not is_called_so:
+        has_dead_letter_prefix = name.startswith(DEAD_LETTER_PREFIX)
+        if queue.holds_dead_letters and not has_dead_letter_prefix:
             return False
         # These are meant by a pattern with their own first word alone.
-        return not (is_called_so or virtual_topic(name)) or not is_pattern(self.words[0])
+        return not (has_dead_letter_prefix or virtual_topic(name)) or not is_pattern(self.pattern_words[0])
 
-    def note_head(self, queue: Queue, rank: int, sequence: int) -> None:
+    def set_head(self, queue: Queue, rank: int, sequence: int) -> None:
         """What is next for it in a lane begins here."""
-        heads_of_rank = self._heads_at[rank]
-        if heads_of_rank.get(queue, NOWHERE) == sequence:
+        heads_of_rank = self._head_sequences[rank]
+        if heads_of_rank.get(queue, NO_HEAD) == sequence:
             return
-        if sequence == NOWHERE:
+        if sequence == NO_HEAD:
             del heads_of_rank[queue]
             return
         heads_of_rank[queue] = sequence
@@ -106,4 +106,4 @@ class Wildcard(BrokerConsumer):
 
     def head_at(self, queue: Queue, rank: int) -> int:
         """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
-        return self._heads_at[rank].get(queue, NOWHERE)
+        return self._head_sequences[rank].get(queue, NO_HEAD)

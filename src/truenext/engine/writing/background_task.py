@@ -1,8 +1,8 @@
 """What all work has in common that goes on beside commands, a piece in each turn.
 
-Whoever comes to have some says so (`Ledger.busy`), and is from then on asked in each turn whether a step would do
+Whoever comes to have some says so (`CommitState.active_work`), and is then asked in each turn whether a step would do
 something, until it has none any more. So work costs nothing while there is none. What a step wants to be read comes
-back by `Read.there`.
+back by `Read.on_page`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BackgroundTask(ABC):
 
     @property
     def source(self) -> object:
-        """What stands for it in `Ledger.busy`."""
+        """What stands for it in `CommitState.active_work`."""
         return self
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.engine.state.queue import WHOLE
+from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.writing.entries import put, share
 from truenext.limits import CONTENT_BYTES_MIN
 
@@ -28,7 +28,7 @@ class Contents(NamedTuple):
     transient: int
 
 
-NONE = Contents(0, 0)
+NO_CONTENTS = Contents(0, 0)
 
 
 def share_new(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> Contents:
@@ -36,21 +36,21 @@ def share_new(batch: Batch, message: SentMessage, queues: Sequence[Queue], first
     written with this batch, as is every copy that has to be stored at once.
     """
     if len(queues) < 2 or not _is_large(message):
-        return NONE
-    lasting = 0
+        return NO_CONTENTS
+    persistent = 0
     transient = 0
     last = 0
-    for at, queue in enumerate(queues):
+    for index, queue in enumerate(queues):
         if message.persistent and not queue.is_temporary:
-            lasting += 1
-        elif queue.lane_of(message).horizon != WHOLE:
+            persistent += 1
+        elif queue.lane_of(message).horizon != UNBOUNDED:
             transient += 1
-            last = first + at
-    if lasting > 1:
-        share(batch, first, message, lasting, persistent=True)
+            last = first + index
+    if persistent > 1:
+        share(batch, first, message, persistent, persistent=True)
     if transient > 1:
         share(batch, last, message, transient, persistent=False)
-    return Contents(first if lasting > 1 else 0, last if transient > 1 else 0)
+    return Contents(first if persistent > 1 else 0, last if transient > 1 else 0)
 
 
 def put_all(batch: Batch, copies: Sequence[Entry]) -> None:

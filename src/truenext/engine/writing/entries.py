@@ -42,14 +42,14 @@ def put(batch: Batch, entry: Entry) -> None:
         batch.size += len(record)
     else:
         (batch.puts if entry.persistent else batch.transient_puts)[key] = record
-        batch.size += len(record) + _beside(entry)
-    entry.stored = batch.number
+        batch.size += len(record) + _overhead(entry)
+    entry.store_batch = batch.number
     if entry.causes is not None:
         # It has failed before: what is said of that may leave memory, too.
         mark(batch, entry, 0)
 
 
-def _beside(entry: Entry) -> int:
+def _overhead(entry: Entry) -> int:
     """What a message takes in memory beside its record for as long as its batch does: of copies and of transients that
     leave memory there may be very many in one batch."""
     return ENTRY_BYTES if entry.content or not entry.persistent else 0
@@ -89,9 +89,9 @@ def _as_stored(message: SentMessage, *, persistent: bool) -> SentMessage:
 def remove(batch: Batch, entry: Entry) -> None:
     """A stored message is gone; one that is still to be written with this batch is not written at all."""
     key = message_key(entry.lane.key, entry.sequence)
-    if entry.stored == batch.number:
-        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _beside(entry)
-        if entry.marked:
+    if entry.store_batch == batch.number:
+        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _overhead(entry)
+        if entry.has_mark:
             batch.marks.pop(key, None)
             batch.causes.pop(key, None)
         if entry.content:
@@ -100,7 +100,7 @@ def remove(batch: Batch, entry: Entry) -> None:
     if entry.content:
         dereference(batch, entry.content, persistent=entry.persistent)
     (batch.removes if entry.persistent else batch.transient_removes).append(key)
-    if entry.marked:
+    if entry.has_mark:
         batch.unmarks.append(key)
     batch.size += len(key)
 
@@ -108,12 +108,12 @@ def remove(batch: Batch, entry: Entry) -> None:
 def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
     """How often a stored message was dispatched, how often a consumer failed with it, what is new of the causes, and
     when it is due."""
-    entry.marked = True
+    entry.has_mark = True
     key = message_key(entry.lane.key, entry.sequence)
     batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms, entry.was_lost)
     batch.size += len(key)
     known = entry.causes
-    if known is not None and known.unsaid is not NO_CAUSES:
-        batch.causes[key] = known.unsaid.merged_onto(batch.causes.get(key, NO_CAUSES))
-        batch.size += len(known.unsaid.last)
+    if known is not None and known.unstored is not NO_CAUSES:
+        batch.causes[key] = known.unstored.merged_onto(batch.causes.get(key, NO_CAUSES))
+        batch.size += len(known.unstored.last)
         entry.causes = KnownCauses(known.first, known.last, batch.number)

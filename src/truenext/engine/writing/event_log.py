@@ -256,7 +256,7 @@ class EventLog:
         if queue.number:
             self._single(EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
 
-    def asked(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
+    def requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
         """From here on the consumer, which pulls, gets so many more, in all; 0 if its wish is withdrawn or has ended
         before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the wish
         before."""
@@ -299,7 +299,7 @@ class EventLog:
             self._names[queue.number] = queue.name
             self._add(_name(queue.number, queue.name, self._now_us), 0)
 
-    def forgot(self, queue: Queue) -> bool:
+    def forget(self, queue: Queue) -> bool:
         """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
         so: in one file a number stands for one name, also where a part of the file is lost."""
         if not queue.number:
@@ -318,7 +318,7 @@ class EventLog:
     def is_empty(self) -> bool:
         return not self._blocks and not self.entries and not self._started
 
-    def take(self, *, of_batch: bool = False) -> bytes:
+    def close_chunk(self, *, of_batch: bool = False) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
         that it goes with a batch that the store writes."""
         self.end_block()
@@ -407,8 +407,10 @@ class EventLog:
             flags = message.priority + PERSISTENT_FLAG * message.persistent
             return _ONE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
         if kind == _DISPATCHED:
-            getter = self._consumers.pop()
-            return _ONE_DISPATCHED.pack(kind, 0, 1, queue, other, opened_us, sequence, getter, entry.deliveries)
+            consumer_number = self._consumers.pop()
+            return _ONE_DISPATCHED.pack(
+                kind, 0, 1, queue, other, opened_us, sequence, consumer_number, entry.deliveries
+            )
         if kind == _RETURNED:
             return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
         return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
@@ -447,7 +449,7 @@ class NoEventLog(EventLog):
     def named(self, queue: Queue) -> None:
         pass
 
-    def forgot(self, queue: Queue) -> bool:
+    def forget(self, queue: Queue) -> bool:
         return False
 
     def removed(self, entry: Entry) -> None:
@@ -464,9 +466,9 @@ def _name(number: int, name: str, now_us: int) -> bytes:
     return _text(EventKind.NAME, number, name, now_us)
 
 
-def _text(kind: EventKind, number: int, said: str, now_us: int) -> bytes:
+def _text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:
     """For which the number stands from here on."""
-    text = said.encode()
+    text = value.encode()
     return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text
 
 

@@ -12,23 +12,23 @@ from truenext.limits import QUEUE_REMOVAL_BYTES
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
 
 
-class Numbers:
-    __slots__ = ("_events", "_free", "_going", "_last", "_ledger")
+class QueueNumbers:
+    __slots__ = ("_commit_state", "_events", "_free", "_last", "_pending_free")
 
-    def __init__(self, ledger: Ledger, events: EventLog) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState, events: EventLog) -> None:
+        self._commit_state = commit_state
         self._events = events
         self._last = 0
         """The highest that was ever given."""
         self._free: list[int] = []
-        self._going: list[tuple[int, int]] = []
+        self._pending_free: list[tuple[int, int]] = []
         """Batches and the numbers that are free when these are durable, in order; where there is no history."""
 
-    def new(self) -> int:
+    def allocate(self) -> int:
         if self._free:
             return self._free.pop()
         self._last += 1
@@ -40,7 +40,7 @@ class Numbers:
 
     def free(self, queue: Queue) -> None:
         """Nothing of a queue is left but what batches up to the gathering one take away; its name goes with that."""
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         number = queue.stored_number
         if queue.is_known_to_store:
             if number in batch.queues:
@@ -50,19 +50,19 @@ class Numbers:
             else:
                 batch.queues[number] = ""
                 batch.size += QUEUE_REMOVAL_BYTES
-        if self._events.forgot(queue):
+        if self._events.forget(queue):
             return
         if queue.is_known_to_store:
-            self._going.append((batch.number, number))
+            self._pending_free.append((batch.number, number))
         else:
             self._free.append(number)
 
     def committed(self) -> None:
         """A batch is durable."""
-        committed = self._ledger.committed
+        committed = self._commit_state.committed
         if self._events.reusable:
             self._free += self._events.take_reusable()
-        going = self._going
-        if going and going[0][0] <= committed:
-            self._free += [number for batch, number in going if batch <= committed]
-            self._going = [pair for pair in going if pair[0] > committed]
+        pending_free = self._pending_free
+        if pending_free and pending_free[0][0] <= committed:
+            self._free += [number for batch, number in pending_free if batch <= committed]
+            self._pending_free = [pair for pair in pending_free if pair[0] > committed]

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from truenext.batch import ProducerState
     from truenext.commands import Send
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.writing.ledger import Ledger
+    from truenext.engine.writing.commit_state import CommitState
 
 
 _RESOLVED_BYTES = 9
 """Of a number that was settled, in the store."""
 
 
-class Known(NamedTuple):
+class ProducerInfo(NamedTuple):
     """What is known of a producer."""
 
     producer: Producer | None
@@ -43,18 +43,18 @@ class Producers:
     """The highest numbers of every producer, in order of last use."""
 
     __slots__ = (
+        "_commit_state",
         "_forgotten",
         "_forgotten_in",
         "_last_forgotten",
-        "_ledger",
         "_producers",
         "_resolved",
         "_unstored",
         "_used_once",
     )
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_state: CommitState) -> None:
+        self._commit_state = commit_state
         # Not plain dictionaries: to look for the first of one takes long where many before it were deleted.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._used_once: OrderedDict[str, None] = OrderedDict()
@@ -71,26 +71,26 @@ class Producers:
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
         for name, state in states:
-            self._producers[name] = Producer.of(state)
+            self._producers[name] = Producer.from_state(state)
             self._resolved += len(state.resolved)
             if state.is_used_once:
                 self._used_once[name] = None
 
     # ---- SENDs and COMMITs ----
 
-    def repeated(self, said: Send | Commit) -> Producer | None:
-        """The producer, if it has used this number before; `said` is told what kind of repeat it is.
+    def repeated(self, command: Send | Commit) -> Producer | None:
+        """The producer, if it has used this number before; `command` is told what kind of repeat it is.
 
         Raises: RemoteProtocolError if the number may not be used, or if there are too many producers, and none that may
         be forgotten for a new one
         """
-        name, number = said.producer, said.number
+        name, number = command.producer, command.number
         assert name is not None, "it has a number"
         producer = self._producers.get(name)
         if producer is None:
-            if said.is_gapless:
+            if command.is_gapless:
                 check_gap(name, number, 0)
-            if not self._has_room:
+            if not self._has_space:
                 raise RemoteProtocolError(
                     f"there are {PRODUCERS_MAX} producers with numbers, the most there may be, and none of them had "
                     "one SEND alone, an hour ago or longer, and can be forgotten: no new one can be remembered. Let "
@@ -98,11 +98,11 @@ class Producers:
                     Code.LIMIT,
                 )
             return None
-        is_commit = type(said) is Commit
-        if not producer.has_used(name, number, is_commit=is_commit, says_gapless=said.is_gapless):
+        is_commit = type(command) is Commit
+        if not producer.has_used(name, number, is_commit=is_commit, declares_gapless=command.is_gapless):
             return None
-        said.is_repeat = True
-        said.is_unknown = producer.may_have_left_out(number, is_commit=is_commit)
+        command.is_repeat = True
+        command.is_unknown = producer.is_use_unknown(number, is_commit=is_commit)
         self._use(name, producer)
         if name in self._used_once:
             del self._used_once[name]
@@ -113,11 +113,11 @@ class Producers:
         self._unstored.add(name)
         return producer
 
-    def record(self, said: Send | Commit, *, is_stored: bool) -> None:
+    def record(self, command: Send | Commit, *, is_stored: bool) -> None:
         """Remember that a SEND or COMMIT was accepted; if `is_stored`, durably with the gathering batch."""
-        name = said.producer
+        name = command.producer
         assert name is not None, "it has a number"
-        is_commit = type(said) is Commit
+        is_commit = type(command) is Commit
         producer = self._producers.get(name)
         if producer is None:
             producer = self._add(name)
@@ -125,10 +125,10 @@ class Producers:
                 self._used_once[name] = None
         else:
             self._used_once.pop(name, None)
-        producer.use(said.number, is_commit=is_commit, says_gapless=said.is_gapless)
+        producer.use(command.number, is_commit=is_commit, declares_gapless=command.is_gapless)
         self._use(name, producer)
         if is_stored:
-            producer.batch = self._ledger.batch.number
+            producer.batch = self._commit_state.batch.number
             self._store(name, producer)
         else:
             # What its batch was stays: a transient one must not hide that an earlier number is not durable yet.
@@ -136,8 +136,8 @@ class Producers:
 
     # ---- Questions ----
 
-    def ask(self, name: str, commit: int | None, *, resolves: bool) -> Known:
-        """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `settles`, what has
+    def query(self, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
+        """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `resolves`, what has
         not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer, or
         for one more number.
         """
@@ -145,11 +145,11 @@ class Producers:
         resolves = resolves and self._resolved < RESOLVED_TOTAL_MAX
         if producer is None:
             is_first = commit == 1
-            if not (is_first and resolves and self._has_room):
+            if not (is_first and resolves and self._has_space):
                 outcome = CommitOutcome.NOT_SO_FAR if is_first else CommitOutcome.UNKNOWN
-                return Known(None, None if commit is None else outcome, self._forgotten_in)
+                return ProducerInfo(None, None if commit is None else outcome, self._forgotten_in)
             producer = self._add(name)
-        batch = self._ledger.batch.number
+        batch = self._commit_state.batch.number
         remembered = len(producer.resolved)
         if commit is not None and resolves and producer.resolve(commit):
             self._resolved += len(producer.resolved) - remembered
@@ -161,7 +161,7 @@ class Producers:
             # What is answered is durable, numbers of transients as well.
             producer.batch = batch
             self._store(name, producer)
-        return Known(producer, None if commit is None else producer.outcome(commit), producer.batch)
+        return ProducerInfo(producer, None if commit is None else producer.outcome(commit), producer.batch)
 
     # ---- Forgetting ----
 
@@ -177,7 +177,7 @@ class Producers:
         producers = self._producers
         while producers:
             name = next(iter(producers))
-            if producers[name].used_ms + PRODUCER_RETENTION_MS > self._ledger.now_ms:
+            if producers[name].used_ms + PRODUCER_RETENTION_MS > self._commit_state.now_ms:
                 break
             self._forget(name)
 
@@ -192,32 +192,32 @@ class Producers:
             yield name, self._state(name, self._producers[name])
 
     @property
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         """For one more; another may have to go for it."""
         return len(self._producers) < PRODUCERS_MAX or self._dispensable() is not None
 
     def _add(self, name: str) -> Producer:
         if len(self._producers) >= PRODUCERS_MAX:
             self._forget_early()
-        producer = self._producers[name] = Producer(self._ledger.now_ms)
+        producer = self._producers[name] = Producer(self._commit_state.now_ms)
         return producer
 
     def _dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
         name = next(iter(self._used_once), None)
-        if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._ledger.now_ms:
+        if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._commit_state.now_ms:
             return None
         return name
 
     def _forget_early(self) -> None:
         name = self._dispensable()
-        assert name is not None, "`_has_room` was asked"
+        assert name is not None, "`_has_space` was asked"
         self._forget(name)
         self._forgotten += 1
         self._last_forgotten = name
 
     def _forget(self, name: str) -> None:
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         self._resolved -= len(self._producers.pop(name).resolved)
         self._used_once.pop(name, None)
         self._unstored.discard(name)
@@ -230,12 +230,12 @@ class Producers:
     # ---- The store ----
 
     def _use(self, name: str, producer: Producer) -> None:
-        producer.used_ms = self._ledger.now_ms
+        producer.used_ms = self._commit_state.now_ms
         # To the end: forgetting looks at the front alone.
         self._producers.move_to_end(name)
 
     def _store(self, name: str, producer: Producer) -> None:
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         self._unstored.discard(name)
         batch.producers[name] = self._state(name, producer)
         batch.size += len(name) + _RESOLVED_BYTES * len(producer.resolved)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_MARK
 from truenext.destination import ENDED_PREFIX
-from truenext.engine.state.pages import Look, PageRead
+from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import dereference
@@ -26,27 +26,27 @@ from truenext.record import message_key
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Lane, Queue
+    from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.ledger import Ledger
-    from truenext.engine.writing.numbers import Numbers
+    from truenext.engine.writing.numbers import QueueNumbers
 
 
-class EndingRead(Look):
+class CleanupRead(SideRead):
     """A page of which all is to be removed."""
 
-    __slots__ = ("_endings",)
+    __slots__ = ("_cleanup",)
 
     waits_for_commit = False
 
-    def __init__(self, endings: Endings, lane: Lane, after_sequence: int) -> None:
+    def __init__(self, cleanup: SubscriptionCleanup, lane: Lane, after_sequence: int) -> None:
         super().__init__(lane, after_sequence, PAGE_SIZE, PAGE_BYTES)
-        self._endings = endings
+        self._cleanup = cleanup
 
-    def on_page(self, page: PageRead) -> None:
-        self._endings.page_read(self, page)
+    def on_page(self, page: PageResult) -> None:
+        self._cleanup.page_read(self, page)
 
 
-class _Ending:
+class _EndedQueue:
     __slots__ = ("after", "batch", "has_damage", "queue", "rank")
 
     def __init__(self, queue: Queue, batch: int) -> None:
@@ -59,57 +59,57 @@ class _Ending:
         self.has_damage = False
 
 
-class Endings(BackgroundTask):
-    def __init__(self, ledger: Ledger, events: EventLog, numbers: Numbers) -> None:
-        self._ledger = ledger
+class SubscriptionCleanup(BackgroundTask):
+    def __init__(self, commit_state: CommitState, events: EventLog, numbers: QueueNumbers) -> None:
+        self._commit_state = commit_state
         self._events = events
         self._numbers = numbers
-        self._endings: list[_Ending] = []
+        self._ended_queues: list[_EndedQueue] = []
         """The first is under way."""
         self._is_reading = False
 
     def end(self, queue: Queue) -> None:
         """A queue has ended: the store is told with the gathering batch."""
-        batch = self._ledger.batch
+        batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add(queue, batch.number)
 
     def add(self, queue: Queue, batch: int) -> None:
         """The store knows that a queue has ended as soon as a batch is durable."""
-        self._endings.append(_Ending(queue, batch))
-        self._ledger.busy[self] = None
+        self._ended_queues.append(_EndedQueue(queue, batch))
+        self._commit_state.active_work[self] = None
 
     @property
     def has_any(self) -> bool:
-        return bool(self._endings)
+        return bool(self._ended_queues)
 
     def queues(self) -> list[Queue]:
-        return [ending.queue for ending in self._endings]
+        return [ended.queue for ended in self._ended_queues]
 
     def is_due(self) -> bool:
         return (
-            bool(self._endings)
+            bool(self._ended_queues)
             and not self._is_reading
-            and not self._ledger.is_stopped
-            and self._endings[0].batch <= self._ledger.committed
-            and not self._ledger.is_full
+            and not self._commit_state.is_stopped
+            and self._ended_queues[0].batch <= self._commit_state.committed
+            and not self._commit_state.is_full
         )
 
-    def step(self) -> list[Look]:
+    def step(self) -> list[SideRead]:
         self._is_reading = True
-        ending = self._endings[0]
-        return [EndingRead(self, ending.queue.lane(ending.rank), ending.after)]
+        ended = self._ended_queues[0]
+        return [CleanupRead(self, ended.queue.lane(ended.rank), ended.after)]
 
-    def page_read(self, read: EndingRead, page: PageRead) -> None:
-        batch = self._ledger.batch
+    def page_read(self, read: CleanupRead, page: PageResult) -> None:
+        batch = self._commit_state.batch
         self._is_reading = False
-        ending = self._endings[0]
+        ended = self._ended_queues[0]
         lane = read.lane
-        for found in page.found:
-            ending.after = found.sequence
+        for found in page.messages:
+            ended.after = found.sequence
             if found.message is None:
                 # Nobody can say which of the store's two kinds it is of. It does no harm where it is.
-                ending.has_damage = True
+                ended.has_damage = True
                 continue
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
@@ -118,16 +118,16 @@ class Endings(BackgroundTask):
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
-            self._events.expired(_gone(lane, found.sequence, is_persistent=found.message.persistent))
+            self._events.expired(_removed_entry(lane, found.sequence, is_persistent=found.message.persistent))
         if not page.is_end:
             return
-        ending.rank, ending.after = ending.rank + 1, 0
-        if ending.rank == len(RANKS):
-            del self._endings[0]
-            if not ending.has_damage:
-                self._numbers.free(ending.queue)
-            ending.queue.let_go()
+        ended.rank, ended.after = ended.rank + 1, 0
+        if ended.rank == len(RANKS):
+            del self._ended_queues[0]
+            if not ended.has_damage:
+                self._numbers.free(ended.queue)
+            ended.queue.dispose()
 
 
-def _gone(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:
+def _removed_entry(lane: Lane, sequence: int, *, is_persistent: bool) -> Entry:
     return Entry(sequence, None, lane, 0, is_persistent, 0)

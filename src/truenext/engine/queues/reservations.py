@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import Memory
 
 
-class Promised:
+class Reservations:
     __slots__ = ("_memory", "_missing", "_senders")
 
     def __init__(self, memory: Memory) -> None:
@@ -32,7 +32,7 @@ class Promised:
         """An open transaction sends to the queue of this name."""
         return name in self._senders
 
-    def has_room_for(self, name: str) -> bool:
+    def is_reserved(self, name: str) -> bool:
         """It is not there, and may be made without asking whether there is room."""
         return name in self._missing
 
@@ -40,11 +40,11 @@ class Promised:
         """Of the connection of this name, those that are not there."""
         return [one for one in self._missing.values() if one.session == session]
 
-    def keep(self, destination: Destination, *, is_there: bool) -> None:
+    def reserve(self, destination: Destination, *, exists: bool) -> None:
         """One open transaction more sends to a queue."""
         name = destination.name
         self._senders[name] = self._senders.get(name, 0) + 1
-        if not is_there and name not in self._missing:
+        if not exists and name not in self._missing:
             self._missing[name] = destination
             self._memory.queues += _size(destination)
 
@@ -52,15 +52,15 @@ class Promised:
         """One that sends to these is over."""
         senders = self._senders
         for name in names:
-            left = senders[name] - 1
-            if left:
-                senders[name] = left
+            remaining = senders[name] - 1
+            if remaining:
+                senders[name] = remaining
                 continue
             del senders[name]
             if self._missing:
-                self.made(name)
+                self.queue_created(name)
 
-    def made(self, name: str) -> None:
+    def queue_created(self, name: str) -> None:
         """A queue counts by itself from here on, or is needed no more."""
         destination = self._missing.pop(name, None)
         if destination is not None:

@@ -2,10 +2,10 @@
 
     tick            sets the time
     batch           what the store must do next; every room adds to it
-    hand_over       it is made durable; the next one gathers
+    close_batch     it is made durable; the next one gathers
     committed       it is durable: what waited for it is touched, or said
 
-A message is visible once `entry.batch <= ledger.committed`. What waits for a batch keeps its number.
+A message is visible once `entry.batch <= commit_state.committed`. What waits for a batch keeps its number.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from truenext.engine.writing.event_log import EventLog
 
 
-class Ledger:
+class CommitState:
     __slots__ = (
         "_answers",
         "_events",
         "_first_sequences",
         "_requested_limit",
         "_waiting_answers",
-        "administered_in",
+        "active_work",
         "ahead_us",
         "batch",
-        "busy",
         "committed",
         "disk_level",
         "is_awaited",
         "is_stopped",
+        "last_control_batch",
         "next_sequence",
         "now_ms",
         "now_us",
-        "requested_in",
         "sequence_limit",
+        "sequences_requested_in",
         "touched",
         "touched_wildcards",
         "waiting_queues",
@@ -71,7 +71,7 @@ class Ledger:
         """The one that gathers."""
         self.committed = 0
         """The last one that is known to be durable; so are all before it."""
-        self.administered_in = 0
+        self.last_control_batch = 0
         """The last one in which somebody has paused a queue, or moved or removed messages: answers wait for it."""
         self.is_awaited = False
         """Somebody waits for the gathering batch: a message to become visible, or an answer."""
@@ -79,7 +79,7 @@ class Ledger:
         """Queues in which a dispatch may have become possible, in order of the first touch."""
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Consumers of many queues that may have credit again."""
-        self.busy: dict[object, None] = {}
+        self.active_work: dict[object, None] = {}
         """The sources of work that has something to do, now or later: see work.py."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
@@ -92,7 +92,7 @@ class Ledger:
         """Sequences below it are reserved durably: what has one of these may be seen."""
         self._requested_limit = sequence_limit
         """What the store was last asked to reserve."""
-        self.requested_in = 0
+        self.sequences_requested_in = 0
         """The batch that asked for it."""
         self._first_sequences = (sequence_limit, sequence_limit)
         """Of the batch that was handed over last, and of the gathering one."""
@@ -119,7 +119,7 @@ class Ledger:
         """The last that was given out."""
         return self.next_sequence - 1
 
-    def take_sequence(self) -> int:
+    def allocate_sequence(self) -> int:
         """The next one, for what is durable with the gathering batch at the earliest."""
         sequence = self.next_sequence
         self.next_sequence = sequence + 1
@@ -127,21 +127,21 @@ class Ledger:
             self.request_sequences()
         return sequence
 
-    def reserved_with(self, sequence: int) -> int:
+    def reserving_batch(self, sequence: int) -> int:
         """The batch with which a sequence is reserved that was just given out and is not reserved yet: nobody may see
         what has it before that."""
         if sequence >= self._requested_limit:
             self.request_sequences()
-        return self.requested_in
+        return self.sequences_requested_in
 
-    def request_some_sequences(self) -> None:
+    def request_sequences_if_low(self) -> None:
         """If few are left that were asked for."""
         if self._requested_limit - self.next_sequence < SEQUENCE_BLOCK // 2:
             self.request_sequences()
 
     def request_sequences(self) -> None:
         self._requested_limit = self.next_sequence + SEQUENCE_BLOCK
-        self.requested_in = self.batch.number
+        self.sequences_requested_in = self.batch.number
         self.batch.sequence_limit = self._requested_limit
         self.is_awaited = True
 
@@ -198,17 +198,17 @@ class Ledger:
         elif consumer.queue is not None:
             self.touched[consumer.queue] = None
 
-    def hand_over(self) -> Batch:
+    def close_batch(self) -> Batch:
         """The gathering batch, to be made durable."""
         batch = self.batch
-        batch.history = self._events.take(of_batch=not batch.is_empty())
+        batch.history = self._events.close_chunk(of_batch=not batch.is_empty())
         self.batch = Batch(batch.number + 1)
         self._first_sequences = (self._first_sequences[1], self.next_sequence)
         self.is_awaited = False
         return batch
 
-    def start_committed(self, batch: Batch) -> None:
-        """The batch is durable, and so are all before it. To be followed by `end_committed`, once whatever was only
+    def set_committed(self, batch: Batch) -> None:
+        """The batch is durable, and so are all before it. Call `queue_waiting_answers` after it, once whatever was only
         waiting for that has been settled."""
         assert batch.number > self.committed
         self.committed = batch.number
@@ -218,10 +218,10 @@ class Ledger:
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
 
-    def touch_waiting(self) -> None:
+    def touch_waiting_queues(self) -> None:
         """What has become visible is looked at in the next turn."""
         self.touched.update(self.waiting_queues.pop(self.committed, {}))
 
-    def end_committed(self) -> None:
+    def queue_waiting_answers(self) -> None:
         """What waited for the batch is said in the next turn."""
         self._answers.extend(self._waiting_answers.pop(self.committed, ()))
