@@ -181,7 +181,7 @@ def _left(plan: Plan) -> float:
 def count_of(plan: Plan, port: int) -> int:
     """Those whose time has not come, or that wait."""
     with blocking.connect(f"stomp://127.0.0.1:{port}", reconnect=False) as connection:
-        queues = json.loads(connection.ask("queues"))
+        queues = json.loads(connection.control_request("queues"))
     return sum(each["waiting"] + each["scheduled"] for each in queues if each["name"] == _QUEUE)
 
 

@@ -10,7 +10,7 @@ import truenext
 async def waiting(port: int) -> dict[str, int]:
     """Messages by queue, of those in which some wait."""
     async with truenext.connect(f"stomp://127.0.0.1:{port}") as connection:
-        found = json.loads(await connection.ask("queues"))
+        found = json.loads(await connection.control_request("queues"))
     return {each["name"]: each["waiting"] for each in found if each["waiting"]}
 
 
@@ -20,7 +20,7 @@ async def empty(port: int, names: list[str]) -> None:
         for name in names:
             question: dict[str, object] = {"queue": name}
             while True:
-                answer = json.loads(await connection.ask("purge", question))
+                answer = json.loads(await connection.control_request("purge", question))
                 if answer["next"] is None:
                     break
                 question |= {"after": answer["next"], "until": answer["until"]}

@@ -226,7 +226,7 @@ class Progress:
 
 
 def queues(connection: blocking.Connection) -> list[Queue]:
-    return msgspec.json.decode(connection.ask("queues"), type=list[Queue])
+    return msgspec.json.decode(connection.control_request("queues"), type=list[Queue])
 
 
 def dead_letters(broker: Broker) -> list[Letter]:

@@ -11,7 +11,7 @@ from truenext.version import VERSION
 if TYPE_CHECKING:
     from truenext.client.core.health import ConsumerHealth, Health
     from truenext.client.core.message import Content
-    from truenext.client.core.sends import Outgoing
+    from truenext.client.core.send_options import Outgoing
     from truenext.client.core.transaction_state import Outcome
     from truenext.client.tasks.connection import (
         Connection,
@@ -66,7 +66,7 @@ __all__ = [
 _HOMES = {
     "truenext.client.core.health": ("ConsumerHealth", "Health"),
     "truenext.client.core.message": ("Content",),
-    "truenext.client.core.sends": ("Outgoing",),
+    "truenext.client.core.send_options": ("Outgoing",),
     "truenext.client.core.transaction_state": ("Outcome",),
     "truenext.client.tasks.connection": (
         *("Connection", "Consumer", "Message", "Processing", "Sent", "Session", "Transaction", "connect"),

@@ -14,7 +14,7 @@ use one connection at once.
 
 from truenext.client.core.health import ConsumerHealth, Health
 from truenext.client.core.message import Content
-from truenext.client.core.sends import Outgoing
+from truenext.client.core.send_options import Outgoing
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.connection import (
     Connection,

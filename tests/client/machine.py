@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sent, Session, Unit
-from tests.client.world import Peer, Restless, World
+from tests.client.world import NeverIdle, Peer, World
 from truenext.client.core import flows
-from truenext.client.core.consumers import wanted
+from truenext.client.core.buffer import Buffer, Subscription
+from truenext.client.core.consumers import parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.disposition import DONE, FAILED, REJECTED, Disposition
-from truenext.client.core.holding import Buffer, Subscription
-from truenext.client.core.sending import prepare, send
+from truenext.client.core.send_flows import prepare_send, send
 from truenext.client.core.session import Mode
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.transaction_state import Outcome
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 STEPS = 60
 """Of one example."""
 TIMEOUT_S = 60.0
-IDLE_AT_MOST_S = 11.0
+IDLE_MAX_S = 11.0
 """Until a buffer that nobody asks for has gone back."""
 REST_S = 65.0
 """After which what nobody has asked for is back, though it went from one idle consumer to the next."""
@@ -70,12 +70,12 @@ class Task:
     failed: Callable[[BaseException], None]
     wait: Wait | None = None
     session: Session | None = None
-    asked: Consumer | None = None
+    consumer: Consumer | None = None
     is_now: bool = False
     has_deadline: bool = False
 
     @property
-    def can_go_on(self) -> bool:
+    def can_resume(self) -> bool:
         wait = self.wait
         assert wait is not None, "it waits"
         return wait.signal.is_set or (wait.deadline is not None and self.peer.world.loop.now >= wait.deadline)
@@ -191,11 +191,11 @@ class Machine:
         failed: Callable[[BaseException], None],
         *,
         session: Session | None = None,
-        asked: Consumer | None = None,
+        consumer: Consumer | None = None,
         is_now: bool = False,
         has_deadline: bool = False,
     ) -> Task:
-        task = Task(what, peer, owner, flow, done, failed, None, session, asked, is_now, has_deadline)
+        task = Task(what, peer, owner, flow, done, failed, None, session, consumer, is_now, has_deadline)
         self.tasks.append(task)
         if session is not None:
             self.busy.add((session, owner))
@@ -232,11 +232,11 @@ class Machine:
 
     def resume(self, task: Task) -> None:
         assert task.wait is not None, "it waits"
-        came = task.wait.signal.is_set
-        self._advance(task, lambda: task.flow.send(came))
+        in_time = task.wait.signal.is_set
+        self._advance(task, lambda: task.flow.send(in_time))
 
     def go_on(self) -> None:
-        able = [task for task in self.tasks if task.can_go_on]
+        able = [task for task in self.tasks if task.can_resume]
         if able:
             self.resume(self.random.choice(able))
 
@@ -276,7 +276,7 @@ class Machine:
         self.note(f"subscribe {session.name} {session.ack.value} to {queue}, prefetch {prefetch}")
         core = session.core
         flow = core.client.subscribe(
-            wanted(f"/queue/{queue}", {"prefetch": prefetch}), core.buffer, self.now + TIMEOUT_S
+            parse_consumer_options(f"/queue/{queue}", {"prefetch": prefetch}), core.buffer, self.now + TIMEOUT_S
         )
 
         def done(subscription: Any) -> None:
@@ -318,43 +318,43 @@ class Machine:
     def receive_now(self) -> None:
         self._receive(self.random.choice([1, 1, 3]), is_now=True)
 
-    def _receive(self, most: int, *, is_now: bool = False) -> None:
+    def _receive(self, max_count: int, *, is_now: bool = False) -> None:
         random = self.random
         consumers = self.consumers()
         if not consumers:
             return
         consumer = random.choice(consumers)
         session = consumer.session
-        asked: Consumer | None = consumer
+        receiver: Consumer | None = consumer
         if session.ack is not Ack.AUTO and random.random() < 0.3:
-            asked = None
+            receiver = None
         owner = "main" if session.ack.is_transacted or random.random() < 0.7 else "second"
         if (session, owner) in self.busy:
             return
         unit = session.unit
-        must_fail = unit is not None and unit.is_doomed
+        must_fail = unit is not None and unit.is_rollback_only
         if session.ack is Ack.AUTO:
-            for given in [each for each in session.given if each.owner == owner]:
-                self.oracle.is_done(given)
-        subscription = None if asked is None else asked.subscription
-        whom = session.name if asked is None else asked.name
-        what = f"receive {most}{' now' if is_now else ''} of {whom}"
+            for delivered in [each for each in session.delivered if each.owner == owner]:
+                self.oracle.is_done(delivered)
+        subscription = None if receiver is None else receiver.subscription
+        receiver_name = session.name if receiver is None else receiver.name
+        what = f"receive {max_count}{' now' if is_now else ''} of {receiver_name}"
         self.note(f"{what} begins")
 
         def done(got: Any) -> None:
             if must_fail:
                 raise Disagreement("a doomed transaction was given something")
-            self.oracle.hands_out(session, asked, got, owner, most)
+            self.oracle.deliver(session, receiver, got, owner, max_count)
 
         def failed(error: BaseException) -> None:
             unit = session.unit
-            if isinstance(error, RolledBack) and unit is not None and unit.is_doomed:
+            if isinstance(error, RolledBack) and unit is not None and unit.is_rollback_only:
                 return
             is_closed = session.is_closed or session.peer in self._closed
             if isinstance(error, CancelledError) or (isinstance(error, RolledBack) and is_closed):
                 return
             if isinstance(error, ClosedError) and (
-                session.is_closed or session.peer in self._closed or (asked is not None and asked.is_closed)
+                session.is_closed or session.peer in self._closed or (receiver is not None and receiver.is_closed)
             ):
                 return
             if isinstance(error, ClosedError | LocalProtocolError) and all(
@@ -365,9 +365,9 @@ class Machine:
                 return
             raise Disagreement(f"{what} raises {error!r}") from error
 
-        if most == 1 and not is_now and asked is not None and random.random() < 0.7:
+        if max_count == 1 and not is_now and receiver is not None and random.random() < 0.7:
             try:
-                received = session.core.take_now(subscription, owner)
+                received = session.core.try_receive(subscription, owner)
             except Exception as error:
                 self.note(f"{what} raises {error!r} at once")
                 failed(error)
@@ -379,7 +379,7 @@ class Machine:
                 return
         timeout = TIMEOUT_S if is_now else random.choice([None, None, 0.2, 3.0])
         deadline = None if timeout is None else self.now + timeout
-        flow = session.core.receive(subscription, most, deadline, owner, now=is_now)
+        flow = session.core.receive(subscription, max_count, deadline, owner, no_wait=is_now)
         self.start(
             what,
             session.peer,
@@ -388,18 +388,20 @@ class Machine:
             done,
             failed,
             session=session,
-            asked=asked,
+            consumer=receiver,
             is_now=is_now,
             has_deadline=deadline is not None,
         )
 
     def answer(self) -> None:
         """The program says something of a message that it has, or code that handles it ends."""
-        given = [each for session in self.sessions(Ack.INDIVIDUAL) for each in session.given]
-        given += [each for session in self.sessions(Ack.AUTO) for each in session.given if self.random.random() < 0.2]
-        if not given:
+        delivered = [each for session in self.sessions(Ack.INDIVIDUAL) for each in session.delivered]
+        delivered += [
+            each for session in self.sessions(Ack.AUTO) for each in session.delivered if self.random.random() < 0.2
+        ]
+        if not delivered:
             return
-        which = self.random.choice(given)
+        which = self.random.choice(delivered)
         core, received = which.consumer.session.core, which.received
         what = self.random.choice(["ack"] * 6 + ["nack", "nack", "later", "reject", "release", "raise", "cancelled"])
         self.note(f"{what} {received.text} {received.ack_id}")
@@ -418,10 +420,10 @@ class Machine:
             core.release(received)
             self.oracle.is_released(which)
         elif what == "raise":
-            core.ended(received, Failed())
+            core.handling_failed(received, Failed())
             self.oracle.has_failed(which)
         else:
-            core.ended(received, self.random.choice([CancelledError(), ConnectionLost("lost"), SystemExit()]))
+            core.handling_failed(received, self.random.choice([CancelledError(), ConnectionLost("lost"), SystemExit()]))
             self.oracle.is_released(which)
         which.consumer.session.peer.after()
 
@@ -439,11 +441,11 @@ class Machine:
         if session is None:
             return
         letter = self._letter()
-        was_doomed = session.unit is not None and session.unit.is_doomed
+        was_doomed = session.unit is not None and session.unit.is_rollback_only
         before = session.unit
         began_on, began_at = session.peer.wire, self.world.event()
         self.note(f"send {letter.token} to {letter.queue} with priority {letter.priority} in a transaction")
-        said = flows.spoken_in_transaction(f"/queue/{letter.queue}", {"priority": letter.priority})
+        encoded = flows.encode_send_in_transaction(f"/queue/{letter.queue}", {"priority": letter.priority})
         body = letter.token.encode()
 
         def done(_: None) -> None:
@@ -453,7 +455,7 @@ class Machine:
             if before is not None and unit is not before:
                 raise Disagreement(f"{letter.token} was sent in the next transaction")
             unit.sent.append(letter)
-            if unit.is_doomed:
+            if unit.is_rollback_only:
                 letter.sent = Sent.NEVER
 
         def failed(error: BaseException) -> None:
@@ -462,19 +464,22 @@ class Machine:
                 letter.sent = Sent.NEVER
                 if session.is_closed:
                     return
-                if unit is None or not unit.is_doomed:
+                if unit is None or not unit.is_rollback_only:
                     # It began with this send.
                     if session.peer.wire is began_on and session.rolled_back < began_at:
                         raise Disagreement(f"a send in a transaction raises {error!r}") from error
-                    self.oracle.is_doomed(self.oracle.unit(session, "main"))
+                    self.oracle.mark_rollback_only(self.oracle.unit(session, "main"))
             elif isinstance(error, CancelledError | TimeoutError):
-                if was_doomed or (unit is not None and unit.is_doomed):
+                if was_doomed or (unit is not None and unit.is_rollback_only):
                     letter.sent = Sent.NEVER
-                elif (core := session.core.transaction) is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
+                elif (core := session.core.transaction) is not None and core.outcome in (
+                    Outcome.OPEN,
+                    Outcome.ROLLBACK_ONLY,
+                ):
                     unit = self.oracle.unit(session, "main")
                     unit.maybe_sent.append(letter)
                     if session.peer.wire is not began_on or session.rolled_back > began_at:
-                        self.oracle.is_doomed(unit)
+                        self.oracle.mark_rollback_only(unit)
                 else:
                     # It waited for what becomes of the transaction before.
                     letter.sent = Sent.NEVER
@@ -483,23 +488,23 @@ class Machine:
             else:
                 raise Disagreement(f"a send in a transaction raises {error!r}") from error
 
-        if session.core.send_now(said.head, body, None, "main"):
+        if session.core.try_send(encoded.head, body, None, "main"):
             session.peer.after()
             done(None)
             return
-        flow = session.core.send(said.head, body, None, self.now + TIMEOUT_S, "main")
+        flow = session.core.send(encoded.head, body, None, self.now + TIMEOUT_S, "main")
         self.start("send in a transaction", session.peer, "main", flow, done, failed, session=session)
 
     def fail_in_unit(self) -> None:
         session = self._of_unit()
-        if session is None or session.unit is None or not session.unit.given or session.unit.is_doomed:
+        if session is None or session.unit is None or not session.unit.delivered or session.unit.is_rollback_only:
             return
-        given = self.random.choice(session.unit.given)
-        self.note(f"{given.received.text} has failed in its transaction")
+        delivered = self.random.choice(session.unit.delivered)
+        self.note(f"{delivered.received.text} has failed in its transaction")
         if counted_attempts_for(Failed()) is CountedAttempts.ALL:
-            session.core.fail(given.received)
-        if given not in session.unit.failed:
-            session.unit.failed.append(given)
+            session.core.mark_failed(delivered.received)
+        if delivered not in session.unit.failed:
+            session.unit.failed.append(delivered)
 
     def flush_unit(self) -> None:
         """The program wants to know that the broker has taken what it has sent in a transaction."""
@@ -507,7 +512,7 @@ class Machine:
         if session is None:
             return
         unit = session.unit
-        was_doomed = unit is not None and unit.is_doomed
+        was_doomed = unit is not None and unit.is_rollback_only
         sent = [] if unit is None else [letter.token.encode() for letter in unit.sent]
         wire = session.peer.wire
         self.note(f"flush of {session.name} begins")
@@ -516,14 +521,14 @@ class Machine:
             if was_doomed:
                 raise Disagreement("a doomed transaction was flushed")
             if sent:
-                if wire is None or session.peer.wire is not wire or (unit is not None and unit.is_doomed):
+                if wire is None or session.peer.wire is not wire or (unit is not None and unit.is_rollback_only):
                     raise Disagreement("a transaction was flushed that a lost connection or a rollback has ended")
                 carried = {frame.body for frame in wire.carried if "transaction" in frame.headers}
                 if not carried.issuperset(sent):
                     raise Disagreement(f"flushed, and the broker has not got all of {sent}")
 
         def failed(error: BaseException) -> None:
-            is_doomed = unit is not None and unit.is_doomed
+            is_doomed = unit is not None and unit.is_rollback_only
             if isinstance(error, RolledBack) and (is_doomed or session.is_closed):
                 return
             if not isinstance(error, CancelledError | TimeoutError):
@@ -534,30 +539,30 @@ class Machine:
 
     def answer_in_unit(self) -> None:
         """The program says of a message of a transaction that it has failed, or that it did not get to it."""
-        sessions = [each for each in self.sessions(Ack.AT_COMMIT) if each.unit is not None and each.unit.given]
+        sessions = [each for each in self.sessions(Ack.AT_COMMIT) if each.unit is not None and each.unit.delivered]
         if not sessions:
             return
         session = self.random.choice(sessions)
         unit, core = session.unit, session.core
         assert unit is not None, "it has messages"
-        given = self.random.choice(unit.given)
-        received = given.received
+        delivered = self.random.choice(unit.delivered)
+        received = delivered.received
         owner = "other" if (session, "main") in self.busy or self.random.random() < 0.2 else "main"
         what = self.random.choice(["nack", "nack", "later", "reject", "release"])
         self.note(f"{what} {received.text} {received.ack_id} of a transaction, by {owner}")
-        verdicts = {
+        dispositions = {
             "nack": FAILED,
             "later": Disposition(False, delay_ms=self.random.choice([0, 700])),
             "reject": REJECTED,
         }
-        was_open = not (unit.is_doomed or unit.is_committing)
+        was_open = not (unit.is_rollback_only or unit.is_committing)
         # It is nobody else's: the program may say it.
-        is_own = not (unit.is_committing or given.consumer.is_closed or unit.is_returned)
+        is_own = not (unit.is_committing or delivered.consumer.is_closed or unit.is_returned)
         try:
             if what == "release":
                 core.release(received, owner)
             else:
-                core.settle(received, verdicts[what], owner)
+                core.settle(received, dispositions[what], owner)
         except (RolledBack, LocalProtocolError) as error:
             self.note(f"... raises {error!r}")
             if is_own:
@@ -569,7 +574,7 @@ class Machine:
                 if is_own:
                     self.oracle.rolls_back(session, owner, counts_attempts=False)
             elif is_own:
-                self.oracle.is_settled(session, given, owner, is_rejected=what == "reject")
+                self.oracle.is_settled(session, delivered, owner, is_rejected=what == "reject")
             else:
                 raise Disagreement(f"{what} of a message of a transaction that others have ended raises nothing")
         session.peer.after()
@@ -579,16 +584,16 @@ class Machine:
         if session is None:
             return
         unit = session.unit
-        was_doomed = unit is not None and unit.is_doomed
+        was_doomed = unit is not None and unit.is_rollback_only
         core, in_doubt = session.core.transaction, session.in_doubt
         if unit is not None:
             unit.core = core
             unit.is_committing = not was_doomed
-            for given in unit.failed:
+            for delivered in unit.failed:
                 # As soon as the broker commits it is there again.
-                self.oracle.is_over(given)
-                given.letter.most += 1
-        names = "" if unit is None else f" with {[given.letter.token for given in unit.given]}"
+                self.oracle.is_over(delivered)
+                delivered.letter.attempts_max += 1
+        names = "" if unit is None else f" with {[delivered.letter.token for delivered in unit.delivered]}"
         self.note(f"commit of {session.name} begins{names}")
         flow = session.core.commit(self.now + self.random.choice([TIMEOUT_S, TIMEOUT_S, 1.0]))
 
@@ -616,7 +621,7 @@ class Machine:
                 self.oracle.is_rolled_back(session, unit)
             elif isinstance(error, InDoubt):
                 self.oracle.is_in_doubt(session, unit)
-                self._ask(session, error, unit)
+                self._request_outcome(session, error, unit)
             elif isinstance(error, CancelledError | ClosedError):
                 assert core is not None, "it was committed"
                 outcome = core.outcome
@@ -627,22 +632,22 @@ class Machine:
                     self.oracle.is_rolled_back(session, unit)
                 elif outcome in (Outcome.IN_DOUBT, Outcome.UNKNOWN, Outcome.COMMITTING):
                     self.oracle.is_in_doubt(session, unit)
-                elif session.peer.wire is None or was_doomed or outcome is Outcome.DOOMED:
-                    self.oracle.is_doomed(unit)
+                elif session.peer.wire is None or was_doomed or outcome is Outcome.ROLLBACK_ONLY:
+                    self.oracle.mark_rollback_only(unit)
             else:
                 raise Disagreement(f"commit raises {error!r}") from error
 
         self.start("commit", session.peer, "main", flow, done, failed, session=session)
 
-    def _ask(self, session: Session, doubt: InDoubt, unit: Unit) -> None:
+    def _request_outcome(self, session: Session, doubt: InDoubt, unit: Unit) -> None:
         """What became of it, some time."""
         peer = session.peer
         flow = flows.outcome(peer.client, doubt.token, self.now + TIMEOUT_S)
 
-        def done(said: str) -> None:
-            if said not in ("committed", "rolled back"):
-                raise Disagreement(f"what became of a transaction is {said}")
-            self.oracle.is_known(session, unit, is_committed=said == "committed")
+        def done(result: str) -> None:
+            if result not in ("committed", "rolled back"):
+                raise Disagreement(f"what became of a transaction is {result}")
+            self.oracle.is_known(session, unit, is_committed=result == "committed")
 
         self.start("outcome", peer, object(), flow, done, lambda error: None)
 
@@ -655,12 +660,12 @@ class Machine:
         owner = "other" if is_busy or self.random.random() < 0.25 else "main"
         counted = self.random.choice([CountedAttempts.ALL, CountedAttempts.ALL, CountedAttempts.NONE])
         core = session.core.transaction
-        if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.DOOMED):
+        if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # It has begun with a request that still waits.
             self.oracle.unit(session, core.owner)
         session.rolled_back = self.world.event()
         self.note(f"rollback of {session.name} by {owner}, {counted.value}")
-        if core is not None and core.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+        if core is not None and core.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # What becomes of it, its COMMIT says.
             with suppress(LocalProtocolError):
                 session.core.rollback(owner, counted=counted)
@@ -695,16 +700,16 @@ class Machine:
         consumer = self.random.choice(consumers)
         session = consumer.session
         if session.ack is Ack.AUTO:
-            verdict = self.random.choice([DONE, DONE, FAILED, None])
-            self.note(f"close auto consumer {consumer.name}, {verdict}")
-            session.core.end_given(verdict)
-            for given in list(session.given):
-                if verdict is DONE:
-                    self.oracle.is_done(given)
-                elif verdict is FAILED:
-                    self.oracle.has_failed(given)
+            disposition = self.random.choice([DONE, DONE, FAILED, None])
+            self.note(f"close auto consumer {consumer.name}, {disposition}")
+            session.core.settle_delivered(disposition)
+            for delivered in list(session.delivered):
+                if disposition is DONE:
+                    self.oracle.is_done(delivered)
+                elif disposition is FAILED:
+                    self.oracle.has_failed(delivered)
                 else:
-                    self.oracle.is_released(given)
+                    self.oracle.is_released(delivered)
             session.core.close("main")
             session.is_closed = True
         else:
@@ -745,13 +750,13 @@ class Machine:
         peer = self.sender if self.random.random() < 0.7 else self.random.choice(peers)
         letter = self._letter()
         self.note(f"send {letter.token} to {letter.queue} with priority {letter.priority}")
-        made = prepare(
+        prepared = prepare_send(
             peer.client,
             f"/queue/{letter.queue}",
             letter.token,
             {"priority": letter.priority, "persistent": self.random.random() < 0.7},
         )
-        flow = send(peer.client, made, self.now + TIMEOUT_S)
+        flow = send(peer.client, prepared, self.now + TIMEOUT_S)
 
         def done(_: None) -> None:
             letter.sent = Sent.ACCEPTED
@@ -813,11 +818,11 @@ class Machine:
         for peer in self._wires():
             wire = peer.wire
             assert wire is not None
-            room = self.random.choice([50, 300, ALL])
+            capacity = self.random.choice([50, 300, ALL])
             if self.random.random() < 0.5:
-                wire.room_up = room
+                wire.capacity_up = capacity
             else:
-                wire.room_down = room
+                wire.capacity_down = capacity
 
     def lose(self) -> None:
         """A connection breaks; who sees it first?"""
@@ -881,7 +886,7 @@ class Machine:
 
     def confirm(self) -> None:
         for peer in self._wires():
-            if peer.is_up and not peer.has_rest and not peer.is_flush_due and peer.flush():
+            if peer.is_up and not peer.has_unwritten and not peer.is_flush_due and peer.flush():
                 wire = peer.wire
                 if wire is not None and not wire.up and wire.is_listened_to:
                     self.oracle.confirm(peer)
@@ -928,13 +933,13 @@ class Machine:
                 if wire.down or wire.is_closed:
                     peer.deliver(ALL)
                     is_quiet = False
-            able = [task for task in self.tasks if task.can_go_on]
+            able = [task for task in self.tasks if task.can_resume]
             if able:
                 self.resume(self.random.choice(able))
                 is_quiet = False
             if is_quiet:
                 return
-        raise Restless(f"tasks: {[task.what for task in self.tasks]}")
+        raise NeverIdle(f"tasks: {[task.what for task in self.tasks]}")
 
     def settle(self, seconds: float = REST_S) -> None:
         """All arrives, what is lost is seen, and time passes."""
@@ -944,7 +949,7 @@ class Machine:
         for peer in self._wires():
             wire = peer.wire
             assert wire is not None
-            wire.room_up = wire.room_down = ALL
+            wire.capacity_up = wire.capacity_down = ALL
             if (write := world.loop.writers.get(wire)) is not None:
                 write()
             if wire.is_cut:
@@ -961,20 +966,20 @@ class Machine:
             self.run_all()
             if self.now >= end:
                 # What the broker has dispatched only just goes back when nobody asks for it.
-                end = self.oracle.came_at + IDLE_AT_MOST_S
+                end = self.oracle.arrived_at + IDLE_MAX_S
             if self.now >= end:
                 break
             for wire in list(world.half_open):
                 world.broker_loses(wire)
         world.committer.is_instant = was_instant
-        self.check_rest()
+        self.check_idle()
 
-    def check_rest(self) -> None:
+    def check_idle(self) -> None:
         for peer in self.world.peers:
-            for said in peer.reports:
-                if "disagree about what is held" in said:
+            for report in peer.reports:
+                if "disagree about what is held" in report:
                     # It is mended by a new connection, and should never have been so.
-                    raise Disagreement(f"{peer.name}: {said}")
+                    raise Disagreement(f"{peer.name}: {report}")
         self._check_waiting(is_end=False)
 
     def _check_waiting(self, *, is_end: bool) -> None:
@@ -986,7 +991,7 @@ class Machine:
                 self.oracle.check_waiting(queue, shown, raw.waiting(f"DLQ.{queue}"), is_end=is_end)
                 waiting[queue] = {frame.body.decode() for frame in shown}
         finally:
-            raw.leave()
+            raw.disconnect()
         if not is_end:
             for task in self.tasks:
                 self._check_waits_rightly(task, waiting)
@@ -1000,26 +1005,26 @@ class Machine:
         assert session is not None
         if task.is_now:
             raise Disagreement(f"{task.what} still waits")
-        for consumer in session.consumers if task.asked is None else [task.asked]:
+        for consumer in session.consumers if task.consumer is None else [task.consumer]:
             if consumer.is_closed or consumer.is_paused:
                 continue
             if consumer.prefetch != 0:
                 # Without a prefetch the window opens slowly to who acknowledges slowly.
                 # What a transaction has acknowledged is in no window; what has come again is, as long as its code
                 # has it.
-                has = self.oracle.has_again(consumer)
-                given = session.given
+                has = self.oracle.count_redelivered(consumer)
+                delivered = session.delivered
                 if session.ack is Ack.AT_COMMIT and session.unit is not None and not session.unit.is_returned:
-                    given = [each for each in session.unit.given if self.oracle.is_current(each)]
-                has += sum(each.consumer is consumer for each in given)
+                    delivered = [each for each in session.unit.delivered if self.oracle.is_current(each)]
+                has += sum(each.consumer is consumer for each in delivered)
                 if has >= (consumer.prefetch or SIZE_MIN):
                     continue
             # The program's own, which comes again, is not handed out.
             ready = {
                 token
                 for token in waiting[consumer.queue]
-                if session.peer not in self.oracle.letters[token].had_by
-                and session.peer not in self.oracle.letters[token].done_by
+                if session.peer not in self.oracle.letters[token].held_by
+                and session.peer not in self.oracle.letters[token].handled_by
             }
             if ready:
                 raise Disagreement(f"{task.what} waits, and {sorted(ready)} are ready in {consumer.queue}")
@@ -1056,9 +1061,9 @@ class Machine:
                 peer.is_dead = True
             if random.random() < 0.5:
                 self.run_all()
-        self._end_all()
+        self._lose_all()
 
-    def _end_all(self) -> None:
+    def _lose_all(self) -> None:
         self._let_pass(10)
         for wire in list(self.world.half_open):
             self.world.broker_loses(wire)

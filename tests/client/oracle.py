@@ -18,7 +18,7 @@ from tests.client.world import Peer, Wire, World, subscriptions_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.client.core.holding import Received, Subscription
+    from truenext.client.core.buffer import Received, Subscription
     from truenext.client.core.session import SessionCore as CoreSession
     from truenext.client.core.transaction_state import TransactionState as CoreUnit
     from truenext.wire.stomp.frame import Frame
@@ -54,16 +54,16 @@ class Letter:
     queue: str
     priority: int
     sent: Sent = Sent.PENDING
-    had_by: dict[Peer, Given] = field(default_factory=dict)
+    held_by: dict[Peer, Delivered] = field(default_factory=dict)
     """Programs that have it; several only if the broker has lost sight of the others."""
-    done_by: dict[Peer, Said] = field(default_factory=dict)
+    handled_by: dict[Peer, Handled] = field(default_factory=dict)
     """Programs that have handled it, or will never have it again."""
     was_handled: bool = False
     """Some program has handled it: wherever it comes again, that may be said of it."""
     was_rejected: bool = False
-    fewest: int = 0
+    attempts_min: int = 0
     """Attempts, if all of `unsure` have come to nothing: less than these."""
-    most: int = 0
+    attempts_max: int = 0
     unsure: list[tuple[Peer, Wire | None]] = field(default_factory=list)
     """Attempts of `fewest` of which the broker may not know yet: who has failed, and the wire on which that was said.
     If it is None, the broker will know when the message comes to that program again."""
@@ -73,13 +73,13 @@ class Letter:
     """That it was seen to have, by queue."""
 
     def count_attempt(self, peer: Peer, wire: Wire | None) -> None:
-        self.fewest += 1
-        self.most += 1
+        self.attempts_min += 1
+        self.attempts_max += 1
         self.unsure.append((peer, wire))
 
 
 @dataclass(eq=False)
-class Said:
+class Handled:
     """That a message was handled, and whether the broker knows."""
 
     wire: Wire | None
@@ -90,7 +90,7 @@ class Said:
 
 
 @dataclass(eq=False)
-class Given:
+class Delivered:
     """A message that a program has."""
 
     letter: Letter
@@ -106,27 +106,27 @@ class Unit:
 
     owner: object
     core: CoreUnit | None = None
-    given: list[Given] = field(default_factory=list)
-    failed: list[Given] = field(default_factory=list)
+    delivered: list[Delivered] = field(default_factory=list)
+    failed: list[Delivered] = field(default_factory=list)
     sent: list[Letter] = field(default_factory=list)
     maybe_sent: list[Letter] = field(default_factory=list)
     letters: set[Letter] = field(default_factory=set)
     """Of `given`."""
-    is_doomed: bool = False
+    is_rollback_only: bool = False
     is_returned: bool = False
     """What it was given went back when it was doomed."""
     is_committing: bool = False
 
 
 @dataclass(eq=False)
-class Live:
+class Arrived:
     """What has come to a consumer."""
 
-    place: tuple[int, int]
+    key: tuple[int, int]
     letter: Letter
     dispatched: int
     wire: int
-    come: int
+    arrived_at: int
     ack: str
     round: int
 
@@ -140,7 +140,7 @@ class Incoming:
     why: str = ""
     round_min: int = 0
     """Nothing of an earlier round, on the wire that was there last."""
-    live: dict[tuple[int, int], Live] = field(default_factory=dict)
+    arrived: dict[tuple[int, int], Arrived] = field(default_factory=dict)
     """By sequence and deliveries."""
 
 
@@ -166,7 +166,7 @@ class Session:
     core: CoreSession
     ack: Ack
     consumers: list[Consumer] = field(default_factory=list)
-    given: list[Given] = field(default_factory=list)
+    delivered: list[Delivered] = field(default_factory=list)
     unit: Unit | None = None
     in_doubt: Unit | None = None
     """The last of which the program was told that nobody knows."""
@@ -177,7 +177,7 @@ class Session:
 
 class Oracle:
     def __init__(self, world: World, attempts_max: int) -> None:
-        self.came_at = 0.0
+        self.arrived_at = 0.0
         """When a message came to a client last."""
         self._world = world
         self.attempts_max = attempts_max
@@ -187,8 +187,8 @@ class Oracle:
         """By the name of the subscription, which is the same on each connection."""
         self._started: dict[tuple[int, str], int] = {}
         """By wire and `ack`: when the socket took the frame that says that the program has it."""
-        world.said_of = self._on_said
-        world.heard_of = self._on_heard
+        world.on_client_frame = self._on_client_frame
+        world.on_broker_frame = self._on_broker_frame
         world.dispatched = self._on_dispatched
         world.lost_by_broker = self._on_lost_by_broker
         world.left = self._on_left
@@ -207,7 +207,7 @@ class Oracle:
         if letter.sent is Sent.NEVER:
             raise Disagreement(f"{token} was sent in a transaction that was rolled back, and is dispatched")
 
-    def _on_said(self, wire: Wire, frame: Frame) -> None:
+    def _on_client_frame(self, wire: Wire, frame: Frame) -> None:
         world, peer = self._world, wire.owner
         if peer is None:
             return
@@ -230,24 +230,24 @@ class Oracle:
                 name = headers["id"].partition("@")[2]
                 incoming = self.incoming(peer, name)
                 # The client may say so of what its program had on a connection that was lost.
-                incoming.live = {key: each for key, each in incoming.live.items() if each.ack != headers["id"]}
+                incoming.arrived = {key: each for key, each in incoming.arrived.items() if each.ack != headers["id"]}
                 if frame.command == "NACK" and headers.get("truenext-reject") != "true":
                     self._mark([incoming], "a message of it was refused")
         elif frame.command == "UNSUBSCRIBE":
             self._mark([self.incoming(peer, headers["id"])], "it was unsubscribed")
 
-    def _on_heard(self, wire: Wire, frame: Frame) -> None:
+    def _on_broker_frame(self, wire: Wire, frame: Frame) -> None:
         headers = frame.headers
         if frame.command != "MESSAGE" or wire.owner is None or "ack" not in headers:
             return
         letter = self.letters.get(frame.body.decode())
         if letter is None:
             return
-        self.came_at = self._world.loop.now
+        self.arrived_at = self._world.loop.now
         sequence, deliveries = int(headers["truenext-sequence"]), int(headers["truenext-deliveries"])
         dispatched, _, _ = self._world.dispatches[sequence, deliveries]
         incoming = self.incoming(wire.owner, headers["subscription"])
-        incoming.live[sequence, deliveries] = Live(
+        incoming.arrived[sequence, deliveries] = Arrived(
             (9 - int(headers.get("priority", "4")), sequence),
             letter,
             dispatched,
@@ -262,19 +262,19 @@ class Oracle:
 
     def _on_left(self, peer: Peer, wire: Wire) -> None:
         for letter in self.letters.values():
-            said = letter.done_by.get(peer)
-            if said is not None and said.wire is wire:
-                said.wire = None
+            handled = letter.handled_by.get(peer)
+            if handled is not None and handled.wire is wire:
+                handled.wire = None
             letter.unsure = [(each, None if on is wire else on) for each, on in letter.unsure]
             # A rollback that never came to the broker has charged nobody.
-            letter.fewest -= letter.rolled_back.count(wire)
+            letter.attempts_min -= letter.rolled_back.count(wire)
             letter.rolled_back = [on for on in letter.rolled_back if on is not wire]
         for (owner, _), incoming in self._incoming.items():
             if owner is peer:
                 incoming.round_min = 0
         for session in self.sessions:
             if session.peer is peer and session.unit is not None and not session.unit.is_committing:
-                self.is_doomed(session.unit)
+                self.mark_rollback_only(session.unit)
 
     def _on_lost_by_broker(self, wire: Wire) -> None:
         """What was begun is charged."""
@@ -294,14 +294,14 @@ class Oracle:
                 continue
             for letter in self.letters.values():
                 if any(sequence in seen for seen in letter.sequences.values()):
-                    letter.most += 1
+                    letter.attempts_max += 1
 
     def confirm(self, peer: Peer) -> None:
         """All that the client has said has come to the broker."""
         for letter in self.letters.values():
-            said = letter.done_by.get(peer)
-            if said is not None and said.wire is peer.wire:
-                said.is_sure = True
+            handled = letter.handled_by.get(peer)
+            if handled is not None and handled.wire is peer.wire:
+                handled.is_sure = True
             letter.unsure = [(each, on) for each, on in letter.unsure if on is None or on is not peer.wire]
             letter.rolled_back = [on for on in letter.rolled_back if on is not peer.wire]
 
@@ -317,23 +317,23 @@ class Oracle:
         """All that was dispatched to them before is not to be handed out any more."""
         self._mark(consumers, why)
 
-    def hands_out(
-        self, session: Session, asked: Consumer | None, got: list[Received], owner: object, most: int
-    ) -> list[Given]:
+    def deliver(
+        self, session: Session, receiver: Consumer | None, messages: list[Received], owner: object, max_count: int
+    ) -> list[Delivered]:
         """The program gets these messages."""
-        if len(got) > most:
-            raise Disagreement(f"{len(got)} messages were handed out, of {most} asked for")
-        given = [self._hands_out(session, asked, received, owner) for received in got]
-        if len(got) > 1 and any(received.attempts for received in got):
+        if len(messages) > max_count:
+            raise Disagreement(f"{len(messages)} messages were handed out, of {max_count} asked for")
+        delivered = [self._deliver(session, receiver, received, owner) for received in messages]
+        if len(messages) > 1 and any(received.attempts for received in messages):
             raise Disagreement("a message that has failed before came with others")
-        return given
+        return delivered
 
-    def _hands_out(self, session: Session, asked: Consumer | None, received: Received, owner: object) -> Given:
+    def _deliver(self, session: Session, receiver: Consumer | None, received: Received, owner: object) -> Delivered:
         world, peer = self._world, session.peer
         letter = self.letters[received.text]
         name = f"{letter.token} ({received.ack_id})"
         consumer = next((each for each in session.consumers if each.subscription is received.subscription), None)
-        if consumer is None or (asked is not None and consumer is not asked):
+        if consumer is None or (receiver is not None and consumer is not receiver):
             raise Disagreement(f"{name} was handed out by a consumer that was not asked")
         if consumer.is_closed or session.is_closed:
             raise Disagreement(f"{name} was handed out by what is closed")
@@ -351,55 +351,55 @@ class Oracle:
             raise Disagreement(f"{name} is of an earlier round: it was given back, and handed out after that")
         if dispatched < consumer.incoming.mark:
             raise Disagreement(f"{name} was dispatched before {consumer.incoming.why}, and handed out after that")
-        if peer in letter.had_by:
+        if peer in letter.held_by:
             raise Disagreement(f"{name} was handed out, and the program has it already")
-        if peer in letter.done_by and not letter.done_by[peer].is_in_doubt:
+        if peer in letter.handled_by and not letter.handled_by[peer].is_in_doubt:
             raise Disagreement(f"{name} was handed out, and the program has handled it")
-        if any(said.is_sure for said in letter.done_by.values()):
+        if any(handled.is_sure for handled in letter.handled_by.values()):
             raise Disagreement(f"{name} was handed out, and is acknowledged")
-        said_at = self._started.get((wire, received.ack_id))
-        if said_at is None and not peer.has_rest:
+        started_at = self._started.get((wire, received.ack_id))
+        if started_at is None and not peer.has_unwritten:
             raise Disagreement(f"{name} was handed out before the broker was told")
         self._attempts(letter, received.attempts, peer, name)
         if received.attempts >= self.attempts_max:
             raise Disagreement(f"{name} was handed out though it has failed {received.attempts} times")
         # What another client has said on a connection that was lost it may say again.
-        letter.unsure = [(said_by, on) for said_by, on in letter.unsure if said_by is not peer]
-        letter.fewest = received.attempts
-        letter.most = received.attempts + len(letter.unsure)
+        letter.unsure = [(failed_by, on) for failed_by, on in letter.unsure if failed_by is not peer]
+        letter.attempts_min = received.attempts
+        letter.attempts_max = received.attempts + len(letter.unsure)
         letter.rolled_back.clear()
-        letter.done_by.clear()
-        out = consumer.incoming.live.pop(key, None)
+        letter.handled_by.clear()
+        out = consumer.incoming.arrived.pop(key, None)
         if out is None:
             raise Disagreement(f"{name} was handed out after the broker was told that it is done")
-        self._order(session, asked, out, said_at or world.now_event, name)
-        given = Given(letter, received, consumer, owner)
-        letter.had_by[peer] = given
+        self._order(session, receiver, out, started_at or world.now_event, name)
+        delivered = Delivered(letter, received, consumer, owner)
+        letter.held_by[peer] = delivered
         if session.ack.is_transacted:
             unit = self.unit(session, owner)
-            if unit.is_doomed:
+            if unit.is_rollback_only:
                 raise Disagreement(f"{name} was handed out to a doomed transaction")
-            given.unit = unit
-            unit.given.append(given)
+            delivered.unit = unit
+            unit.delivered.append(delivered)
             unit.letters.add(letter)
         else:
-            session.given.append(given)
-        return given
+            session.delivered.append(delivered)
+        return delivered
 
     def _attempts(self, letter: Letter, seen: int, peer: Peer | None, name: str) -> None:
-        fewest = letter.fewest - sum(said_by is not peer for said_by, _ in letter.unsure)
-        if not fewest <= seen <= letter.most:
-            raise Disagreement(f"{name} says {seen} attempts, and has {fewest} to {letter.most}")
+        attempts_min = letter.attempts_min - sum(failed_by is not peer for failed_by, _ in letter.unsure)
+        if not attempts_min <= seen <= letter.attempts_max:
+            raise Disagreement(f"{name} says {seen} attempts, and has {attempts_min} to {letter.attempts_max}")
 
-    def _order(self, session: Session, asked: Consumer | None, out: Live, said_at: int, name: str) -> None:
-        for consumer in session.consumers if asked is None else [asked]:
+    def _order(self, session: Session, receiver: Consumer | None, out: Arrived, started_at: int, name: str) -> None:
+        for consumer in session.consumers if receiver is None else [receiver]:
             if consumer.is_closed or consumer.is_paused:
                 continue
-            for live in consumer.incoming.live.values():
-                if live.place < out.place and live.come < said_at and self._may_come(consumer, live):
+            for live in consumer.incoming.arrived.values():
+                if live.key < out.key and live.arrived_at < started_at and self._may_come(consumer, live):
                     raise Disagreement(f"{name} was handed out before {live.letter.token} ({live.ack}), which was here")
 
-    def _may_come(self, consumer: Consumer, live: Live) -> bool:
+    def _may_come(self, consumer: Consumer, live: Arrived) -> bool:
         """It is here, and the program could get it."""
         peer = consumer.session.peer
         return (
@@ -407,78 +407,78 @@ class Oracle:
             and live.wire == peer.wire.number
             and live.dispatched > consumer.incoming.mark
             and live.round >= consumer.incoming.round_min
-            and peer not in live.letter.had_by
-            and peer not in live.letter.done_by
+            and peer not in live.letter.held_by
+            and peer not in live.letter.handled_by
             and not any(each is peer for each, _ in live.letter.unsure)
             and (live.wire, live.ack) not in self._started
         )
 
-    def _is_with_a_doomed(self, letter: Letter) -> bool:
+    def _is_in_rollback_only(self, letter: Letter) -> bool:
         """A doomed transaction was given it, and its code has not ended."""
         units = (session.unit for session in self.sessions)
-        return any(unit is not None and unit.is_doomed and letter in unit.letters for unit in units)
+        return any(unit is not None and unit.is_rollback_only and letter in unit.letters for unit in units)
 
-    def has_again(self, consumer: Consumer) -> int:
+    def count_redelivered(self, consumer: Consumer) -> int:
         """Messages that have come to it, and that the code of its program still has from elsewhere: how long is not
         said, so the client is asked."""
-        foreign = consumer.session.peer.client.subscriptions.foreign
-        again = [received.again for received in foreign.values()]
-        return sum(received in again for received in consumer.subscription.held.values())
+        orphaned = consumer.session.peer.client.subscriptions.orphaned
+        redeliveries = [received.redelivery for received in orphaned.values()]
+        return sum(received in redeliveries for received in consumer.subscription.held.values())
 
-    def is_current(self, given: Given) -> bool:
+    def is_current(self, delivered: Delivered) -> bool:
         """The dispatch is of the connection that is there."""
-        wire = given.consumer.session.peer.wire
-        dispatch = self._world.dispatches[given.received.sequence, given.received.deliveries]
+        wire = delivered.consumer.session.peer.wire
+        dispatch = self._world.dispatches[delivered.received.sequence, delivered.received.deliveries]
         return wire is not None and dispatch[1] == wire.number
 
-    def _is_held(self, given: Given) -> bool:
+    def _is_held(self, delivered: Delivered) -> bool:
         """The broker knows that it is the program's."""
-        return self.is_current(given) and not (given.unit is not None and given.unit.is_doomed)
+        return self.is_current(delivered) and not (delivered.unit is not None and delivered.unit.is_rollback_only)
 
-    def is_over(self, given: Given) -> None:
+    def is_over(self, delivered: Delivered) -> None:
         """The program does not have it any more."""
-        session = given.consumer.session
-        if given.letter.had_by.get(session.peer) is given:
-            del given.letter.had_by[session.peer]
-        if given in session.given:
-            session.given.remove(given)
+        session = delivered.consumer.session
+        if delivered.letter.held_by.get(session.peer) is delivered:
+            del delivered.letter.held_by[session.peer]
+        if delivered in session.delivered:
+            session.delivered.remove(delivered)
 
-    def is_done(self, given: Given) -> None:
+    def is_done(self, delivered: Delivered) -> None:
         """The program has handled it."""
-        peer = given.consumer.session.peer
-        self.is_over(given)
-        given.letter.was_handled = True
-        given.letter.done_by[peer] = Said(peer.wire if self.is_current(given) else None)
+        peer = delivered.consumer.session.peer
+        self.is_over(delivered)
+        delivered.letter.was_handled = True
+        delivered.letter.handled_by[peer] = Handled(peer.wire if self.is_current(delivered) else None)
 
-    def is_rejected(self, given: Given) -> None:
-        self.is_done(given)
-        given.letter.was_rejected = True
+    def is_rejected(self, delivered: Delivered) -> None:
+        self.is_done(delivered)
+        delivered.letter.was_rejected = True
 
-    def has_failed(self, given: Given) -> None:
-        self.is_over(given)
-        peer = given.consumer.session.peer
-        given.letter.count_attempt(peer, peer.wire if self.is_current(given) else None)
-        if self.is_current(given):
-            self._mark([given.consumer], "a message was refused")
+    def has_failed(self, delivered: Delivered) -> None:
+        self.is_over(delivered)
+        peer = delivered.consumer.session.peer
+        delivered.letter.count_attempt(peer, peer.wire if self.is_current(delivered) else None)
+        if self.is_current(delivered):
+            self._mark([delivered.consumer], "a message was refused")
 
-    def is_released(self, given: Given) -> None:
-        self.is_over(given)
-        if self.is_current(given):
-            self._mark([given.consumer], "a message was given back")
+    def is_released(self, delivered: Delivered) -> None:
+        self.is_over(delivered)
+        if self.is_current(delivered):
+            self._mark([delivered.consumer], "a message was given back")
 
     def is_closed(self, consumer: Consumer) -> None:
         """What the program has of it goes back."""
         consumer.is_closed = True
         unit = consumer.session.unit
         if consumer.session.ack is Ack.AT_COMMIT and unit is not None and not unit.is_committing:
-            released = [given for given in unit.given if given.consumer is consumer]
-            if released and not unit.is_doomed:
-                self.is_doomed(unit)
-            for given in released:
-                self.is_over(given)
-        for given in list(consumer.session.given):
-            if given.consumer is consumer:
-                self.is_over(given)
+            released = [delivered for delivered in unit.delivered if delivered.consumer is consumer]
+            if released and not unit.is_rollback_only:
+                self.mark_rollback_only(unit)
+            for delivered in released:
+                self.is_over(delivered)
+        for delivered in list(consumer.session.delivered):
+            if delivered.consumer is consumer:
+                self.is_over(delivered)
 
     # ---- Transactions ----
 
@@ -489,13 +489,13 @@ class Oracle:
         return session.unit
 
     def is_committed(self, session: Session, unit: Unit) -> None:
-        for given in unit.given:
-            self.is_over(given)
-            if given in unit.failed:
+        for delivered in unit.delivered:
+            self.is_over(delivered)
+            if delivered in unit.failed:
                 # It may have come again, and been handed out, before the program knew of the commit.
-                given.letter.fewest = min(given.letter.fewest + 1, given.letter.most)
+                delivered.letter.attempts_min = min(delivered.letter.attempts_min + 1, delivered.letter.attempts_max)
             else:
-                given.letter.done_by[session.peer] = Said(None, is_sure=True)
+                delivered.letter.handled_by[session.peer] = Handled(None, is_sure=True)
         for letter in unit.sent:
             letter.sent = Sent.ACCEPTED
         for letter in unit.maybe_sent:
@@ -504,17 +504,17 @@ class Oracle:
 
     def is_rolled_back(self, session: Session, unit: Unit) -> None:
         """And its code has ended."""
-        for given in unit.given:
-            self.is_over(given)
+        for delivered in unit.delivered:
+            self.is_over(delivered)
         for letter in [*unit.sent, *unit.maybe_sent]:
             letter.sent = Sent.NEVER
         self._ended(session, unit)
 
     def is_in_doubt(self, session: Session, unit: Unit) -> None:
-        for given in unit.given:
-            self.is_over(given)
-            given.letter.done_by[session.peer] = Said(None, is_in_doubt=True)
-            given.letter.most += 1
+        for delivered in unit.delivered:
+            self.is_over(delivered)
+            delivered.letter.handled_by[session.peer] = Handled(None, is_in_doubt=True)
+            delivered.letter.attempts_max += 1
         for letter in [*unit.sent, *unit.maybe_sent]:
             letter.sent = Sent.MAYBE
         self._ended(session, unit)
@@ -529,33 +529,33 @@ class Oracle:
         if not is_committed:
             for letter in unit.maybe_sent:
                 letter.sent = Sent.NEVER
-        for given in unit.given:
-            said = given.letter.done_by.get(session.peer)
-            if said is None:
+        for delivered in unit.delivered:
+            handled = delivered.letter.handled_by.get(session.peer)
+            if handled is None:
                 continue
-            if is_committed and given not in unit.failed:
-                said.is_sure = True
+            if is_committed and delivered not in unit.failed:
+                handled.is_sure = True
             else:
-                del given.letter.done_by[session.peer]
+                del delivered.letter.handled_by[session.peer]
 
     def _ended(self, session: Session, unit: Unit) -> None:
         if session.unit is unit:
             session.unit = None
 
-    def is_settled(self, session: Session, given: Given, owner: object, *, is_rejected: bool) -> None:
+    def is_settled(self, session: Session, delivered: Delivered, owner: object, *, is_rejected: bool) -> None:
         """Of a message of the open transaction is said that it has failed: the others return without an attempt."""
-        unit = given.unit
+        unit = delivered.unit
         assert unit is not None, "it is a transaction's"
-        unit.given.remove(given)
-        unit.letters.discard(given.letter)
-        if given in unit.failed:
-            unit.failed.remove(given)
-        given.unit = None
-        self.rolls_back(session, owner, counts_attempts=False, returns=bool(unit.given))
+        unit.delivered.remove(delivered)
+        unit.letters.discard(delivered.letter)
+        if delivered in unit.failed:
+            unit.failed.remove(delivered)
+        delivered.unit = None
+        self.rolls_back(session, owner, counts_attempts=False, returns=bool(unit.delivered))
         if is_rejected:
-            self.is_rejected(given)
+            self.is_rejected(delivered)
         else:
-            self.has_failed(given)
+            self.has_failed(delivered)
 
     def rolls_back(self, session: Session, owner: object, *, counts_attempts: bool, returns: bool = True) -> None:
         """By its code, or by another task."""
@@ -563,32 +563,32 @@ class Oracle:
         if unit is None:
             # It is empty, and nothing is said of it: nothing returns, so nothing is ahead of its place.
             return
-        if not unit.is_doomed:
+        if not unit.is_rollback_only:
             self.count_attempts(unit, counts_attempts=counts_attempts)
             if returns:
                 self._mark(session.consumers, "a rollback")
         if owner is unit.owner:
             self.is_rolled_back(session, unit)
-        elif not unit.is_doomed:
-            self.is_doomed(unit)
+        elif not unit.is_rollback_only:
+            self.mark_rollback_only(unit)
             unit.is_returned = True
             # The broker has it again, and whoever else asks may get it.
-            for given in unit.given:
-                self.is_over(given)
+            for delivered in unit.delivered:
+                self.is_over(delivered)
 
-    def is_doomed(self, unit: Unit) -> None:
-        unit.is_doomed = True
+    def mark_rollback_only(self, unit: Unit) -> None:
+        unit.is_rollback_only = True
         for letter in [*unit.sent, *unit.maybe_sent]:
             letter.sent = Sent.NEVER
 
     def count_attempts(self, unit: Unit, *, counts_attempts: bool) -> None:
         if counts_attempts:
-            for given in unit.failed or unit.given:
-                wire = given.consumer.session.peer.wire
-                given.letter.fewest += 1
-                given.letter.most += 1
+            for delivered in unit.failed or unit.delivered:
+                wire = delivered.consumer.session.peer.wire
+                delivered.letter.attempts_min += 1
+                delivered.letter.attempts_max += 1
                 if wire is not None:
-                    given.letter.rolled_back.append(wire)
+                    delivered.letter.rolled_back.append(wire)
 
     # ---- What is left ----
 
@@ -600,36 +600,36 @@ class Oracle:
             if token in waits:
                 raise Disagreement(f"{token} is twice in {queue}")
             waits[token] = frame
-        gone: dict[str, Frame] = {}
+        dead_letters: dict[str, Frame] = {}
         for frame in dead:
             token = frame.body.decode()
-            if token in gone or token in waits:
+            if token in dead_letters or token in waits:
                 raise Disagreement(f"{token} is a dead letter twice, or not wholly")
-            gone[token] = frame
+            dead_letters[token] = frame
         for letter in self.letters.values():
             if letter.queue != queue:
                 continue
             token = letter.token
-            is_there = token in waits or token in gone
-            is_had = bool(letter.had_by) and not is_end
+            is_there = token in waits or token in dead_letters
+            is_held = bool(letter.held_by) and not is_end
             if is_there and letter.sent is Sent.NEVER:
                 raise Disagreement(f"{token} is there, and its transaction was rolled back")
-            if is_there and any(said.is_sure for said in letter.done_by.values()) and not letter.was_rejected:
+            if is_there and any(handled.is_sure for handled in letter.handled_by.values()) and not letter.was_rejected:
                 raise Disagreement(f"{token} was acknowledged, and is there")
             if token in waits:
-                if any(said.is_sure for said in letter.done_by.values()):
+                if any(handled.is_sure for handled in letter.handled_by.values()):
                     raise Disagreement(f"{token} was rejected, and waits")
-                if is_had and any(self._is_held(given) for given in letter.had_by.values()):
+                if is_held and any(self._is_held(delivered) for delivered in letter.held_by.values()):
                     raise Disagreement(f"{token} waits, and a program has it")
                 self._attempts(letter, int(waits[token].headers["truenext-attempts"]), None, token)
-            elif token in gone:
-                if letter.most < self.attempts_max and not letter.was_rejected:
-                    raise Disagreement(f"{token} is dead after {letter.most} attempts at most")
+            elif token in dead_letters:
+                if letter.attempts_max < self.attempts_max and not letter.was_rejected:
+                    raise Disagreement(f"{token} is dead after {letter.attempts_max} attempts at most")
             elif (
                 letter.sent is Sent.ACCEPTED
-                and not (is_had or letter.done_by or letter.was_handled)
-                and (is_end or not self._is_with_a_doomed(letter))
+                and not (is_held or letter.handled_by or letter.was_handled)
+                and (is_end or not self._is_in_rollback_only(letter))
             ):
                 raise Disagreement(f"{token} is lost")
-            elif letter.was_rejected and any(said.is_sure for said in letter.done_by.values()):
+            elif letter.was_rejected and any(handled.is_sure for handled in letter.handled_by.values()):
                 raise Disagreement(f"{token} was rejected, and is no dead letter")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from truenext.client.core.buffer import Buffer, Received, Subscription
 from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.context import ClientContext
-from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.session import Mode, SessionCore
 from truenext.client.core.waiting import Flow, Wait
 from truenext.url import parse_url
@@ -18,13 +18,13 @@ from truenext.url import parse_url
 ADDRESS = parse_url("stomp://127.0.0.1:61613")
 
 
-class Said(NamedTuple):
+class ClientFrame(NamedTuple):
     command: str
     headers: dict[str, str]
     body: str
 
 
-class Running:
+class RunningFlow:
     """A flow that somebody waits for."""
 
     def __init__(self, flow: Flow[Any]) -> None:
@@ -32,17 +32,17 @@ class Running:
         self._wait: Wait | None = None
         self.result: Any = None
         self.is_done = False
-        self._go_on(None)
+        self._step(None)
 
-    def again(self) -> "Running":
+    def resume(self) -> "RunningFlow":
         """Go on if its signal has come."""
         while not self.is_done and self._wait is not None and self._wait.signal.is_set:
-            self._go_on(True)
+            self._step(True)
         return self
 
-    def is_too_late(self) -> None:
+    def time_out(self) -> None:
         """Its deadline comes."""
-        self._go_on(False)
+        self._step(False)
 
     @property
     def deadline(self) -> float | None:
@@ -54,19 +54,19 @@ class Running:
         """A cancellation ends its waiting."""
         self._wait = self._flow.throw(CancelledError())
 
-    def _go_on(self, came: bool | None) -> None:
+    def _step(self, in_time: bool | None) -> None:
         try:
-            self._wait = next(self._flow) if came is None else self._flow.send(came)
+            self._wait = next(self._flow) if in_time is None else self._flow.send(in_time)
         except StopIteration as ended:
             self.is_done, self.result = True, ended.value
         else:
-            self.again()
+            self.resume()
 
 
 class Script:
     def __init__(self) -> None:
         self.now = 0.0
-        self.said: deque[Said] = deque()
+        self.frames: deque[ClientFrame] = deque()
         """What the client has written, and nobody has looked at."""
         self.reports: list[str] = []
         """What the log of the program says."""
@@ -74,7 +74,7 @@ class Script:
         """The socket takes nothing."""
         world = ClientContext(
             clock=lambda: self.now,
-            chance=lambda: 0.5,
+            random=lambda: 0.5,
             flush=self.flush,
             flush_soon=lambda: None,
             report=lambda what, facts: self.reports.append(what % facts),
@@ -85,48 +85,48 @@ class Script:
     def flush(self) -> bool:
         if self.is_blocked:
             return False
-        for data in self.client.outgoing():
+        for data in self.client.data_to_send():
             if data == b"\n":
                 continue
             head, _, body = data[:-1].decode().partition("\n\n")
             command, *lines = head.split("\n")
-            self.said.append(Said(command, dict(line.split(":", 1) for line in lines), body))
+            self.frames.append(ClientFrame(command, dict(line.split(":", 1) for line in lines), body))
         return True
 
-    def all_said(self) -> list[Said]:
+    def take_frames(self) -> list[ClientFrame]:
         """Everything since the last look."""
         self.flush()
-        said = list(self.said)
-        self.said.clear()
-        return said
+        frames = list(self.frames)
+        self.frames.clear()
+        return frames
 
     def connect(self, store: str = "here") -> None:
         self.client.opened(ADDRESS)
-        assert self.said.pop().command == "CONNECT"
-        self.hear("CONNECTED", version="1.2", **{"truenext-store": store, "truenext-secret": "0" * 32})
+        assert self.frames.pop().command == "CONNECT"
+        self.receive("CONNECTED", version="1.2", **{"truenext-store": store, "truenext-secret": "0" * 32})
 
     def lose(self) -> None:
         self.client.lost(OSError("cut"))
 
     def reconnect(self, store: str = "here") -> None:
         self.lose()
-        self.said.clear()
+        self.frames.clear()
         self.connect(store)
 
-    def hear(self, command: str, body: str = "", **headers: str) -> None:
-        said = "".join(f"{name}:{value}\n" for name, value in headers.items())
-        self.client.received(f"{command}\n{said}\n{body}\0".encode())
+    def receive(self, command: str, body: str = "", **headers: str) -> None:
+        lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+        self.client.receive_data(f"{command}\n{lines}\n{body}\0".encode())
 
     def message(self, subscription: Subscription, sequence: int, deliveries: int = 1, **headers: str) -> None:
         """A MESSAGE comes."""
-        self.hear(
+        self.receive(
             "MESSAGE",
             body=str(sequence),
             **{
                 "subscription": subscription.id,
                 "message-id": f"truenext-here-{sequence}",
                 "ack": f"{sequence}.{deliveries}@{subscription.id}",
-                "destination": subscription.wanted.destination,
+                "destination": subscription.options.destination,
                 "truenext-sequence": str(sequence),
                 "truenext-round": str(0 if self.client.link is None else self.client.link.rounds),
                 "truenext-deliveries": str(deliveries),
@@ -134,51 +134,51 @@ class Script:
             **headers,
         )
 
-    def confirm(self) -> list[Said]:
+    def confirm(self) -> list[ClientFrame]:
         """Every receipt that was asked for comes; what was said."""
-        said = self.all_said()
-        for frame in said:
+        frames = self.take_frames()
+        for frame in frames:
             if "receipt" in frame.headers:
-                self.hear("RECEIPT", **{"receipt-id": frame.headers["receipt"]})
-        return said
+                self.receive("RECEIPT", **{"receipt-id": frame.headers["receipt"]})
+        return frames
 
-    def answer(self, question: Said, said: object) -> None:
+    def reply(self, request: ClientFrame, body: object) -> None:
         """The broker answers a question."""
-        self.hear(
+        self.receive(
             "MESSAGE",
-            msgspec.json.encode(said).decode(),
+            msgspec.json.encode(body).decode(),
             subscription="replies",
-            **{"correlation-id": question.headers["correlation-id"]},
+            **{"correlation-id": request.headers["correlation-id"]},
         )
 
     def refuse(self, frame: int, code: str) -> None:
-        self.hear("ERROR", code, **{"truenext-code": code, "truenext-frame": str(frame)})
+        self.receive("ERROR", code, **{"truenext-code": code, "truenext-frame": str(frame)})
 
     def session(self, mode: Mode = Mode.INDIVIDUAL) -> SessionCore:
         return SessionCore(self.client, mode, Buffer())
 
     def consumer(self, session: SessionCore, destination: str = "/queue/a", **options: Any) -> Subscription:
-        asked = wanted(destination, cast("ConsumerOptions", options))
-        subscribing = Running(self.client.subscribe(asked, session.buffer, None))
+        parsed = parse_consumer_options(destination, cast("ConsumerOptions", options))
+        subscribing = RunningFlow(self.client.subscribe(parsed, session.buffer, None))
         self.confirm()
-        subscription: Subscription = subscribing.again().result
+        subscription: Subscription = subscribing.resume().result
         return subscription
 
 
-def receive(session: SessionCore, count: int = 1) -> Running:
-    return Running(session.receive(None, count, None, "the task"))
+def receive(session: SessionCore, count: int = 1) -> RunningFlow:
+    return RunningFlow(session.receive(None, count, None, "the task"))
 
 
-def one(running: Running) -> Received:
+def one(running: RunningFlow) -> Received:
     """What was received."""
-    (received,) = running.again().result
+    (received,) = running.resume().result
     assert isinstance(received, Received)
     return received
 
 
-def named(said: list[Said], command: str, destination: str | None = None) -> list[Said]:
+def select_frames(frames: list[ClientFrame], command: str, destination: str | None = None) -> list[ClientFrame]:
     return [
         each
-        for each in said
+        for each in frames
         if each.command == command and (destination is None or each.headers.get("destination") == destination)
     ]

@@ -3,25 +3,27 @@ is charged with an attempt". What the broker makes of it is tried with the broke
 
 import pytest
 
-from tests.client.scripted import Said, Script, named, one, receive
+from tests.client.scripted import ClientFrame, Script, one, receive, select_frames
 from truenext.client.core.disposition import FAILED, REJECTED, Disposition
-from truenext.client.core.flows import failed_for, rejected_for
+from truenext.client.core.flows import failed_disposition, rejected_disposition
 from truenext.client.core.message import Content
 from truenext.client.core.session import Mode
 from truenext.limits import CAUSE_BYTES_MAX
 
 
-def nacked(script: Script, verdict: Disposition, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False) -> list[Said]:
+def nacked(
+    script: Script, disposition: Disposition, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False
+) -> list[ClientFrame]:
     session = script.session(mode)
     subscription = script.consumer(session, prefetch=1)
     waiting = receive(session)
     script.message(subscription, 1)
-    session.settle(one(waiting), verdict, "the task")
+    session.settle(one(waiting), disposition, "the task")
     if is_lost:
         script.reconnect()
         script.confirm()
         script.message(subscription, 1, deliveries=2)
-    return named(script.all_said(), "NACK")
+    return select_frames(script.take_frames(), "NACK")
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -29,7 +31,7 @@ def nacked(script: Script, verdict: Disposition, mode: Mode = Mode.INDIVIDUAL, *
 def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(mode: Mode, is_lost: bool) -> None:
     script = Script()
     script.connect()
-    (nack,) = nacked(script, failed_for(1.5, "no: wire\nat all"), mode, is_lost=is_lost)
+    (nack,) = nacked(script, failed_disposition(1.5, "no: wire\nat all"), mode, is_lost=is_lost)
     assert nack.headers["truenext-delay"] == "1500"
     # As it stands on the wire.
     assert nack.headers["truenext-cause"] == "no\\c wire\\nat all"
@@ -39,24 +41,24 @@ def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(
 def test_a_rejection_says_its_cause() -> None:
     script = Script()
     script.connect()
-    (nack,) = nacked(script, rejected_for("never"))
+    (nack,) = nacked(script, rejected_disposition("never"))
     assert (nack.headers["truenext-reject"], nack.headers["truenext-cause"]) == ("true", "never")
 
 
 def test_where_there_is_no_cause_none_is_said() -> None:
     script = Script()
     script.connect()
-    assert failed_for(None) == FAILED
-    assert rejected_for("") == REJECTED
-    for verdict in (FAILED, failed_for(1), REJECTED):
-        (nack,) = nacked(script, verdict)
+    assert failed_disposition(None) == FAILED
+    assert rejected_disposition("") == REJECTED
+    for disposition in (FAILED, failed_disposition(1), REJECTED):
+        (nack,) = nacked(script, disposition)
         assert "truenext-cause" not in nack.headers
 
 
 def test_another_broker_is_told_no_cause() -> None:
     script = Script()
     script.connect(store="")
-    (nack,) = nacked(script, rejected_for("never"))
+    (nack,) = nacked(script, rejected_disposition("never"))
     assert [name for name in nack.headers if name.startswith("truenext-cause")] == []
 
 
@@ -73,15 +75,15 @@ def test_another_broker_is_told_no_cause() -> None:
     ids=["as long as may be", "longer", "two bytes", "four bytes", "a NUL", "half a character"],
 )
 def test_a_cause_is_cut_between_two_characters_and_says_what_can_be_said(cause: str, said: str) -> None:
-    assert failed_for(None, cause).cause == rejected_for(cause).cause == said
+    assert failed_disposition(None, cause).cause == rejected_disposition(cause).cause == said
     assert len(said.encode()) <= CAUSE_BYTES_MAX
 
 
 def test_a_cause_is_text() -> None:
     with pytest.raises(TypeError):
-        failed_for(None, ValueError("x"))  # type: ignore[arg-type]
+        failed_disposition(None, ValueError("x"))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        rejected_for(b"x")  # type: ignore[arg-type]
+        rejected_disposition(b"x")  # type: ignore[arg-type]
 
 
 def test_a_program_sees_the_first_and_the_last_cause_and_not_among_the_headers_of_its_own() -> None:

@@ -5,13 +5,13 @@ from asyncio import CancelledError
 
 import pytest
 
-from tests.client.scripted import Running, Said, Script, named, one, receive
+from tests.client.scripted import ClientFrame, RunningFlow, Script, one, receive, select_frames
+from truenext.client.core.buffer import Subscription, SubscriptionOptions
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import DONE, FAILED, REJECTED
-from truenext.client.core.flows import TransactionBlock, spoken_in_transaction
-from truenext.client.core.holding import Subscription, Wanted
+from truenext.client.core.flows import TransactionBlock, encode_send_in_transaction
 from truenext.client.core.send_buffer import MESSAGES_MAX, SendBatch
-from truenext.client.core.sending import await_confirmed, await_room, enqueue, enqueue_if_room, prepare, send
+from truenext.client.core.send_flows import await_capacity, await_confirmed, enqueue, prepare_send, send, try_enqueue
 from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
@@ -29,10 +29,10 @@ def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
     script.confirm()
     waiting = receive(session)
     script.message(subscription, 1, deliveries=2)
-    assert not waiting.again().is_done
-    said = script.all_said()
-    assert [each.headers["id"] for each in named(said, "ACK")] == [f"1.2@{subscription.id}"]
-    assert len(named(said, "SEND", "/control/credit")) == 2
+    assert not waiting.resume().is_done
+    said = script.take_frames()
+    assert [each.headers["id"] for each in select_frames(said, "ACK")] == [f"1.2@{subscription.id}"]
+    assert len(select_frames(said, "SEND", "/control/credit")) == 2
     script.message(subscription, 2)
     assert one(waiting).sequence == 2
 
@@ -49,12 +49,12 @@ def test_who_pulls_asks_anew_when_what_came_is_still_with_the_program() -> None:
     script.confirm()
     waiting = receive(session)
     script.message(subscription, 1, deliveries=2)
-    assert not waiting.again().is_done
-    assert len(named(script.all_said(), "SEND", "/control/credit")) == 2
+    assert not waiting.resume().is_done
+    assert len(select_frames(script.take_frames(), "SEND", "/control/credit")) == 2
     script.message(subscription, 2)
     assert one(waiting).sequence == 2
     session.settle(first, DONE)
-    assert [each.headers["id"] for each in named(script.all_said(), "ACK")] == [f"1.2@{subscription.id}"]
+    assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [f"1.2@{subscription.id}"]
 
 
 def nacked(script: Script, attempts: int) -> list[str]:
@@ -68,9 +68,9 @@ def nacked(script: Script, attempts: int) -> list[str]:
     script.confirm()
     waiting = receive(session)
     script.message(subscription, 1, deliveries=2, **{"truenext-attempts": str(attempts)})
-    waiting.again()
+    waiting.resume()
     assert waiting.is_done == (attempts > 0)
-    return [each.headers["id"] for each in named(script.all_said(), "NACK")]
+    return [each.headers["id"] for each in select_frames(script.take_frames(), "NACK")]
 
 
 def test_a_refusal_that_the_broker_has_carried_out_is_not_repeated() -> None:
@@ -96,27 +96,27 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     receiving = receive(session)
     script.message(subscription, 1)
     one(receiving)
-    committing = Running(session.commit(1.0))
+    committing = RunningFlow(session.commit(1.0))
     script.lose()
     with pytest.raises(InDoubt):
-        committing.is_too_late()
-    script.said.clear()
+        committing.time_out()
+    script.frames.clear()
     script.connect()
-    (question,) = named(script.confirm(), "SEND", "/control/producer")
+    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
     script.message(subscription, 1, deliveries=2)
     if waits == "another transaction":
         receiving = receive(session)
-    script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    script.reply(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     if waits == "nobody":
         receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/release")
+    assert select_frames(script.take_frames(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
-    assert script.client.subscriptions.foreign == {} and list(script.client.transactions) == [session.transaction]
+    assert script.client.subscriptions.orphaned == {} and list(script.client.transactions) == [session.transaction]
 
 
-def commit_of(script: Script) -> Said:
-    (commit,) = named(script.all_said(), "COMMIT")
+def commit_of(script: Script) -> ClientFrame:
+    (commit,) = select_frames(script.take_frames(), "COMMIT")
     return commit
 
 
@@ -129,25 +129,25 @@ def settled_elsewhere(script: Script, *, is_in_time: bool) -> SessionCore:
     receiving = receive(session)
     script.message(subscription, 1)
     one(receiving)
-    committing = Running(session.commit(1.0))
+    committing = RunningFlow(session.commit(1.0))
     if not is_in_time:
         with pytest.raises(InDoubt):
-            committing.is_too_late()
+            committing.time_out()
     commit = commit_of(script)
     assert commit.headers["truenext-number"] == "1"
     script.refuse(int(commit.headers["receipt"]), Code.ROLLED_BACK)
     if is_in_time:
         with pytest.raises(RolledBack, match=r"asked for on another connection .* do it again$"):
-            committing.again()
+            committing.resume()
     return session
 
 
 def commits_as_number_2(script: Script, session: SessionCore) -> None:
-    committing = Running(session.commit(1.0))
+    committing = RunningFlow(session.commit(1.0))
     commit = commit_of(script)
     assert (commit.headers["truenext-producer"], commit.headers["truenext-number"]) == ("me-1", "2")
-    script.hear("RECEIPT", **{"receipt-id": commit.headers["receipt"]})
-    assert committing.again().result is True
+    script.receive("RECEIPT", **{"receipt-id": commit.headers["receipt"]})
+    assert committing.resume().result is True
 
 
 @pytest.mark.parametrize("is_in_time", [False, True])
@@ -156,7 +156,7 @@ def test_commit_settled_as_rolled_back_by_another_connection_is_followed_by_the_
     script = Script()
     session = settled_elsewhere(script, is_in_time=is_in_time)
     receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/release")
+    assert select_frames(script.take_frames(), "SEND", "/control/release")
     (subscription,) = session.buffer.subscriptions
     script.message(subscription, 1, deliveries=2)
     assert one(receiving).sequence == 1
@@ -171,7 +171,7 @@ def test_session_made_after_a_commit_was_settled_by_another_connection_commits_u
     settled_elsewhere(script, is_in_time=is_in_time).close("the task")
     script.confirm()
     session = script.session(Mode.TRANSACTED)
-    assert session.send_now(spoken_in_transaction("/queue/a", {}).head, b"x", None, "the task")
+    assert session.try_send(encode_send_in_transaction("/queue/a", {}).head, b"x", None, "the task")
     commits_as_number_2(script, session)
 
 
@@ -181,8 +181,8 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
     script.connect()
     session = script.session(Mode.TRANSACTED)
     for _ in range(2):
-        assert session.send_now(spoken_in_transaction("/queue/a", {}).head, b"x", None, "the task")
-        committing = Running(session.commit(1.0))
+        assert session.try_send(encode_send_in_transaction("/queue/a", {}).head, b"x", None, "the task")
+        committing = RunningFlow(session.commit(1.0))
         commit = commit_of(script)
         assert commit.headers["truenext-number"] == "1"
         number = int(commit.headers["receipt"])
@@ -190,10 +190,10 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
         script.refuse(number - 1, Code.NO_TRANSACTION)
         script.refuse(number, Code.ROLLED_BACK)
         with pytest.raises(RolledBack, match="limit"):
-            committing.again()
+            committing.resume()
 
 
-def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, TransactionBlock, Running]:
+def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, TransactionBlock, RunningFlow]:
     """A transaction that was given message 1, and whose connection was lost while it was committed."""
     script.connect()
     session = script.session(Mode.TRANSACTED)
@@ -203,9 +203,9 @@ def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, Tran
     receiving = receive(session)
     script.message(subscription, 1)
     one(receiving)
-    leaving = Running(block.leave(None, "the task"))
+    leaving = RunningFlow(block.exit(None, "the task"))
     script.lose()
-    script.said.clear()
+    script.frames.clear()
     return session, subscription, block, leaving
 
 
@@ -216,12 +216,12 @@ def test_commit_cancelled_after_its_connection_was_lost_waits_for_the_outcome() 
     leaving.cancel()
     assert leaving.deadline == 15.0
     script.connect()
-    (question,) = named(script.confirm(), "SEND", "/control/producer")
-    script.answer(question, {"sends": 0, "commits": 1, "outcome": "committed"})
+    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    script.reply(question, {"sends": 0, "commits": 1, "outcome": "committed"})
     with pytest.raises(CancelledError):
-        leaving.again()
+        leaving.resume()
     assert block.outcome.value == "committed" and block.token == ""
-    assert session.transacted().transaction is None
+    assert session.require_transactions().transaction is None
 
 
 @pytest.mark.parametrize("ends", ["too late", "cancelled again"])
@@ -231,18 +231,18 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
     leaving.cancel()
     with pytest.raises(CancelledError):
         if ends == "too late":
-            leaving.is_too_late()
+            leaving.time_out()
         else:
             leaving.cancel()
     assert block.outcome.value == "in doubt" and block.token == "here me-1 1"
     # The session goes on, and what the transaction was given is handed out again.
     script.connect()
-    (question,) = named(script.confirm(), "SEND", "/control/producer")
+    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
     script.message(subscription, 1, deliveries=2)
-    script.answer(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    script.reply(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     assert block.outcome.value == "rolled back" and block.token == ""
     receiving = receive(session)
-    assert named(script.all_said(), "SEND", "/control/release")
+    assert select_frames(script.take_frames(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
 
@@ -255,15 +255,15 @@ def decided_late(outcome: str) -> SessionCore:
     with pytest.raises(CancelledError):
         leaving.cancel()
     script.connect()
-    (question,) = named(script.confirm(), "SEND", "/control/producer")
-    script.answer(question, {"sends": 0, "commits": 1, "outcome": outcome})
+    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    script.reply(question, {"sends": 0, "commits": 1, "outcome": outcome})
     return session
 
 
 def test_commit_left_undecided_tells_its_outcome_when_it_is_called_again() -> None:
-    assert Running(decided_late("committed").commit(60.0)).result is True
+    assert RunningFlow(decided_late("committed").commit(60.0)).result is True
     with pytest.raises(RolledBack):
-        Running(decided_late("rolled back").commit(60.0))
+        RunningFlow(decided_late("rolled back").commit(60.0))
 
 
 @pytest.mark.parametrize("outcome", ["committed", "rolled back"])
@@ -273,7 +273,7 @@ def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_de
 ) -> None:
     block = TransactionBlock(decided_late(outcome), 60.0)
     block.enter()
-    assert Running(block.leave(ValueError() if fails else None, "the task")).is_done
+    assert RunningFlow(block.exit(ValueError() if fails else None, "the task")).is_done
     assert block.outcome.value == ("rolled back" if fails else "committed")
 
 
@@ -307,9 +307,9 @@ def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is
     script.confirm()
     receiving = receive(other)
     script.message(second, 1, deliveries=2)
-    assert not receiving.again().is_done
+    assert not receiving.resume().is_done
     closing.close("the task")
-    assert named(script.all_said(), "SEND", "/control/release")
+    assert select_frames(script.take_frames(), "SEND", "/control/release")
     script.message(second, 1, deliveries=3)
     assert one(receiving).sequence == 1
 
@@ -327,9 +327,9 @@ def test_what_has_come_again_and_is_given_back_goes_back_to_the_broker() -> None
     script.reconnect()
     script.confirm()
     script.message(subscription, 1, deliveries=2)
-    script.all_said()
+    script.take_frames()
     session.release(first)
-    (released,) = named(script.all_said(), "SEND", "/control/release")
+    (released,) = select_frames(script.take_frames(), "SEND", "/control/release")
     assert "keep" not in released.body
     waiting = receive(session)
     assert not waiting.is_done
@@ -345,12 +345,12 @@ def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_
     script.consumer(session, prefetch=0)
     receiving = receive(session)
     script.reconnect()
-    receiving.again()
-    said = script.all_said()
+    receiving.resume()
+    said = script.take_frames()
     assert [each.command for each in said] == ["SUBSCRIBE"]
     script.refuse(int(said[0].headers["receipt"]), "in-use")
     with pytest.raises(Refused, match="in-use"):
-        receiving.again()
+        receiving.resume()
     assert script.client.link is not None
 
 
@@ -358,10 +358,10 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     script = Script()
     script.connect()
     session = script.session()
-    subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, 1.0))
+    subscribing = RunningFlow(script.client.subscribe(SubscriptionOptions(destination="/queue/a"), session.buffer, 1.0))
     with pytest.raises(TimeoutError):
-        subscribing.is_too_late()
-    said = script.all_said()
+        subscribing.time_out()
+    said = script.take_frames()
     assert [each.command for each in said] == ["SUBSCRIBE", "UNSUBSCRIBE"]
     script.refuse(2, "destination")
     script.refuse(3, "not-found")
@@ -373,18 +373,20 @@ def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None
     script = Script()
     script.connect()
     session = script.session(Mode.TRANSACTED)
-    subscribing = Running(script.client.subscribe(Wanted(destination="/queue/a"), session.buffer, None))
+    subscribing = RunningFlow(
+        script.client.subscribe(SubscriptionOptions(destination="/queue/a"), session.buffer, None)
+    )
     session.rollback("the task", counted=CountedAttempts.ALL)
     (subscription,) = session.buffer.subscriptions
     script.message(subscription, 1)
-    assert named(list(script.said), "SEND", "/control/release") == []
-    assert session.take_now(subscription, "the task") is None
+    assert select_frames(list(script.frames), "SEND", "/control/release") == []
+    assert session.try_receive(subscription, "the task") is None
     script.confirm()
-    (released,) = named(script.all_said(), "SEND", "/control/release")
+    (released,) = select_frames(script.take_frames(), "SEND", "/control/release")
     assert f'"{subscription.id}"' in released.body and "keep" not in released.body
-    assert subscribing.again().is_done
+    assert subscribing.resume().is_done
     script.message(subscription, 1, deliveries=2)
-    assert session.take_now(subscription, "the task") is not None
+    assert session.try_receive(subscription, "the task") is not None
 
 
 def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() -> None:
@@ -400,10 +402,10 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     waiting = receive(session)
     script.message(subscription, 1)
     one(waiting)
-    script.all_said()
+    script.take_frames()
     del block
     TransactionBlock(session, 5.0).enter()
-    (released,) = named(script.all_said(), "SEND", "/control/release")
+    (released,) = select_frames(script.take_frames(), "SEND", "/control/release")
     assert '"abort"' in released.body and '"count_attempts":"nacked"' in released.body
     assert session.transaction is None
 
@@ -461,12 +463,12 @@ def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> 
     """Its message stood in a row that nobody served any more, until its time was over."""
     script = Script()
     client = script.client
-    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX + 1)]
-    waiting = [Running(send(client, each, 60.0)) for each in sent]
+    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX + 1)]
+    waiting = [RunningFlow(send(client, each, 60.0)) for each in sent]
     client.fail(ClosedError("the connection is closed"))
     for each in waiting[:1] + waiting[-1:]:
         with pytest.raises(ClosedError):
-            each.again()
+            each.resume()
 
 
 def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_timeout() -> None:
@@ -474,23 +476,23 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     client = script.client
     script.connect()
     batch = SendBatch()
-    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(2)]
+    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(2)]
     for each in sent:
         batch.add(each)
         enqueue(client, each)
-    assert len(named(script.all_said(), "SEND")) == 2
-    waiting = Running(await_confirmed(client, batch, 1.0))
+    assert len(select_frames(script.take_frames(), "SEND")) == 2
+    waiting = RunningFlow(await_confirmed(client, batch, 1.0))
     script.lose()
     with pytest.raises(TimeoutError):
-        waiting.is_too_late()
-    script.said.clear()
+        waiting.time_out()
+    script.frames.clear()
     script.connect()
-    (question,) = script.all_said()[-1:]
-    script.answer(question, {"sends": 0, "commits": 0})
-    assert named(script.all_said(), "SEND", "/queue/a") == []
+    (question,) = script.take_frames()[-1:]
+    script.reply(question, {"sends": 0, "commits": 0})
+    assert select_frames(script.take_frames(), "SEND", "/queue/a") == []
     # Nobody is told that they were confirmed, and the next to flush waits for none of them.
     assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]
-    assert Running(await_confirmed(client, batch, 1.0)).is_done
+    assert RunningFlow(await_confirmed(client, batch, 1.0)).is_done
 
 
 def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_that_there_is_no_room() -> None:
@@ -498,14 +500,14 @@ def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_
     script = Script()
     client = script.client
     batch = SendBatch()
-    sent = [prepare(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX)]
-    assert all(enqueue_if_room(client, batch, each) for each in sent)
-    assert not enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
-    waiting = Running(await_room(client, batch, 1.0))
+    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX)]
+    assert all(try_enqueue(client, batch, each) for each in sent)
+    assert not try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {}))
+    waiting = RunningFlow(await_capacity(client, batch, 1.0))
     with pytest.raises(TimeoutError):
-        waiting.is_too_late()
+        waiting.time_out()
     script.connect()
-    assert named(script.all_said(), "SEND", "/queue/a") == []
+    assert select_frames(script.take_frames(), "SEND", "/queue/a") == []
     assert all(isinstance(each.error, TimeoutError) for each in sent)
 
 
@@ -516,16 +518,16 @@ def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_anot
     script.connect("here")
 
     def sent() -> tuple[str, str]:
-        enqueue(client, prepare(client, "/queue/a", b"x", {}))
-        (frame,) = named(script.confirm(), "SEND", "/queue/a")
+        enqueue(client, prepare_send(client, "/queue/a", b"x", {}))
+        (frame,) = select_frames(script.confirm(), "SEND", "/queue/a")
         return frame.headers["truenext-producer"], frame.headers["truenext-number"]
 
     def committed() -> tuple[str, str]:
-        sending = Running(session.send(b"SEND\ndestination:/queue/a\n", b"x", None, None, "the task"))
+        sending = RunningFlow(session.send(b"SEND\ndestination:/queue/a\n", b"x", None, None, "the task"))
         assert sending.is_done
-        committing = Running(session.commit(None))
-        (frame,) = named(script.confirm(), "COMMIT")
-        assert committing.again().is_done
+        committing = RunningFlow(session.commit(None))
+        (frame,) = select_frames(script.confirm(), "COMMIT")
+        assert committing.resume().is_done
         return frame.headers["truenext-producer"], frame.headers["truenext-number"]
 
     session = script.session(Mode.TRANSACTED)
@@ -548,7 +550,7 @@ def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_b
     script.reconnect("here")
     script.confirm()
     script.message(subscription, 1, deliveries=2)
-    assert len(named(script.all_said(), "ACK")) == 1
+    assert len(select_frames(script.take_frames(), "ACK")) == 1
 
 
 def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_by_now() -> None:
@@ -573,8 +575,8 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     transacted.rollback(transacted.transaction.owner, counted=CountedAttempts.NONE)
     waiting = receive(other)
     script.message(second, 1, deliveries=3)
-    assert not waiting.again().is_done
-    assert held.again is not None
+    assert not waiting.resume().is_done
+    assert held.redelivery is not None
 
 
 def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended() -> None:
@@ -590,11 +592,11 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
     script.confirm()
     script.message(subscription, 1, deliveries=2)
     script.client.subscriptions.pause(subscription)
-    (pausing,) = named(script.all_said(), "SEND", "/control/release")
+    (pausing,) = select_frames(script.take_frames(), "SEND", "/control/release")
     assert f"1.2@{subscription.id}" in pausing.body, "its code has it"
     with pytest.raises(RolledBack):
-        Running(session.commit(None))
-    (released,) = named(script.all_said(), "SEND", "/control/release")
+        RunningFlow(session.commit(None))
+    (released,) = select_frames(script.take_frames(), "SEND", "/control/release")
     assert "keep" not in released.body and "suspend" in released.body
 
 
@@ -612,4 +614,4 @@ def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_not
         session.settle(received, FAILED, "the task")
     session.release(received, "the task")
     with pytest.raises(RolledBack):
-        Running(session.commit(None))
+        RunningFlow(session.commit(None))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.client.scripted import Running, Said, Script, named
-from truenext.client.core.flows import spoken_in_transaction
+from tests.client.scripted import ClientFrame, RunningFlow, Script, select_frames
+from truenext.client.core.flows import encode_send_in_transaction
 from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import Code, LocalProtocolError, Refused, RolledBack
 
@@ -14,14 +14,14 @@ def a_session(script: Script) -> SessionCore:
 
 
 def send(session: SessionCore, body: bytes = b"x") -> None:
-    assert session.send_now(spoken_in_transaction("/queue/a", {}).head, body, None, "me")
+    assert session.try_send(encode_send_in_transaction("/queue/a", {}).head, body, None, "me")
 
 
-def flush(session: SessionCore) -> Running:
-    return Running(session.flush(60.0))
+def flush(session: SessionCore) -> RunningFlow:
+    return RunningFlow(session.flush(60.0))
 
 
-def receipts(said: list[Said]) -> list[str]:
+def receipts(said: list[ClientFrame]) -> list[str]:
     return [each.headers["receipt"] for each in said if "receipt" in each.headers]
 
 
@@ -31,12 +31,12 @@ def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> No
     send(session, b"1")
     send(session, b"2")
     flushing = flush(session)
-    said = script.all_said()
+    said = script.take_frames()
     assert [each.command for each in said] == ["BEGIN", "SEND", "SEND"]
     assert [(each.body, each.headers.get("receipt")) for each in said] == [("", None), ("1", None), ("2", "4")]
     assert not flushing.is_done
-    script.hear("RECEIPT", **{"receipt-id": "4"})
-    assert flushing.again().is_done
+    script.receive("RECEIPT", **{"receipt-id": "4"})
+    assert flushing.resume().is_done
 
 
 @pytest.mark.parametrize("how", ["written", "behind another frame", "behind a heart-beat"])
@@ -44,7 +44,7 @@ def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how:
     script = Script()
     session = a_session(script)
     send(session)
-    before = script.all_said() if how == "written" else []
+    before = script.take_frames() if how == "written" else []
     link = script.client.link
     assert link is not None
     if how == "behind another frame":
@@ -52,12 +52,12 @@ def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how:
     if how == "behind a heart-beat":
         link.beat()
     flushing = flush(session)
-    said = [*before, *script.all_said()]
+    said = [*before, *script.take_frames()]
     assert [each.command for each in said][-2:] == ["BEGIN", "ABORT"]
     (receipt,) = receipts(said)
     assert receipt == str(link.frames)
-    script.hear("RECEIPT", **{"receipt-id": receipt})
-    assert flushing.again().is_done
+    script.receive("RECEIPT", **{"receipt-id": receipt})
+    assert flushing.resume().is_done
 
 
 def test_what_was_answered_already_costs_nothing() -> None:
@@ -67,9 +67,9 @@ def test_what_was_answered_already_costs_nothing() -> None:
     send(session)
     flushing = flush(session)
     script.confirm()
-    assert flushing.again().is_done
+    assert flushing.resume().is_done
     assert flush(session).is_done
-    assert not script.all_said()
+    assert not script.take_frames()
 
 
 def test_two_who_flush_wait_for_one_receipt() -> None:
@@ -80,7 +80,7 @@ def test_two_who_flush_wait_for_one_receipt() -> None:
     first, second = flush(session), flush(session)
     script.is_blocked = False
     assert len(receipts(script.confirm())) == 1
-    assert first.again().is_done and second.again().is_done
+    assert first.resume().is_done and second.resume().is_done
 
 
 @pytest.mark.parametrize("refused", [3, 4])
@@ -90,14 +90,14 @@ def test_what_the_broker_refuses_is_the_cause(refused: int) -> None:
     send(session, b"1")
     send(session, b"2")
     flushing = flush(session)
-    script.all_said()
+    script.take_frames()
     script.refuse(refused, Code.NO_SPACE)
     with pytest.raises(RolledBack) as caught:
         if refused == 3:
-            assert not flushing.again().is_done
+            assert not flushing.resume().is_done
             # The next one is refused because of that.
             script.refuse(4, Code.ROLLBACK_ONLY)
-        flushing.again()
+        flushing.resume()
     cause = caught.value.__cause__
     assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
@@ -107,12 +107,12 @@ def test_that_a_transaction_in_which_nothing_is_done_cannot_begin_is_an_answer_t
     script = Script()
     session = a_session(script)
     send(session)
-    script.all_said()
+    script.take_frames()
     flushing = flush(session)
-    script.all_said()
+    script.take_frames()
     script.refuse(4, Code.LIMIT)
     script.refuse(5, Code.NO_TRANSACTION)
-    assert flushing.again().is_done
+    assert flushing.resume().is_done
 
 
 def test_a_lost_connection_ends_it() -> None:
@@ -122,7 +122,7 @@ def test_a_lost_connection_ends_it() -> None:
     flushing = flush(session)
     script.lose()
     with pytest.raises(RolledBack):
-        flushing.again()
+        flushing.resume()
 
 
 def test_what_is_not_answered_in_time_leaves_the_transaction_open() -> None:
@@ -131,11 +131,11 @@ def test_what_is_not_answered_in_time_leaves_the_transaction_open() -> None:
     send(session)
     flushing = flush(session)
     with pytest.raises(TimeoutError):
-        flushing.is_too_late()
+        flushing.time_out()
     send(session)
-    committing = Running(session.commit(None))
+    committing = RunningFlow(session.commit(None))
     script.confirm()
-    assert committing.again().is_done
+    assert committing.resume().is_done
 
 
 def test_a_session_that_is_not_transacted_has_nothing_to_flush() -> None:
@@ -143,4 +143,4 @@ def test_a_session_that_is_not_transacted_has_nothing_to_flush() -> None:
     script.connect()
     with pytest.raises(LocalProtocolError, match="not transacted"):
         flush(script.session())
-    assert not named(script.all_said(), "BEGIN")
+    assert not select_frames(script.take_frames(), "BEGIN")

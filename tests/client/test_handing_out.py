@@ -3,11 +3,11 @@ fault."""
 
 import pytest
 
-from tests.client.scripted import Running, Script, named, one
+from tests.client.scripted import RunningFlow, Script, one, select_frames
+from truenext.client.core.buffer import Subscription
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.flows import request
-from truenext.client.core.holding import Subscription
-from truenext.client.core.sending import prepare, send
+from truenext.client.core.send_flows import prepare_send, send
 from truenext.client.core.session import Mode, SessionCore
 from truenext.errors import RolledBack
 
@@ -19,13 +19,13 @@ def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_
     subscription = script.consumer(session)
     for sequence in (1, 2, 3):
         script.message(subscription, sequence)
-    got = Running(session.receive(subscription, 3, None, "me"))
+    got = RunningFlow(session.receive(subscription, 3, None, "me"))
     assert [each.sequence for each in got.result] == [1, 2, 3]
-    said = script.all_said()
-    assert not named(said, "ACK")
-    assert len(named(said, "SEND", "/control/started")) == 3
-    Running(session.receive(subscription, 3, None, "me"))
-    assert [each.headers["id"] for each in named(script.all_said(), "ACK")] == [
+    said = script.take_frames()
+    assert not select_frames(said, "ACK")
+    assert len(select_frames(said, "SEND", "/control/started")) == 3
+    RunningFlow(session.receive(subscription, 3, None, "me"))
+    assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [
         f"{sequence}.1@{subscription.id}" for sequence in (1, 2, 3)
     ]
 
@@ -37,15 +37,15 @@ def test_in_auto_mode_what_waits_for_a_full_socket_is_handed_out_and_not_acknowl
     subscription = script.consumer(session)
     script.message(subscription, 1)
     script.message(subscription, 2)
-    assert session.take_now(subscription, "me") is not None
+    assert session.try_receive(subscription, "me") is not None
     script.is_blocked = True
-    assert session.take_now(subscription, "me") is None
-    waiting = Running(session.receive(subscription, 1, None, "me"))
+    assert session.try_receive(subscription, "me") is None
+    waiting = RunningFlow(session.receive(subscription, 1, None, "me"))
     assert not waiting.is_done
     script.is_blocked = False
-    script.client.has_drained()
-    assert one(waiting.again()).sequence == 2
-    assert [each.headers["id"] for each in named(script.all_said(), "ACK")] == [f"1.1@{subscription.id}"]
+    script.client.on_drained()
+    assert one(waiting.resume()).sequence == 2
+    assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [f"1.1@{subscription.id}"]
 
 
 def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
@@ -56,15 +56,15 @@ def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
     script.message(subscription, 1)
     script.message(subscription, 2)
     script.is_blocked = True
-    assert session.take_now(subscription, "first") is None
-    first = Running(session.receive(subscription, 1, None, "first"))
-    assert session.take_now(subscription, "second") is None
-    second = Running(session.receive(subscription, 1, None, "second"))
+    assert session.try_receive(subscription, "first") is None
+    first = RunningFlow(session.receive(subscription, 1, None, "first"))
+    assert session.try_receive(subscription, "second") is None
+    second = RunningFlow(session.receive(subscription, 1, None, "second"))
     script.is_blocked = False
-    script.client.has_drained()
-    assert one(second.again()).sequence == 2
-    assert one(first.again()).sequence == 1
-    assert not named(script.all_said(), "ACK")
+    script.client.on_drained()
+    assert one(second.resume()).sequence == 2
+    assert one(first.resume()).sequence == 1
+    assert not select_frames(script.take_frames(), "ACK")
 
 
 def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_urgent_that_comes_meanwhile() -> None:
@@ -76,13 +76,13 @@ def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_ur
     script.message(subscription, 1)
     script.message(subscription, 2)
     script.is_blocked = True
-    assert session.take_now(subscription, "me") is None
-    waiting = Running(session.receive(subscription, 1, None, "me"))
+    assert session.try_receive(subscription, "me") is None
+    waiting = RunningFlow(session.receive(subscription, 1, None, "me"))
     script.message(subscription, 3, priority="9")
     script.is_blocked = False
-    script.client.has_drained()
-    assert not waiting.again().is_done
-    released = named(script.all_said(), "SEND", "/control/release")
+    script.client.on_drained()
+    assert not waiting.resume().is_done
+    released = select_frames(script.take_frames(), "SEND", "/control/release")
     assert len(released) == 1 and "keep" not in released[0].body
 
 
@@ -94,12 +94,12 @@ def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_ta
     subscription = script.consumer(session, "/topic/a")
     script.message(subscription, 1)
     script.is_blocked = True
-    assert session.take_now(subscription, "me") is None
-    waiting = Running(session.receive(subscription, 1, None, "me"))
+    assert session.try_receive(subscription, "me") is None
+    waiting = RunningFlow(session.receive(subscription, 1, None, "me"))
     script.message(subscription, 2, priority="9")
     script.is_blocked = False
-    script.client.has_drained()
-    assert one(waiting.again()).sequence == 1
+    script.client.on_drained()
+    assert one(waiting.resume()).sequence == 1
 
 
 def taken_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
@@ -110,7 +110,7 @@ def taken_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
     subscription = script.consumer(session, prefetch=10)
     script.message(subscription, 1)
     script.is_blocked = True
-    assert session.take_now(subscription, "me") is None
+    assert session.try_receive(subscription, "me") is None
     return script, session, subscription
 
 
@@ -118,7 +118,7 @@ def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out
     script, session, subscription = taken_and_not_seen()
     session.rollback("me", counted=CountedAttempts.NONE)
     script.is_blocked = False
-    assert not Running(session.receive(subscription, 1, None, "me")).is_done
+    assert not RunningFlow(session.receive(subscription, 1, None, "me")).is_done
     assert session.transaction is None
 
 
@@ -126,17 +126,17 @@ def test_what_its_code_has_not_seen_is_not_committed() -> None:
     script, session, _ = taken_and_not_seen()
     script.is_blocked = False
     with pytest.raises(RolledBack):
-        Running(session.commit(5.0))
-    assert named(script.all_said(), "COMMIT") == []
+        RunningFlow(session.commit(5.0))
+    assert select_frames(script.take_frames(), "COMMIT") == []
 
 
 def test_who_is_the_only_one_to_send_or_ask_does_not_wait_for_others() -> None:
     """What is written at the end of a pass of the loop is written later by a pass of the loop."""
     script = Script()
     script.connect()
-    script.said.clear()
-    Running(send(script.client, prepare(script.client, "/queue/a", b"x", {}), None))
-    assert [each.headers["destination"] for each in script.said] == ["/queue/a"]
+    script.frames.clear()
+    RunningFlow(send(script.client, prepare_send(script.client, "/queue/a", b"x", {}), None))
+    assert [each.headers["destination"] for each in script.frames] == ["/queue/a"]
     script.confirm()
-    Running(request(script.client, "/queue/b", b"x", {}, 60.0))
-    assert [each.headers["destination"] for each in named(list(script.said), "SEND")] == ["/queue/b"]
+    RunningFlow(request(script.client, "/queue/b", b"x", {}, 60.0))
+    assert [each.headers["destination"] for each in select_frames(list(script.frames), "SEND")] == ["/queue/b"]

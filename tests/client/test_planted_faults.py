@@ -16,13 +16,13 @@ import pytest
 from tests.client.machine import Machine
 from tests.client.oracle import Ack, Disagreement
 from tests.client.test_rollback_order import try_all
-from tests.client.world import Restless
+from tests.client.world import NeverIdle
 from tests.unit.mutation import mutated
-from truenext.client.core.agreement import Agreement
+from truenext.client.core.buffer import Subscription
 from truenext.client.core.client import Client
-from truenext.client.core.holding import Subscription
+from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.session import SessionCore
-from truenext.client.core.subscriptions import Answered, Subscriptions
+from truenext.client.core.subscriptions import PendingSettlement, Subscriptions
 from truenext.client.core.transaction_state import CommitFrame
 from truenext.client.core.transactions import SessionTransactions
 from truenext.errors import TruenextError
@@ -47,8 +47,8 @@ FAULTS = [
         "a listener that waited goes on in a transaction that was rolled back",
         SessionCore,
         "receive",
-        "yield from self._before()\n            self._check_usable",
-        "pass\n            self._check_usable",
+        "yield from self._wait_until_ready()\n            self._check_consumers",
+        "pass\n            self._check_consumers",
     ),
     Fault(
         "a message of an earlier round is handed out",
@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "the buffer is not given back when a message is refused",
         Subscriptions,
-        "_tell",
+        "_send_settlement",
         "self.release_buffered([received.subscription])",
         "pass",
     ),
@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         "what was acknowledged on a lost connection is forgotten",
-        Answered,
+        PendingSettlement,
         "lost",
         "self._subscriptions.remember(self._received, self._verdict)",
         "pass",
@@ -112,7 +112,7 @@ FAULTS = [
         "a refusal that the broker has heard is said again",
         Subscriptions,
         "on_message",
-        "(said[0].is_done or said[0].is_rejected or received.attempts == said[1])",
+        "(known[0].is_done or known[0].is_rejected or received.attempts == known[1])",
         "True",
         ("lose", "answer"),
     ),
@@ -120,13 +120,13 @@ FAULTS = [
         "what the program has is handed out again",
         Subscriptions,
         "on_message",
-        "earlier = self.foreign.get(key)",
+        "earlier = self.orphaned.get(message_id)",
         "earlier = None",
     ),
     Fault(
         "what the program had on a lost connection, and gave back, is hidden for ever",
         Subscriptions,
-        "put_back",
+        "drop_unsettled",
         "self.forget(received)",
         "pass",
     ),
@@ -134,7 +134,7 @@ FAULTS = [
         "a transaction that a lost connection has ended goes on in the next",
         Client,
         "lost",
-        "transaction.doom(why)",
+        "transaction.mark_rollback_only(cause)",
         "transaction.link = link.number + 1",
         ("lose",),
     ),
@@ -142,13 +142,13 @@ FAULTS = [
         "what code of a doomed transaction does lands in the next",
         SessionTransactions,
         "check",
-        "raise transaction.rolled_back()",
+        "raise transaction.rolled_back_error()",
         "self._end(transaction)",
     ),
     Fault(
         "a rollback by another task ends the transaction at once",
         SessionTransactions,
-        "_was_ended",
+        "_on_aborted",
         "if transaction.owner is owner or self._client.context.has_ended(transaction.owner):",
         "if True:",
     ),
@@ -170,22 +170,22 @@ FAULTS = [
     Fault(
         "the answer about a COMMIT is not read",
         Client,
-        "ask_for_outcome",
-        '_OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)',
+        "request_outcome",
+        '_OUTCOMES.get(status.outcome or "", Outcome.UNKNOWN)',
         "Outcome.COMMITTED",
     ),
     Fault(
         "a cancelled receive keeps what it has taken",
         SessionCore,
-        "not_received",
-        "self._return(taken)",
+        "receive_interrupted",
+        "self._undo_delivery(messages)",
         "pass",
         ("narrow", "cancel", "receive_many"),
     ),
     Fault(
         "a cancellation is charged",
         SessionCore,
-        "ended",
+        "handling_failed",
         "if counted is CountedAttempts.ALL:",
         "if True:",
     ),
@@ -207,16 +207,17 @@ FAULTS = [
     Fault(
         "who asks acknowledges what others were handed",
         SessionCore,
-        "_acknowledge_given",
-        "given = self._given.pop(owner, None)",
-        "given = [each for of in self._given.values() for each in of]; self._given.clear()",
+        "_acknowledge_delivered",
+        "delivered = self._delivered.pop(owner, None)",
+        "delivered = [each for of in self._delivered.values() for each in of]; self._delivered.clear()",
     ),
     Fault(
         "several at once are acknowledged before the program has them",
         SessionCore,
-        "_hand_out",
+        "_deliver",
         "client.subscriptions.hold(received)",
-        "client.subscriptions.hold(received); self._acknowledge_given(owner, None); self._is_given([received], owner)",
+        "client.subscriptions.hold(received); self._acknowledge_delivered(owner, None); "
+        "self._note_delivered([received], owner)",
     ),
     Fault(
         "the program has it before the broker was told",
@@ -227,17 +228,17 @@ FAULTS = [
     ),
     Fault(
         "an idle buffer is kept",
-        Agreement,
+        Reconciler,
         "_release_idle",
         "self._subscriptions.release([subscription], suspend=True)",
         "pass",
     ),
     Fault(
         "a buffer is kept as long as another consumer of its session is waited for",
-        Agreement,
+        Reconciler,
         "_release_idle",
-        "buffer.is_waited_for(subscription)",
-        "buffer._waiting",
+        "buffer.has_waiter(subscription)",
+        "buffer._waiters",
     ),
     Fault(
         "a consumer that is paused goes on",
@@ -257,7 +258,7 @@ FAULTS = [
     Fault(
         "who waits does not ask again for what was not for the program",
         Subscriptions,
-        "_was_not_handed_out",
+        "_on_not_delivered",
         "subscription.buffer.wake_all()",
         "pass",
         ("lose", "receive", "connect"),
@@ -266,13 +267,13 @@ FAULTS = [
         "a subscription does not come back",
         Subscriptions,
         "connected",
-        "self.say(subscription)",
+        "self.send_subscribe(subscription)",
         "pass",
     ),
     Fault(
         "what has failed is acknowledged with the rest",
         SessionTransactions,
-        "_say_commit",
+        "_send_commit",
         "self._nack(transaction.failed, transaction, link)",
         "pass",
         ("fail_in_unit", "commit", "receive"),
@@ -280,7 +281,7 @@ FAULTS = [
     Fault(
         "what a commit is to acknowledge is not",
         SessionTransactions,
-        "_say_commit",
+        "_send_commit",
         "self._acknowledge(received, transaction, link)",
         "pass",
     ),
@@ -288,7 +289,7 @@ FAULTS = [
         "what a transaction has not acknowledged does not return with a rollback",
         SessionTransactions,
         "_abort",
-        "returning=transaction.given",
+        "returning=transaction.delivered",
         "returning=()",
         ("rollback", "receive_many"),
     ),
@@ -303,7 +304,7 @@ FAULTS = [
         "the others stay when one message of a transaction is refused",
         SessionTransactions,
         "settle",
-        "releases=bool(transaction.given)",
+        "releases=bool(transaction.delivered)",
         "releases=False",
         ("answer_in_unit", "receive", "run_all"),
     ),
@@ -311,7 +312,7 @@ FAULTS = [
         "a transaction goes on when a message of it was refused",
         SessionTransactions,
         "settle",
-        "self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.given))",
+        "self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered))",
         "pass",
         ("answer_in_unit", "send_in_unit"),
     ),
@@ -319,23 +320,23 @@ FAULTS = [
         "whose message another task has refused does not hear of it",
         SessionTransactions,
         "settle",
-        'self._was_ended(transaction, owner, "another task has refused a message of it")',
-        "self._was_ended(transaction, transaction.owner, '')",
+        'self._on_aborted(transaction, owner, "another task has refused a message of it")',
+        "self._on_aborted(transaction, transaction.owner, '')",
         ("answer_in_unit",),
     ),
     Fault(
         "nothing can be said of a message whose transaction a lost connection has ended",
         SessionTransactions,
         "check_may_settle",
-        "if _has_lost_its_messages(transaction):",
-        "if transaction.outcome is Outcome.DOOMED:",
+        "if _was_rolled_back_by_other(transaction):",
+        "if transaction.outcome is Outcome.ROLLBACK_ONLY:",
         ("answer_in_unit", "lose"),
     ),
     Fault(
         "a flush does not wait for the broker",
         SessionTransactions,
         "flush",
-        "answered = link.answer_of(transaction.sent)",
+        "answered = link.answer_signal(transaction.last_send_frame)",
         "answered = Signal(); answered.set()",
         ("flush_unit", "send_in_unit"),
     ),
@@ -343,7 +344,7 @@ FAULTS = [
         "a flush does not tell that the transaction was ended",
         SessionTransactions,
         "flush",
-        "if transaction.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):",
+        "if transaction.outcome in (Outcome.ROLLBACK_ONLY, Outcome.ROLLED_BACK):",
         "if False:",
         ("flush_unit", "send_in_unit", "lose"),
     ),
@@ -376,7 +377,7 @@ def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch,
     plant(fault, monkeypatch)
     # The broker or the client itself may come upon it first: then connections end, or a request is refused. What is
     # buffered twice cannot be ordered: a TypeError.
-    with pytest.raises((Disagreement, Restless, AssertionError, TruenextError, TypeError)):
+    with pytest.raises((Disagreement, NeverIdle, AssertionError, TruenextError, TypeError)):
         for each in range(EXAMPLES):
             steps.clear()
             Machine.run_plainly(Random(SEED + each), monkeypatch, steps, fault.often)
@@ -387,7 +388,7 @@ def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch,
 def test_all_interleavings_show_a_dispatcher_that_holds_a_message_while_others_are_given_back(
     ack: Ack, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = "if not is_same or self._is_overtaken(subscription, taken):"
+    old = "if not is_same or self._is_overtaken(subscription, messages):"
     monkeypatch.setattr(SessionCore, "receive", mutated(SessionCore.receive, old, "if False:"))
     with pytest.raises((Disagreement, AssertionError), match=r"was dispatched before|of an earlier round"):
         try_all(monkeypatch, 3, 3, ack, how, 5)

@@ -8,7 +8,7 @@ import pytest
 from tests.client.scripted import ADDRESS, Script, receive
 from truenext.cli.logs import FieldFormatter
 from truenext.client import log
-from truenext.client.core.client import COMPLAINT_S
+from truenext.client.core.client import REPORT_INTERVAL_S
 from truenext.errors import ClosedError
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
@@ -18,12 +18,12 @@ URL = "stomp://127.0.0.1:61613"
 def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_were() -> None:
     script = Script()
     for _ in range(20):
-        script.client.connecting_failed(REFUSED)
+        script.client.connect_failed(REFUSED)
         script.now += 1
     assert script.reports == [f"cannot connect to {URL}: Connection refused"]
-    script.now = COMPLAINT_S
-    script.client.connecting_failed(REFUSED)
-    script.client.connecting_failed(OSError(113, "No route to host"))
+    script.now = REPORT_INTERVAL_S
+    script.client.connect_failed(REFUSED)
+    script.client.connect_failed(OSError(113, "No route to host"))
     assert script.reports[1:] == [
         f"cannot connect to {URL}: Connection refused",
         f"cannot connect to {URL}: No route to host",
@@ -46,11 +46,11 @@ def test_lost_connection_is_reported_and_so_is_the_next_one() -> None:
     script.connect()
     script.now = 10
     script.lose()
-    script.client.connecting_failed(REFUSED)
+    script.client.connect_failed(REFUSED)
     script.now = 12
     script.connect()
     script.lose()
-    script.client.connecting_failed(REFUSED)
+    script.client.connect_failed(REFUSED)
     assert script.reports == [
         f"connected to {URL}",
         f"connection lost to {URL}: cut",

@@ -18,10 +18,10 @@ import pytest
 from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.world import World
-from truenext.client.core.consumers import wanted
+from truenext.client.core.buffer import Buffer
+from truenext.client.core.consumers import parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import DONE, FAILED
-from truenext.client.core.holding import Buffer
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.waiting import Wait
 from truenext.errors import ClosedError, RolledBack
@@ -50,7 +50,7 @@ class Situation:
         for number in range(1, messages + 1):
             letter = Letter(f"m{number}", "a", 4, sent=Sent.ACCEPTED)
             self.oracle.letters[letter.token] = letter
-            raw.say("SEND", "destination:/queue/a", "receipt:1", body=letter.token.encode())
+            raw.send("SEND", "destination:/queue/a", "receipt:1", body=letter.token.encode())
         self.flow: Any = None
         self.wait: Wait | None = None
         self.got: list[str] = []
@@ -69,11 +69,11 @@ class Situation:
             self._arrives()
             self._takes()
             self._broker()
-        self.wire.room_up = NARROW
+        self.wire.capacity_up = NARROW
 
     def subscribe(self, prefetch: int) -> Consumer:
         core = self.session.core
-        flow = core.client.subscribe(wanted("/queue/a", {"prefetch": prefetch}), core.buffer, None)
+        flow = core.client.subscribe(parse_consumer_options("/queue/a", {"prefetch": prefetch}), core.buffer, None)
         wait = next(flow)
         subscription = core.buffer.subscriptions[-1]
         consumer = Consumer(self.session, subscription, "a", prefetch, self.oracle.incoming(self.peer, subscription.id))
@@ -126,7 +126,7 @@ class Situation:
             self._advance(True)
             return True
         try:
-            received = core.take_now(self.consumer.subscription, "main")
+            received = core.try_receive(self.consumer.subscription, "main")
         except (RolledBack, ClosedError) as error:
             self._ended(error)
             return True
@@ -156,16 +156,16 @@ class Situation:
             self.oracle.rolls_back(self.session, "main", counts_attempts=False)
 
     def _is_handed(self, received: list[Any]) -> None:
-        for given in self.oracle.hands_out(self.session, self.consumer, received, "main", 1):
+        for given in self.oracle.deliver(self.session, self.consumer, received, "main", 1):
             self.got.append(given.letter.token)
 
     def _is_written(self) -> bool:
         """The client's socket takes more, for the broker has read what it had."""
-        if not self.peer.has_rest:
+        if not self.peer.has_unwritten:
             return False
-        self.wire.room_up = ALL
+        self.wire.capacity_up = ALL
         self.peer.write_on()
-        self.wire.room_up = NARROW
+        self.wire.capacity_up = NARROW
         return True
 
     def _broker(self) -> bool:
@@ -180,9 +180,9 @@ class Situation:
         session, core = self.session, self.session.core
         if self.ack is Ack.AT_COMMIT and self.how == "nack":
             unit = session.unit
-            if unit is None or unit.is_doomed:
+            if unit is None or unit.is_rollback_only:
                 return False
-            given = unit.given[0]
+            given = unit.delivered[0]
             core.settle(given.received, FAILED, "other")
             self.oracle.is_settled(session, given, "other", is_rejected=False)
         elif self.how == "rollback":
@@ -201,9 +201,9 @@ class Situation:
                 self.oracle.is_rolled_back(session, session.unit)
             self.oracle.is_closed(self.consumer)
         else:
-            if not session.given:
+            if not session.delivered:
                 return False
-            given = session.given[0]
+            given = session.delivered[0]
             if self.how == "nack":
                 core.settle(given.received, FAILED)
                 self.oracle.has_failed(given)
@@ -217,10 +217,10 @@ class Situation:
 
     def everything_again(self, messages: int) -> list[str]:
         """What a listener is handed in the end: all of it, in order."""
-        self.wire.room_up = ALL
+        self.wire.capacity_up = ALL
         self._run()
         session, core = self.session, self.session.core
-        for given in list(session.given):
+        for given in list(session.delivered):
             core.release(given.received)
             self.oracle.is_released(given)
         if session.is_closed:
@@ -247,7 +247,7 @@ class Situation:
             if len(self.got) == before:
                 break
             if self.ack is Ack.INDIVIDUAL:
-                for given in list(self.session.given):
+                for given in list(self.session.delivered):
                     self.session.core.settle(given.received, DONE)
                     self.oracle.is_done(given)
             if self.ack is Ack.AT_COMMIT:

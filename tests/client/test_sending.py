@@ -2,19 +2,19 @@
 
 import pytest
 
-from tests.client.scripted import Running, Script, named
-from truenext.client.core.send_buffer import GATHERED_BYTES, NO_ROOM_S, SendBatch
-from truenext.client.core.sending import await_confirmed, await_room, enqueue, enqueue_if_room, prepare, send
+from tests.client.scripted import RunningFlow, Script, select_frames
+from truenext.client.core.send_buffer import FLUSH_BYTES, NO_ROOM_S, SendBatch
+from truenext.client.core.send_flows import await_capacity, await_confirmed, enqueue, prepare_send, send, try_enqueue
 from truenext.errors import Code, Refused
 
 
 def test_of_many_sends_the_first_are_written_while_more_are_made() -> None:
     script = Script()
     script.connect()
-    body = b"x" * (GATHERED_BYTES // 8)
+    body = b"x" * (FLUSH_BYTES // 8)
     for _ in range(12):
-        enqueue(script.client, prepare(script.client, "/queue/a", body, {}))
-    written = named(list(script.said), "SEND")
+        enqueue(script.client, prepare_send(script.client, "/queue/a", body, {}))
+    written = select_frames(list(script.frames), "SEND")
     assert 6 <= len(written) <= 8
     assert "receipt" in written[-1].headers
 
@@ -23,9 +23,9 @@ def test_few_sends_wait_for_each_other_and_share_a_receipt() -> None:
     script = Script()
     script.connect()
     for _ in range(3):
-        enqueue(script.client, prepare(script.client, "/queue/a", b"x", {}))
-    assert not script.said
-    sends = named(script.all_said(), "SEND")
+        enqueue(script.client, prepare_send(script.client, "/queue/a", b"x", {}))
+    assert not script.frames
+    sends = select_frames(script.take_frames(), "SEND")
     assert ["receipt" in each.headers for each in sends] == [False, False, True]
 
 
@@ -36,11 +36,11 @@ def test_a_send_that_was_refused_for_lack_of_room_was_not_taken_when_its_time_is
     script = Script()
     script.connect()
     client = script.client
-    sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
-    script.all_said()
+    sending = RunningFlow(send(client, prepare_send(client, "/queue/a", b"x", {}), 1.0))
+    script.take_frames()
     script.refuse(2, Code.NO_SPACE)
     with pytest.raises(TimeoutError, match=r"^the message was not taken: no-space$") as caught:
-        sending.is_too_late()
+        sending.time_out()
     cause = caught.value.__cause__
     assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
@@ -49,14 +49,14 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     script = Script()
     script.connect()
     client = script.client
-    sending = Running(send(client, prepare(client, "/queue/a", b"x", {}), 1.0))
-    script.all_said()
+    sending = RunningFlow(send(client, prepare_send(client, "/queue/a", b"x", {}), 1.0))
+    script.take_frames()
     script.refuse(2, Code.NO_SPACE)
     script.now += NO_ROOM_S
     client.tick()
-    assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
+    assert len(select_frames(script.take_frames(), "SEND", "/queue/a")) == 1
     with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-space$") as caught:
-        sending.is_too_late()
+        sending.time_out()
     assert isinstance(caught.value.__cause__, Refused)
 
 
@@ -64,12 +64,12 @@ def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() 
     script = Script()
     script.connect()
     client = script.client
-    enqueue(client, prepare(client, "/queue/a", b"x", {}))
+    enqueue(client, prepare_send(client, "/queue/a", b"x", {}))
     reports = []
     for second in range(0, 100, 10):
         script.now = second
         client.tick()
-        assert len(named(script.all_said(), "SEND", "/queue/a")) == 1
+        assert len(select_frames(script.take_frames(), "SEND", "/queue/a")) == 1
         assert client.link is not None
         script.refuse(client.link.frames, Code.NO_SPACE)
         reports.append(len(script.reports) - 1)
@@ -83,14 +83,14 @@ def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> No
     client = script.client
     batch = SendBatch()
     for _ in range(3):
-        assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
-    waiting = Running(await_confirmed(client, batch, 1.0))
-    script.all_said()
+        assert try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {}))
+    waiting = RunningFlow(await_confirmed(client, batch, 1.0))
+    script.take_frames()
     script.refuse(2, Code.NO_SPACE)
     script.refuse(3, Code.GAP)
     script.refuse(4, Code.GAP)
     with pytest.raises(TimeoutError, match=r"^3 messages were not taken: no-space$"):
-        waiting.is_too_late()
+        waiting.time_out()
 
 
 def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that_there_is_no_room() -> None:
@@ -98,21 +98,21 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     script.connect()
     client = script.client
     batch = SendBatch()
-    assert enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {}))
-    (first,) = named(script.all_said(), "SEND", "/queue/a")
-    script.hear("RECEIPT", **{"receipt-id": first.headers["receipt"]})
-    while enqueue_if_room(client, batch, prepare(client, "/queue/a", b"x", {})):
+    assert try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {}))
+    (first,) = select_frames(script.take_frames(), "SEND", "/queue/a")
+    script.receive("RECEIPT", **{"receipt-id": first.headers["receipt"]})
+    while try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {})):
         pass
-    count = batch.open
-    waiting = Running(await_room(client, batch, 1.0))
-    written = len(named(script.all_said(), "SEND", "/queue/a"))
+    count = batch.unsettled
+    waiting = RunningFlow(await_capacity(client, batch, 1.0))
+    written = len(select_frames(script.take_frames(), "SEND", "/queue/a"))
     script.refuse(3, Code.NO_SPACE)
     for frame in range(4, 3 + written):
         script.refuse(frame, Code.GAP)
     script.now += NO_ROOM_S
     client.tick()
-    assert named(script.all_said(), "SEND", "/queue/a")
+    assert select_frames(script.take_frames(), "SEND", "/queue/a")
     said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
     with pytest.raises(TimeoutError, match=f"^{said}$") as caught:
-        waiting.is_too_late()
+        waiting.time_out()
     assert isinstance(caught.value.__cause__, Refused)

@@ -20,7 +20,7 @@ from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
 from truenext.broker.pager import _decode_page, read_page
 from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.context import ClientContext as Around
+from truenext.client.core.context import ClientContext as ClientWorld
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.errors import ConnectionLost
@@ -48,7 +48,7 @@ ROUNDS_MAX = 20_000
 """Steps until what is left alone must have come to rest."""
 
 
-class Restless(Exception):
+class NeverIdle(Exception):
     """It never comes to rest."""
 
 
@@ -238,7 +238,7 @@ class Wire:
         self.up = bytearray()
         """On its way to the broker."""
         self.down = bytearray()
-        self.room_up = self.room_down = 1 << 30
+        self.capacity_up = self.capacity_down = 1 << 30
         """Bytes that may be on their way."""
         self._inbox = bytearray()
         self.is_cut = False
@@ -248,9 +248,9 @@ class Wire:
         self.is_closed = False
         """By the broker."""
         self._seen_up, self._seen_down, self._carried_up = Tap(), Tap(), Tap()
-        self.said: list[Frame] = []
+        self.sent: list[Frame] = []
         """Frames that the client's socket has taken, in order."""
-        self.heard: list[Frame] = []
+        self.received: list[Frame] = []
         """Frames that have come to the client."""
         self.carried: list[Frame] = []
         """Frames that have come to the broker."""
@@ -278,7 +278,7 @@ class Wire:
     def send(self, data: bytes | bytearray | memoryview) -> int:
         if self._is_up_over:
             raise BrokenPipeError("the client has closed it")
-        taken = bytes(data[: max(0, self.room_down - len(self.down))])
+        taken = bytes(data[: max(0, self.capacity_down - len(self.down))])
         if not taken and len(data):
             raise BlockingIOError
         self.down += taken
@@ -323,21 +323,21 @@ class Wire:
         data = bytes(self.down[:size])
         del self.down[:size]
         frames = self._seen_down.frames(data)
-        self.heard += frames
+        self.received += frames
         for frame in frames:
-            self._world.heard_of(self, frame)
+            self._world.on_broker_frame(self, frame)
         if (write := self._world.loop.writers.get(self)) is not None:
             write()
         return data
 
     def put_up(self, data: bytes) -> int:
         """Bytes that the client's socket takes."""
-        taken = data[: max(0, self.room_up - len(self.up))]
+        taken = data[: max(0, self.capacity_up - len(self.up))]
         self.up += taken
         frames = self._seen_up.frames(taken)
-        self.said += frames
+        self.sent += frames
         for frame in frames:
-            self._world.on_said(self, frame)
+            self._world.client_sent(self, frame)
         return len(taken)
 
     def break_up(self) -> None:
@@ -371,13 +371,13 @@ class Peer:
         self.world = world
         self.name = name
         self.wire: Wire | None = None
-        self._rest = b""
+        self._unwritten = b""
         self.is_flush_due = False
         self.is_dead = False
         login = ConnectOptions(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
-        around = Around(
+        context = ClientWorld(
             clock=world.loop.time,
-            chance=world.random.random,
+            random=world.random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=lambda what, facts: self.reports.append(f"{what}: {facts}"),
@@ -385,33 +385,33 @@ class Peer:
         )
         self.reports: list[str] = []
         """What it has told whoever runs the program."""
-        self.client = Client(login, name, around)
+        self.client = Client(login, name, context)
         self._link: object = None
         self.connects_at: float | None = world.loop.now
 
     @property
     def is_up(self) -> bool:
         """Logged in, as far as bytes have told."""
-        return self.wire is not None and any(frame.command == "CONNECTED" for frame in self.wire.heard)
+        return self.wire is not None and any(frame.command == "CONNECTED" for frame in self.wire.received)
 
     def connect(self, *, succeeds: bool = True) -> None:
         """The delay is over."""
         assert self.wire is None and self.connects_at is not None
         if not succeeds:
-            self.client.connecting_failed(OSError("nobody is there"))
+            self.client.connect_failed(OSError("nobody is there"))
             self._plan()
             return
         self.connects_at = None
         self.wire = self.world.open_wire()
         self.wire.owner = self
-        self._rest = b""
+        self._unwritten = b""
         self.client.opened(ADDRESS)
         self._link = self.client.link
         self.after()
 
     def _plan(self) -> None:
         if self.client.error is None:
-            _, delay = self.client.attempts.next()
+            _, delay = self.client.backoff.next()
             self.connects_at = self.world.loop.now + delay
 
     def after(self) -> None:
@@ -422,7 +422,7 @@ class Peer:
         """The socket is of no further use."""
         wire, self.wire = self.wire, None
         if wire is not None:
-            self._rest = b""
+            self._unwritten = b""
             self.world.on_left(self, wire)
             self._plan()
 
@@ -433,15 +433,15 @@ class Peer:
         self.after()
 
     def flush(self) -> bool:
-        if self.wire is None or self._rest:
+        if self.wire is None or self._unwritten:
             return False
-        out = self.client.outgoing()
+        out = self.client.data_to_send()
         if not out:
             return True
         data = b"".join(out)
         written = self.wire.put_up(data)
-        self._rest = data[written:]
-        return not self._rest
+        self._unwritten = data[written:]
+        return not self._unwritten
 
     def _flush_soon(self) -> None:
         self.is_flush_due = True
@@ -452,18 +452,18 @@ class Peer:
 
     @property
     def can_write_on(self) -> bool:
-        return bool(self._rest) and self.wire is not None and len(self.wire.up) < self.wire.room_up
+        return bool(self._unwritten) and self.wire is not None and len(self.wire.up) < self.wire.capacity_up
 
     @property
-    def has_rest(self) -> bool:
-        return bool(self._rest)
+    def has_unwritten(self) -> bool:
+        return bool(self._unwritten)
 
     def write_on(self) -> None:
         assert self.wire is not None
-        written = self.wire.put_up(self._rest)
-        self._rest = self._rest[written:]
-        if not self._rest and self.flush():
-            self.client.has_drained()
+        written = self.wire.put_up(self._unwritten)
+        self._unwritten = self._unwritten[written:]
+        if not self._unwritten and self.flush():
+            self.client.on_drained()
 
     def deliver(self, size: int) -> None:
         wire = self.wire
@@ -471,7 +471,7 @@ class Peer:
             return
         data = wire.take_down(size)
         if data:
-            self.client.received(data)
+            self.client.receive_data(data)
             self.after()
         elif wire.is_closed and not wire.down and not wire.is_cut:
             self.lose()
@@ -527,8 +527,8 @@ class World:
         """By sequence and deliveries, of each dispatch: its event, its wire, its subscription."""
         self.taken_over: dict[int, bool] = {}
         """Wires; whether nobody is charged."""
-        self.said_of: Callable[[Wire, Frame], None] = lambda wire, frame: None
-        self.heard_of: Callable[[Wire, Frame], None] = lambda wire, frame: None
+        self.on_client_frame: Callable[[Wire, Frame], None] = lambda wire, frame: None
+        self.on_broker_frame: Callable[[Wire, Frame], None] = lambda wire, frame: None
         self.dispatched: Callable[[str, int, str], None] = lambda token, sequence, address: None
         self.lost_by_broker: Callable[[Wire], None] = lambda wire: None
         """The broker counts it as lost, and somebody may be charged."""
@@ -551,8 +551,8 @@ class World:
         if wire in self.half_open:
             self.half_open.remove(wire)
 
-    def on_said(self, wire: Wire, frame: Frame) -> None:
-        self.said_of(wire, frame)
+    def client_sent(self, wire: Wire, frame: Frame) -> None:
+        self.on_client_frame(wire, frame)
 
     def on_left(self, peer: Peer, wire: Wire) -> None:
         """The client has let go of a wire; the broker sees that later."""
@@ -593,7 +593,7 @@ class World:
             if not self.loop.ready:
                 return
             self.loop.step()
-        raise Restless("the broker")
+        raise NeverIdle("the broker")
 
     def advance_to(self, when: float) -> None:
         self.loop.now = max(self.loop.now, when)
@@ -619,15 +619,15 @@ class Raw:
     def __init__(self, world: World) -> None:
         self._world = world
         self._wire = world.open_wire()
-        self.say("CONNECT", "accept-version:1.2", "host:x")
+        self.send("CONNECT", "accept-version:1.2", "host:x")
 
-    def say(self, command: str, *lines: str, body: bytes = b"") -> list[Frame]:
+    def send(self, command: str, *lines: str, body: bytes = b"") -> list[Frame]:
         self._wire.put_up("\n".join([command, *lines, "", ""]).encode() + body + b"\0")
-        return self.listen()
+        return self.read_frames()
 
-    def listen(self) -> list[Frame]:
+    def read_frames(self) -> list[Frame]:
         world, wire = self._world, self._wire
-        before = len(wire.heard)
+        before = len(wire.received)
         while True:
             wire.deliver_up(1 << 30)
             world.run_broker()
@@ -635,23 +635,23 @@ class Raw:
                 world.committer.done()
                 continue
             if not wire.take_down(1 << 30) and not world.loop.ready:
-                return wire.heard[before:]
+                return wire.received[before:]
 
     def waiting(self, queue: str) -> list[Frame]:
         """What waits in a queue, in order; it stays."""
-        shown = self.say("SUBSCRIBE", "id:look", f"destination:/queue/{queue}", "browser:true")
+        shown = self.send("SUBSCRIBE", "id:look", f"destination:/queue/{queue}", "browser:true")
         messages = [frame for frame in shown if frame.command == "MESSAGE"]
         assert messages and messages[-1].headers.get("browser") == "end", f"a browser was shown {shown}"
-        self.say("UNSUBSCRIBE", "id:look")
+        self.send("UNSUBSCRIBE", "id:look")
         return messages[:-1]
 
-    def leave(self) -> None:
-        self.say("DISCONNECT", "receipt:bye")
+    def disconnect(self) -> None:
+        self.send("DISCONNECT", "receipt:bye")
         self._world.broker_loses(self._wire)
         self._world.run_broker()
 
 
 def subscriptions_of(frame: Frame) -> list[str]:
     """Those that a `release` names."""
-    said = json.loads(frame.body)
-    return [str(each) for each in said["subscriptions"]]
+    body = json.loads(frame.body)
+    return [str(each) for each in body["subscriptions"]]

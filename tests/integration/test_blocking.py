@@ -365,7 +365,7 @@ def test_a_forked_child_touches_nothing(connection: blocking.Connection, place: 
 
     def hold_lock() -> None:
         # The worst moment for a fork.
-        with connection._driver.hold():
+        with connection._driver.state_lock():
             holds.set()
             lets_go.wait()
 

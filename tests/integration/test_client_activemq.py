@@ -19,7 +19,7 @@ from tests.integration.freezing_proxy import FreezingProxy
 from truenext import blocking
 from truenext.cli.main import main
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.client.core.sends import SendOptions
+from truenext.client.core.send_options import SendOptions
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
 pytestmark = pytest.mark.skipif(why_no_activemq() is not None, reason=why_no_activemq() or "")
@@ -310,7 +310,7 @@ def test_a_commit_beside_a_failed_message_raises_and_all_of_it_comes_again(
             session.receive(PATIENCE_S)
             message = session.receive(PATIENCE_S)
             assert message is not None
-            transaction.failed(message)
+            transaction.mark_failed(message)
         with session.transaction():
             assert [text(session.receive(PATIENCE_S)) for _ in bodies] == bodies
     assert taken(connection, place) == []
@@ -478,7 +478,7 @@ def test_a_send_that_cannot_be_kept_is_refused_and_holds_up_none_behind_it(
 
 def test_what_needs_answers_of_the_broker_is_refused(connection: blocking.Connection, place: str) -> None:
     with pytest.raises(LocalProtocolError, match="a question to the broker needs a truenext broker"):
-        connection.ask("queues")
+        connection.control_request("queues")
     with connection.consumer(place, ack="individual") as consumer:
         with pytest.raises(LocalProtocolError, match=r"receive\(0\) needs a truenext broker"):
             consumer.receive(0)

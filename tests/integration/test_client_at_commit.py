@@ -131,7 +131,7 @@ def test_what_is_named_as_failed_is_charged_and_the_rest_is_committed() -> None:
             session.transaction() as transaction,
         ):
             _, second, _ = await take(session, "0", "1", "2")
-            transaction.failed(second)
+            transaction.mark_failed(second)
         assert await left(broker) == [("1", 1), ("3", 0)]
 
     on_a_connection(work, waiting="0123")

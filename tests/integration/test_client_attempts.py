@@ -107,7 +107,7 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
                 assert first is not None and second is not None
                 await session.send("/queue/done", "x")
                 if names == "by failed" and counts:
-                    transaction.failed(second)
+                    transaction.mark_failed(second)
                 if names == "by process":
                     async with second.process():
                         raise error
@@ -252,7 +252,7 @@ async def main():
         empty = 0
         # What the transactions of a process that has died had comes back a second later.
         while empty < 15:
-            queues = json.loads(await connection.ask("queues"))
+            queues = json.loads(await connection.control_request("queues"))
             has_any = any(each["name"] == "q" and each["waiting"] + each["unacknowledged"] for each in queues)
             empty = 0 if has_any else empty + 1
             await asyncio.sleep(0.1)

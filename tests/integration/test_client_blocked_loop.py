@@ -1,6 +1,6 @@
 """What becomes of a connection whose event loop is blocked for longer than its broker waits for a heart-beat?
 
-Source of what is expected: docs/client.md, "Lost connections". A loop that is blocked without `beats_apart`:
+Source of what is expected: docs/client.md, "Lost connections". A loop that is blocked without `heartbeat_thread`:
 test_client_handlers.py.
 """
 
@@ -19,7 +19,7 @@ import uvloop
 
 from tests.integration.broker_process import dying_with_us
 from truenext import blocking, testing
-from truenext.client.tasks import heart
+from truenext.client.tasks import heartbeat_thread
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ConnectionLost
 from truenext.testing.blocking import BlockingBroker
@@ -65,7 +65,7 @@ def computes() -> None:
 def on_a_connection(loop: Loop, work: Work) -> None:
     async def main() -> None:
         with testing.blocking_broker() as broker:
-            async with connect(broker.url, heart_beat=HEART_BEAT_S, beats_apart=True) as connection:
+            async with connect(broker.url, heart_beat=HEART_BEAT_S, heartbeat_thread=True) as connection:
                 await work(broker, connection)
 
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -140,7 +140,7 @@ def test_what_waits_in_the_socket_has_come_in_time(loop: Loop) -> None:
     """The answer was there long before the timeout, and nobody has read it."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
-        asking = asyncio.create_task(connection.ask("queues", timeout=0.5))
+        asking = asyncio.create_task(connection.control_request("queues", timeout=0.5))
         await asyncio.sleep(0)
         time.sleep(1.0)
         assert await asking
@@ -155,7 +155,7 @@ def test_a_frame_that_was_half_written_when_the_loop_was_blocked_is_written_on(l
     async def work(broker: BlockingBroker, connection: Connection) -> None:
         sending = asyncio.create_task(connection.send("/queue/q", body, persistent=False))
         await asyncio.sleep(0)
-        assert connection._driver._rest is not None
+        assert connection._driver._unwritten is not None
         # The loop is blocked from here on.
         until = time.monotonic() + PATIENCE_S
         while not broker.queue("q").waiting and time.monotonic() < until:
@@ -172,7 +172,7 @@ def test_a_frame_that_was_half_written_when_the_loop_was_blocked_is_written_on(l
 @LOOPS
 def test_no_heart_beat_ever_stands_in_a_frame(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there can be, beside frames that no socket takes at once."""
-    monkeypatch.setattr(heart, "LOOKS", 10_000)
+    monkeypatch.setattr(heartbeat_thread, "CHECKS_PER_INTERVAL", 10_000)
     bodies = [str(number).encode() * 3_000_000 for number in range(10, 20)]
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
@@ -195,7 +195,7 @@ def test_a_connection_that_hangs_is_seen_all_the_same(loop: Loop) -> None:
         broker.freeze(connection)
         while not connection.health().reconnects:
             await asyncio.sleep(0.01)
-        assert await connection.ask("queues")
+        assert await connection.control_request("queues")
 
     on_a_connection(loop, work)
 
@@ -205,10 +205,10 @@ def test_there_is_one_heart_for_a_connection_that_wants_one_and_none_when_it_has
         async with testing.broker() as broker:
             async with connect(broker.url):
                 assert not hearts()
-            async with connect(broker.url, heart_beat=0, beats_apart=True):
+            async with connect(broker.url, heart_beat=0, heartbeat_thread=True):
                 assert not hearts()
-            async with connect(broker.url, beats_apart=True) as first:
-                async with connect(broker.url, beats_apart=True):
+            async with connect(broker.url, heartbeat_thread=True) as first:
+                async with connect(broker.url, heartbeat_thread=True):
                     assert len(hearts()) == 2
                 assert len(hearts()) == 1
                 broker.drop(first)
@@ -216,7 +216,7 @@ def test_there_is_one_heart_for_a_connection_that_wants_one_and_none_when_it_has
                 assert len(hearts()) == 1
             assert not hearts()
         with pytest.raises(ConnectionLost):
-            await connect("stomp://127.0.0.1:1", beats_apart=True, timeout=0.1)
+            await connect("stomp://127.0.0.1:1", heartbeat_thread=True, timeout=0.1)
         assert not hearts()
 
     asyncio.run(main())
@@ -229,7 +229,7 @@ def test_a_connection_that_nobody_has_closed_does_not_live_on_without_its_loop(l
         other.send("/queue/q", "x")
 
         async def main() -> Connection:
-            connection = await connect(broker.url, heart_beat=HEART_BEAT_S, beats_apart=True)
+            connection = await connect(broker.url, heart_beat=HEART_BEAT_S, heartbeat_thread=True)
             consumer = await connection.consumer("/queue/q", ack="individual")
             assert await consumer.receive(PATIENCE_S)
             return connection
@@ -249,11 +249,11 @@ from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError
 
 async def main():
-    async with connect(sys.argv[1], heart_beat=0.2, beats_apart=True) as connection:
+    async with connect(sys.argv[1], heart_beat=0.2, heartbeat_thread=True) as connection:
         await connection.send("/queue/q", "x")
         driver = connection._driver
         # As it is while the thread beats.
-        driver._writing.acquire()
+        driver._write_lock.acquire()
         child = os.fork()
         if not child:
             names = [each.name for each in threading.enumerate()]
@@ -264,11 +264,11 @@ async def main():
             else:
                 os._exit(3)
             # Nobody would ever give the lock back here.
-            driver._end()
+            driver._close_socket()
             # The end of the `with` does nothing.
             os._exit(2) if names != ["MainThread"] else None
         else:
-            driver._writing.release()
+            driver._write_lock.release()
             _, status = os.waitpid(child, 0)
             assert status == 0, status
             time.sleep(1.5)
@@ -302,7 +302,7 @@ def test_a_driver_that_nobody_has_any_more_is_not_kept_by_its_heart() -> None:
             return seen
 
     beating = Nothing()
-    heart.Heart(beating, 0.01)
+    heartbeat_thread.HeartbeatThread(beating, 0.01)
     assert hearts()
     del beating
     until = time.monotonic() + PATIENCE_S

@@ -48,7 +48,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits less before it tries again."""
-    monkeypatch.setattr("truenext.client.core.attempts.DELAY_FIRST_S", 0.01)
+    monkeypatch.setattr("truenext.client.core.connect_backoff.DELAY_FIRST_S", 0.01)
     monkeypatch.setattr("truenext.client.core.client.LOGIN_S", 1.0)
 
 
@@ -66,7 +66,7 @@ async def await_copied(broker: BrokerProcess) -> None:
         while True:
             with contextlib.suppress(OSError):
                 async with connect(direct(broker)) as connection:
-                    facts = msgspec.json.decode(await connection.ask("queues"))
+                    facts = msgspec.json.decode(await connection.control_request("queues"))
                     if any(each["name"] == "out" and each["waiting"] > MESSAGES for each in facts):
                         return
             await asyncio.sleep(0.05)
@@ -331,7 +331,7 @@ def test_a_handler_that_outlives_ten_connections_has_its_message_alone(
                 network.cut()
             while not (
                 connection.health().reconnects == reconnects
-                and own_broker_held(await direct_connection.ask("queues")) == 1
+                and own_broker_held(await direct_connection.control_request("queues")) == 1
             ):
                 await asyncio.sleep(0.01)
 

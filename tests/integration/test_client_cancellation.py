@@ -274,7 +274,7 @@ def _restore(connection: Connection, flush: Callable[[], bool]) -> None:
     client, driver = connection._driver.client, connection._driver
     driver.flush = flush  # type: ignore[method-assign]
     if flush():
-        client.has_drained()
+        client.on_drained()
 
 
 async def _at_the_first(case: Case) -> None:
@@ -441,12 +441,12 @@ def test_a_cancelled_send_arrives_once_or_not_and_holds_up_nothing(how: str) -> 
                 "send": lambda: connection.send("/queue/new", "1"),
                 "send_many": lambda: connection.send_many("/queue/new", ["1"]),
                 "flush": flush,
-                "request": lambda: connection.ask("queues"),
+                "request": lambda: connection.control_request("queues"),
                 "in a transaction": in_transaction,
             }
             await cancels.run(calls[how]())
             await connection.send("/queue/new", "2", timeout=PATIENCE_S)
-            assert await connection.ask("queues", timeout=PATIENCE_S)
+            assert await connection.control_request("queues", timeout=PATIENCE_S)
         bodies = (await world.broker.queue("new")).bodies
         if how == "request":
             assert bodies == [b"2"]

@@ -245,7 +245,7 @@ def test_what_is_in_doubt_with_one_broker_is_not_repeated_to_another() -> None:
             broker.freeze()
             sent = connection.send_nowait("/queue/q", "2")
             await asyncio.sleep(0.05)
-            broker.end()
+            broker.kill()
             with pytest.raises(ConnectionLost):
                 await sent
             await connection.send("/queue/q", "3")
@@ -351,7 +351,7 @@ def test_a_store_that_was_exported_is_another(tmp_path: Path) -> None:
             async with connection.session(transacted=True) as session:
                 await session.send("/queue/out", "1")
                 await session.commit()
-                producer = session._source.core.transacted()._producer
+                producer = session._source.core.require_transactions()._producer
                 token = f"{producer.store} {producer.name} {producer.number}"
             assert await connection.outcome(token) == "committed"
         async with broker_here(tmp_path / "two") as two, connect(two.url) as connection:

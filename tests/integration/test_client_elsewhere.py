@@ -54,7 +54,7 @@ async def everything(connection: Connection) -> dict[str, Callable[[], Coroutine
         "send_many": lambda: connection.send_many("/queue/q", ["x"]),
         "send_nowait": send_nowait,
         "request": lambda: connection.request("/queue/q", "x"),
-        "ask": lambda: connection.ask("queues"),
+        "ask": lambda: connection.control_request("queues"),
         "browse": browse,
         "consumer": subscribe,
         "session": open_session,

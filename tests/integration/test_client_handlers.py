@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.client_here import left, on_a_connection
 from truenext import testing
-from truenext.client.core import agreement
+from truenext.client.core import reconciler
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.testing.local import LocalBroker
@@ -273,7 +273,7 @@ def test_beside_a_message_whose_last_attempt_was_a_lost_connection_no_handler_of
         async with connect(broker.url, reconnect=False) as ended:
             taken = await (await ended.consumer("/queue/q", ack="individual")).receive()
             assert taken is not None
-            await ended.ask("status")  # by then the broker knows that it was begun
+            await ended.control_request("status")  # by then the broker knows that it was begun
             broker.drop(ended)
             await broker.advance(seconds=2)
             with pytest.raises((ClosedError, ConnectionLost)):
@@ -433,7 +433,7 @@ def test_a_receive_that_waits_while_it_is_paused_goes_on_when_it_is_resumed() ->
 def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
-        with patch.object(agreement, "IDLE_S", 0.1):
+        with patch.object(reconciler, "IDLE_S", 0.1):
             async with connect(broker.url) as other, other.consumer("/queue/q", prefetch=10) as consumer:
                 message = await consumer.receive(PATIENCE_S)
                 assert message is not None and message.text == "0"

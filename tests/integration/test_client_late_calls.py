@@ -158,7 +158,7 @@ def test_transaction_that_has_ended_names_no_message_of_the_next_one_as_failed()
                 second = await consumer.receive()
                 assert second is not None and second.text == "second"
                 with pytest.raises(LocalProtocolError, match="has not begun, or has ended"):
-                    before.failed(second)
+                    before.mark_failed(second)
             assert await left(broker) == []
 
     on_a_connection(work)

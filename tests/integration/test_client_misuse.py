@@ -94,7 +94,7 @@ def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
 def test_a_delay_that_is_none_is_said_and_ends_nothing(delay: float) -> None:
     """The broker refused the NACK, and the whole connection ended with it."""
     with pytest.raises(ValueError, match="delay is 0 to"):
-        flows.failed_for(delay)
+        flows.failed_disposition(delay)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.integration.client_here import on_a_connection
 from truenext import testing
 from truenext.client.core import send_buffer
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.client.core.sends import SendOptions
+from truenext.client.core.send_options import SendOptions
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, Refused, RolledBack
 from truenext.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
@@ -97,7 +97,7 @@ def test_a_consumer_that_no_frame_can_ask_for_ends_no_connection(options: Consum
         with pytest.raises(ValueError):
             await anext(aiter(connection.browse("/queue/\0")))
         with pytest.raises(ValueError):
-            await connection.ask("\0")
+            await connection.control_request("\0")
         with pytest.raises(ValueError):
             await connection.unsubscribe("\0")
         assert connection.health().reconnects == 0

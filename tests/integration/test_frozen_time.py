@@ -194,7 +194,7 @@ def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(
             order = Order(datetime.datetime.now(UTC), date.today())
             async with t.sql() as sql, app.initiate(sql) as begin:
                 begin.send(take, order, trace="t")
-            await t.ended()
+            await t.wait_until_ended()
             assert came == [order]
 
     async def main() -> None:

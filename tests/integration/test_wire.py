@@ -1296,7 +1296,7 @@ def test_an_ipv6_address_has_its_brackets_wherever_it_is_shown() -> None:
             for _ in range(3):
                 client.send("/topic/t", b"x")
             assert consumer.receive(PATIENCE_SECONDS) is not None
-            (row,) = json.loads(client.ask("status"))["temporary"]["largest"]
+            (row,) = json.loads(client.control_request("status"))["temporary"]["largest"]
             assert re.fullmatch(r"\[::1\]:\d+", row["client"])
             assert f" of {row['client']}" in truenext("status", "--url", url).stdout.decode()
     assert f"no broker at {url}: " in failed("status", "--url", url, status=2)

@@ -61,6 +61,6 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def gone(broker: LocalBroker) -> AsyncIterator[None]:
     """The broker has crashed, and nobody starts it again before the end of the block."""
-    broker.end()
+    broker.kill()
     yield
     await broker._start_again()

@@ -34,7 +34,7 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
         with pytest.raises(TimeoutError, match=r"slow has not replied within 1.5 seconds; it may do so yet"):
             await t.ask(slow, Number(1), timeout=1.5)
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == [1]
         await until(lambda: any("a reply has come too late" in each.getMessage() for each in caplog.records))
         assert await t.ask(slow, Number(2)) == Number(2)
@@ -58,7 +58,7 @@ def test_a_timeout_in_which_nothing_can_happen_is_refused_and_nothing_begins(tim
             await app.send(answer, Number(), trace="t", timeout=timeout)
         with pytest.raises(ValueError, match=says):
             app.initiate(timeout=timeout)
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -114,7 +114,7 @@ def test_an_ask_whose_flow_is_given_up_waits_until_its_timeout() -> None:
     async def work(t: Stages) -> None:
         with pytest.raises(TimeoutError):
             await t.ask(rejects, Number(1), timeout=0.1)
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
 
@@ -137,7 +137,7 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind_and_its_flow_goes_on() -
         await asyncio.wait([asking])
         assert asking.cancelled()
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == [1]
 
     run(app, work)
@@ -258,7 +258,7 @@ def test_a_message_whose_type_raises_is_a_dead_letter_at_once() -> None:
 
     async def work(t: Stages) -> None:
         await app.send(remote, Number(-1), trace="t")
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
 
     run(app, work)
@@ -431,7 +431,7 @@ def test_an_async_method_is_a_hook_of_a_plain_stage_and_is_awaited() -> None:
     async def work(t: Stages) -> None:
         await t.send(plain, Number(7))
         await until(lambda: came == [7])
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 

@@ -66,7 +66,7 @@ def test_8_messages_of_a_stage_are_handled_at_once_unless_told(is_async: bool) -
         async with app.initiate() as begin:
             for n in range(24):
                 begin.send(take, Number(n), trace=f"{n}")
-        await t.ended()
+        await t.wait_until_ended()
         assert crowd.most == 8
 
     run(app, work)
@@ -105,7 +105,7 @@ def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoin
                 for n in range(6):
                     begin.send(to, Number(n), trace=f"{n}")
         await until(lambda: all_of_them.most >= sum(counts.values()))
-        await t.ended()
+        await t.wait_until_ended()
         assert {name: crowd.most for name, crowd in crowds.items()} == counts
 
     run(app, work)
@@ -131,7 +131,7 @@ def test_stages_of_one_endpoint_work_at_the_same_time() -> None:
     async def work(t: Stages) -> None:
         for n in (8, 9, 10, 11, *range(8)):
             await t.send(chain, Number(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert crowd.most == 12
 
     run(app, work)
@@ -156,7 +156,7 @@ def test_a_stage_that_holds_all_its_workers_holds_up_no_other_stage() -> None:
         await t.send(quick, Number(7))
         await until(lambda: came == [7])
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -180,7 +180,7 @@ def test_plain_stages_that_hold_all_their_threads_hold_up_no_other_plain_stage()
         await t.send(quick, Number(7))
         await until(lambda: came == [7])
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 

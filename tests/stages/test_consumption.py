@@ -53,7 +53,7 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
                 await asyncio.sleep(0.001)
             assert (health.live, health.ready) == (True, False)
             await t.send(app.endpoints["taking.jobs"], Job(1))
-            await t.ended()
+            await t.wait_until_ended()
             while not judge(t._running.facts(), stalled_after_s=300).ready:
                 await asyncio.sleep(0.001)
 
@@ -120,7 +120,7 @@ def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatc
     async def run() -> None:
         async with stages(app, database="sqlite://") as t:
             await t.send(jobs, Job(1))
-            await t.ended()
+            await t.wait_until_ended()
             async with asyncio.timeout(30):
                 while not judge(t._running.facts(), stalled_after_s=300).ready:
                     await asyncio.sleep(0.001)

@@ -165,7 +165,7 @@ class _Trial:
 
     async def _is_done(self, connection: truenext.Connection) -> bool:
         try:
-            answer = await connection.ask("queues")
+            answer = await connection.control_request("queues")
         except truenext.ConnectionLost:
             return False
         queues = {each["name"]: each for each in json.loads(answer)}

@@ -56,7 +56,7 @@ def test_while_the_database_is_away_nothing_is_charged_and_then_all_goes_on(
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(own_postgres.stop)
             # Who waits for the flows waits as long as the stages rest.
-            ended = asyncio.create_task(t.ended(timeout=AWAY_S + 60))
+            ended = asyncio.create_task(t.wait_until_ended(timeout=AWAY_S + 60))
             await asyncio.sleep(AWAY_S)
             seen = sum(attempts.values())
             assert seen < 2 * MESSAGES, "it was to be in the middle of its work"
@@ -96,7 +96,7 @@ def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_time
                 await sql.execute(text("CREATE TABLE inserted (number INTEGER)"))
             for number in range(4):
                 await t.send(work, Job(number), trace=f"job {number}")
-            (letter,) = await t.ended(dead_letters=1)
+            (letter,) = await t.wait_until_ended(dead_letters=1)
             assert "read-only transaction" in letter.last_cause
 
     asyncio.run(main())
@@ -131,7 +131,7 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
             while why not in judge(t._running.facts(), stalled_after_s=300).why:
                 await asyncio.sleep(0.001)
             may_end.set()
-            await t.ended()
+            await t.wait_until_ended()
             assert not any("went" in each for each in judge(t._running.facts(), stalled_after_s=300).why)
 
     asyncio.run(main())

@@ -487,7 +487,7 @@ def test_a_stage_that_asks_for_something_or_none_gets_it(tmp_path: Path) -> None
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(), trace="x")
-        await t.ended()
+        await t.wait_until_ended()
 
     file = tmp_path / "shop.db"
     file.touch()

@@ -20,7 +20,7 @@ def test_what_is_sent_comes_to_a_terminator_as_it_was() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(take, Text("tea \N{SNOWMAN}\n\0"))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [Text("tea \N{SNOWMAN}\n\0")]
 
     run(app, work)
@@ -41,7 +41,7 @@ def test_the_reply_comes_to_whom_the_sender_has_named_with_the_state_that_was_gi
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(double, Number(21), trace="test", reply_to=take, reply_state=Memo(7, "x"))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [(Number(42), Memo(7, "x"))]
 
     run(app, work)
@@ -107,7 +107,7 @@ def test_each_of_three_levels_of_endpoints_has_its_own_state(interactive: bool, 
         reply = await t.ask(outer, Number(5), interactive=interactive, persistent=persistent)
         assert reply == Number((5 * 2 * 3 + 1) * 2 + 5)
         assert seen == ["middle 5", "outer 5 123"]
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -125,7 +125,7 @@ def test_flows_that_go_on_at_the_same_time_keep_apart() -> None:
         async with app.initiate() as begin:
             for n in range(50):
                 begin.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n=n), interactive=n % 2 == 0)
-        await t.ended()
+        await t.wait_until_ended()
         assert replies == {n: (n * 6 + 1) * 2 + n for n in range(50)}
 
     run(app, work)
@@ -160,7 +160,7 @@ def test_a_reply_for_which_nobody_waits_is_dropped() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(double, Number(4))
-        assert await t.ended() == []
+        assert await t.wait_until_ended() == []
         assert ran == [4]
 
     run(app, work)
@@ -207,7 +207,7 @@ def test_a_stage_that_says_nothing_ends_its_flow() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(double, Number(0))
-        assert await t.ended() == []
+        assert await t.wait_until_ended() == []
         assert ran == ["silent"]
 
     run(app, work)
@@ -223,7 +223,7 @@ def test_the_id_that_a_sender_is_told_is_that_of_the_flow_and_of_its_first_messa
 
     async def work(t: Stages) -> None:
         id = await t.send(take, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [(id, id)]
         assert len(id) == 32
 
@@ -260,7 +260,7 @@ def test_all_stages_of_a_flow_see_one_flow_id_and_messages_of_their_own() -> Non
 
     async def work(t: Stages) -> None:
         id = await t.send(outer, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert flows == {id}
         assert messages[0] == id and len(set(messages)) == 3
         assert senders == ["shop", "shop outer", "shop leaf"]
@@ -372,7 +372,7 @@ def test_the_stages_of_a_service_are_shared_by_all_processes_that_run_it() -> No
         async with second.running():
             await t.send(count, Number(1))
             await t.send(count, Number(2))
-            await t.ended()
+            await t.wait_until_ended()
         assert sorted(ran) == ["one a", "one b", "two a", "two b"]
 
     run(first, work)
@@ -400,7 +400,7 @@ def test_a_stage_that_must_reply_and_returns_none_is_a_dead_letter_at_once() -> 
     async def work(t: Stages) -> None:
         await t.send(forgets, Number())
         await t.send(plain, Number())
-        letters = await t.ended(dead_letters=2)
+        letters = await t.wait_until_ended(dead_letters=2)
         for name, letter in zip(("forgets", "plain"), letters, strict=True):
             assert letter.attempts == 1
             assert f"{name} returns Number, but it has returned None" in letter.last_cause
@@ -439,7 +439,7 @@ def test_a_stage_that_returns_none_may_have_replied_or_gone_on_or_may_end_the_fl
         async with app.initiate() as begin:
             for how in ("reply", "next", "next_direct", "goto"):
                 begin.send(chain, Text(how), trace="t", reply_to=take, reply_state=Memo(0, how))
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came) == ["goto", "next", "next_direct", "reply"]
 
     run(app, work)

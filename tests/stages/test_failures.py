@@ -68,7 +68,7 @@ def test_a_stage_that_fails_for_ever_is_tried_so_often_and_its_message_is_a_dead
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(fails, Number(3), trace="o3", reply_to=take)
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.trace, letter.message, letter.attempts) == ("fails", "o3", {"n": 3}, 2)
         assert (ran, replies) == ([1, 2], [])
 
@@ -86,7 +86,7 @@ def test_refuse_is_a_dead_letter_at_once() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(rejects, Number(3))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.attempts, ran) == (1, [1])
 
     run(app, work)
@@ -111,7 +111,7 @@ def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on
     async def work(t: Stages) -> None:
         for n in range(3):
             await t.send(take, Number(n))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert came == [1, 2]
 
     run(app, work)
@@ -135,7 +135,7 @@ def test_a_cancellation_that_nobody_ordered_is_a_failure(is_async: bool) -> None
 
     async def work(t: Stages) -> None:
         await t.send(take, Number())
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert ran == [1, 2]
 
     run(app, work)
@@ -155,7 +155,7 @@ def test_a_stage_that_says_nothing_is_tried_again_as_the_policy_of_its_queue_say
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == POLICY_ATTEMPTS
         assert ran == list(range(1, POLICY_ATTEMPTS + 1))
 
@@ -171,7 +171,7 @@ def test_attempts_beyond_the_policy_of_the_queue_change_nothing() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == POLICY_ATTEMPTS
 
     run(app, work)
@@ -194,7 +194,7 @@ def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_f
             await asyncio.sleep(0.02)
             assert len(ran) == attempt
             await t.advance(seconds=0.6)
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
 
@@ -208,7 +208,7 @@ def test_never_is_a_dead_letter_at_once() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
 
     run(app, work)
@@ -242,7 +242,7 @@ def test_the_nearest_class_in_the_order_of_inheritance_counts_and_of_stage_endpo
         for endpoint in (by_service, by_endpoint, by_stage):
             for name in raises:
                 await t.send(endpoint, Text(name))
-        await t.ended(dead_letters=9)
+        await t.wait_until_ended(dead_letters=9)
         assert attempts == {
             "service very busy": 3,
             "service busy": 3,
@@ -268,7 +268,7 @@ def test_a_wrong_call_is_a_dead_letter_at_once_whatever_retry_says() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(wrong, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
         assert letter.last_cause.startswith("FlowError: wrong replies nothing")
 
@@ -309,7 +309,7 @@ def test_a_task_group_of_a_stage_fails_by_the_rules_of_what_is_in_it_and_its_cau
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
         lines = letter.last_cause.splitlines()
         assert lines[0].startswith("ExceptionGroup: unhandled errors in a TaskGroup")
@@ -345,7 +345,7 @@ def test_a_decorator_that_forgets_to_await_its_function_says_so_and_nothing_is_c
 
     async def work(t: Stages) -> None:
         await t.send(asked, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("FlowError: answer has returned what nobody has awaited (coroutine)")
         assert letter.attempts == 1
 
@@ -374,7 +374,7 @@ def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
                 begin.send(take, Number(n), trace="healthy")
         # Healthy ones come while poison waits for its next try.
         await until(lambda: len(came) == 60)
-        letters = await t.ended(dead_letters=60)
+        letters = await t.wait_until_ended(dead_letters=60)
         assert {letter.attempts for letter in letters} == {3}
         assert attempts == {-n: 3 for n in range(1, 61)}
         assert sorted(came) == list(range(1, 61))
@@ -412,12 +412,12 @@ def test_a_dead_letter_that_is_redriven_continues_its_flow() -> None:
         nonlocal is_up
         async with app.initiate() as begin:
             begin.send(outer, Number(4), trace="o4", reply_to=take, reply_state=Memo(8))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.queue == "outer.stage.two"
         is_up = True
         async with truenext.connect(t.broker.url) as connection:
-            await connection.ask("redrive", {"queue": f"DLQ.{letter.queue}"})
-        await t.ended()
+            await connection.control_request("redrive", {"queue": f"DLQ.{letter.queue}"})
+        await t.wait_until_ended()
         assert replies == [(Text("4 o4 1"), Memo(8))]
         assert ids[0] == ids[1]
 
@@ -436,7 +436,7 @@ def test_a_dead_letter_says_class_text_place_stage_and_process_of_its_first_and_
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         for attempt, cause in ((1, letter.first_cause), (3, letter.last_cause)):
             first, *lines = cause.splitlines()
             assert first == f"ValueError: attempt {attempt}"
@@ -456,7 +456,7 @@ def test_a_cause_names_the_line_of_the_program_from_which_pythons_own_library_wa
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.splitlines()[1].startswith("at fails in test_failures.py:")
 
     run(app, work)
@@ -500,10 +500,10 @@ def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(rejects, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("Reject: out of stock\n")
         with pytest.raises(AssertionError, match="out of stock"):
-            await t.ended()
+            await t.wait_until_ended()
 
     run(app, work)
 
@@ -529,7 +529,7 @@ def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_befor
         await t.advance(seconds=60)
         t.broker.thaw()
         end.set()
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.first_cause.startswith("ValueError: the bank says no\n")
         assert letter.last_cause.split("\n")[:2] == [
             "ValueError: the bank says no",
@@ -556,12 +556,12 @@ def test_a_circle_a_wrong_call_and_an_undecodable_message_say_what_they_are() ->
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
             await connection.send("/queue/wrong", "plain text")
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert "no message of stages" in letter.last_cause
         await t.send(wrong, Number())
-        assert "wrong replies nothing" in (await t.ended(dead_letters=2))[-1].last_cause
+        assert "wrong replies nothing" in (await t.wait_until_ended(dead_letters=2))[-1].last_cause
         await t.send(circle, Number())
-        assert "more than 200 messages" in (await t.ended(dead_letters=3))[-1].last_cause
+        assert "more than 200 messages" in (await t.wait_until_ended(dead_letters=3))[-1].last_cause
 
     run(app, work)
 
@@ -589,7 +589,7 @@ def test_a_stage_whose_connection_is_lost_during_its_commit_happens_once(when: s
     async def work(t: Stages) -> None:
         t.at("run", lambda: t.broker.lose_commit("before" if when == "before" else "after"), stage="sends", times=2)
         await t.send(sends, Number(0))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [(0, 1), (1, 1)]
 
     run(app, work)
@@ -610,7 +610,7 @@ def test_a_broker_that_crashes_while_a_stage_runs_is_no_attempt_and_the_flow_end
         await t.send(shop.send, Number(1))
         await until(lambda: len(crashes) == 2)
         await asyncio.gather(*crashes)
-        await t.ended()
+        await t.wait_until_ended()
         assert (set(shop.ran), shop.came) == ({1}, [1])
 
     run(shop.app, work)
@@ -631,7 +631,7 @@ def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
             await t.send(take, Number(n))
             # One whose commit was lost runs once more.
             await until(lambda: n in came)  # noqa: B023
-        await t.ended()
+        await t.wait_until_ended()
         assert set(came) == {0, 1, 2}
         # One of each lane, and that of the test: none was left behind.
         await until(lambda: len(t.broker._run.connections) == 3)
@@ -670,12 +670,12 @@ def test_what_is_too_large_for_one_transaction_is_the_failure_of_its_stage() -> 
 
     async def work(t: Stages) -> None:
         await t.send(send, Number(2))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 2
         # The first time the broker refuses the commit, which gives the message back.
         assert ran == [2, 2, 2]
         await t.send(send, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
 
@@ -692,7 +692,7 @@ def test_a_message_that_is_too_large_is_the_failure_of_its_stage() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(send, Number())
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
 
@@ -707,7 +707,7 @@ def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
         await asyncio.sleep(0.05)
         assert shop.came == []
         t.broker.free_disk()
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [1]
         assert set(shop.ran) == {1}
 
@@ -724,7 +724,7 @@ def test_of_an_error_with_a_very_long_text_the_beginning_is_logged(caplog: pytes
 
     async def work(t: Stages) -> None:
         await t.send(take, Number())
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
 
     run(app, work)
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]

@@ -76,7 +76,7 @@ def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.queue == "chain.stage.two"
         assert came == [Number(1)]
 
@@ -121,7 +121,7 @@ def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transac
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             id = begin.send(chain, Number(3), trace="t", attachments={"a": b"a"})
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == [Text("directly"), 3, {"set": "by one"}, id, {}, 0, not is_async]
         assert came == [Text("one"), Text("two")]
         assert await t.ask(chain, Number(4)) == Text("4")
@@ -148,7 +148,7 @@ def test_a_message_that_goes_on_directly_does_not_wait_in_the_queue_of_the_next_
         stages: list[str] = []
         t.at("received", lambda: stages.append("second"), stage="chain.stage.two", required=False)
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert (same, stages) == ([True], [])
 
     run(app, work)
@@ -202,7 +202,7 @@ def test_next_direct_may_follow_itself_and_be_followed_by_requests_and_new_flows
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number(4), trace="parent")
-        await t.ended()
+        await t.wait_until_ended()
         assert trail[:3] == ["one", "two", "three"]
         assert sorted(trail[3:]) == ["five 123 41", "five 123 51", "four 123 40", "four 123 50"]
         assert sorted(came) == ["four: parent", "four: parent", "one: parent|child"]
@@ -235,7 +235,7 @@ def test_a_failure_of_the_stage_that_goes_on_directly_takes_back_what_the_one_be
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.attempts) == ("chain", 2)
         assert (came, hooks, ran) == ([], [], ["one", "two"] * 2)
 
@@ -261,7 +261,7 @@ def test_an_async_and_a_plain_stage_cannot_be_in_one_transaction(first_is_async:
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.queue == "chain"
 
     run(app, work)

@@ -53,7 +53,7 @@ def test_a_stage_that_cancels_its_own_task_has_failed_and_its_worker_goes_on(
     async def work(t: Stages) -> None:
         await t.send(take, Number(0))
         await t.send(take, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert "CancelledError" in letter.last_cause
         assert sorted(ran) == [(0, 1), (0, 2), (0, 3), (1, 1)]
 
@@ -72,7 +72,7 @@ def test_a_hook_that_cancels_its_own_task_is_logged_and_its_worker_goes_on(caplo
     async def work(t: Stages) -> None:
         await t.send(take, Number(1))
         await t.send(take, Number(2))
-        await t.ended()
+        await t.wait_until_ended()
         assert ran == [1, 2]
 
     run(app, work)
@@ -117,7 +117,7 @@ def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert threads and all(each.startswith("truenext stage") for each in threads)
 
     run(app, work)
@@ -168,7 +168,7 @@ def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() ->
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert ran == [1, 1, 2, 2]
 
     run(app, work, database="sqlite://")

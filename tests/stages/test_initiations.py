@@ -57,7 +57,7 @@ def test_all_that_an_initiation_says_is_sent_and_comes_once() -> None:
             assert (await t.broker.queue("take")).waiting == 0
             await asyncio.sleep(0.02)
             assert shop.came == []
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(shop.came) == [*range(5), *range(10, 15), *range(20, 25)]
 
     run(app, work)
@@ -71,7 +71,7 @@ def test_an_initiation_whose_block_raises_sends_nothing_and_the_error_is_the_pro
             async with shop.app.initiate() as begin:
                 begin.send(shop.take, Number(1), trace="t")
                 raise ZeroDivisionError
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == []
 
     run(shop.app, work)
@@ -98,7 +98,7 @@ def test_a_plain_function_begins_flows_with_with() -> None:
 
     async def work(t: Stages) -> None:
         id = await asyncio.to_thread(begins)
-        await t.ended()
+        await t.wait_until_ended()
         assert (shop.came, shop.flows[0].id) == ([7], id)
 
     run(shop.app, work)
@@ -129,7 +129,7 @@ def test_a_service_that_is_only_connected_runs_no_stage() -> None:
         connected.app.broker = (t.broker.url,)
         async with connected.app.connected():
             await connected.app.send(connected.take, Number(1), trace="t")
-            await t.ended()
+            await t.wait_until_ended()
         assert (running.came, connected.came) == ([1], [])
 
     run(running.app, work)
@@ -161,7 +161,7 @@ def test_a_flow_that_a_stage_begins_is_called_after_its_parent() -> None:
     async def work(t: Stages) -> None:
         await t.send(begins, Number(), trace="parent")
         await t.send(take, Number(0), trace="!x")
-        await t.ended()
+        await t.wait_until_ended()
         assert traces == {0: "!x", 1: "parent|child", 2: "alone", 3: "parent", 4: "of its own"}
 
     run(app, work)
@@ -185,7 +185,7 @@ def test_a_flow_that_a_stage_begins_is_interactive_and_persistent_as_that_of_the
     async def work(t: Stages) -> None:
         await t.send(begins, Number(0), interactive=True, persistent=False, properties={"a": 1})
         await t.send(begins, Number(10))
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == {
             1: (True, False, {"a": 1}),
             2: (False, True, {"a": 1, "b": 2}),
@@ -215,7 +215,7 @@ def test_what_a_stage_begins_with_its_flow_goes_with_its_failure_and_what_it_ini
 
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert sorted(shop.came) == [2, 3]
 
     run(app, work)
@@ -297,7 +297,7 @@ def test_an_exception_undoes_the_transactions_around_it_and_no_other(is_async: b
     async def work(t: Stages) -> None:
         for n in range(len(cases)):
             await t.send(nested, Number(n))
-        await t.ended(dead_letters=sum(stage for *_, stage in cases))
+        await t.wait_until_ended(dead_letters=sum(stage for *_, stage in cases))
         assert sorted(shop.came) == sorted(expected)
 
     run(app, work)
@@ -340,11 +340,11 @@ def test_after_commit_is_called_once_all_is_committed_and_its_errors_are_only_lo
     async def work(t: Stages) -> None:
         t.at("committed", lambda: called.append("committed"), stage="begins")
         await t.send(begins, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert called == ["ran", "committed", "first", ("second", 2)]
         assert shop.came == [1]
         await t.send(plain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert called[-1] == "plain"
 
     run(app, work)
@@ -390,7 +390,7 @@ def test_after_commit_is_not_called_for_an_attempt_that_has_failed() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert called == [3]
 
     run(app, work)
@@ -412,7 +412,7 @@ def test_after_commit_runs_outside_of_the_transaction() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [2]
 
     run(app, work)
@@ -430,7 +430,7 @@ def test_an_initiation_whose_connection_is_lost_during_its_commit_happens_once(w
         async with shop.app.initiate() as begin:
             begin.send(shop.take, Number(1), trace="t")
             begin.send(shop.take, Number(2), trace="t")
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [1, 2]
 
     run(shop.app, work)
@@ -450,7 +450,7 @@ def test_an_initiation_without_a_broker_is_rolled_back_when_its_time_is_over(cap
                 await shop.app.send(shop.take, Number(1), trace="t", timeout=0.1)
         assert "in time" in str(rolled_back.value)
         await shop.app.send(shop.take, Number(2), trace="t")
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [2]
 
     run(shop.app, work)
@@ -465,7 +465,7 @@ def test_an_initiation_waits_for_a_broker_that_is_away_for_a_moment() -> None:
             await asyncio.sleep(0.05)
             assert not sending.done()
         await sending
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [1]
 
     run(shop.app, work)
@@ -483,7 +483,7 @@ def test_an_initiation_for_which_there_is_no_room_waits_until_there_is() -> None
         assert not sending.done()
         t.broker.free_disk()
         await sending
-        await t.ended()
+        await t.wait_until_ended()
         assert shop.came == [2]
 
     run(shop.app, work)
@@ -519,12 +519,12 @@ def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and
         t.broker.lose_commit("before" if when == "before" else "after")
         sending = asyncio.create_task(shop.app.send(shop.take, Number(1), trace="t", timeout=0.3))
         # The commit is lost, and so is the broker for a while.
-        await until(lambda: not t.broker.faults.commits)
+        await until(lambda: not t.broker.faults.commit_losses)
         async with gone(t.broker):
             with pytest.raises(InDoubt) as doubt:
                 await sending
         outcome = await shop.app.outcome(doubt.value.token)
-        await t.ended()
+        await t.wait_until_ended()
         # Its stage may have been at work when the broker went, and have run again.
         assert (outcome, set(shop.came)) == (("rolled back", set()) if when == "before" else ("committed", {1}))
         assert await shop.app.outcome(doubt.value) == outcome
@@ -562,7 +562,7 @@ def test_an_initiation_in_a_stage_is_sent_before_the_stage_ends() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert sent.is_set()
 
     run(app, work)
@@ -585,7 +585,7 @@ def test_a_reply_may_go_to_a_topic_with_its_state() -> None:
         async with app.initiate() as begin:
             begin.send(double, Number(2), trace="t", reply_to=topic, reply_state=Memo(7))
             begin.send(double, Number(3), trace="t", reply_to=topic)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came, key=lambda each: each[0]) == [(4, Memo(7)), (6, Memo())]
 
     run(app, work)
@@ -642,7 +642,7 @@ def test_a_stage_whose_own_initiation_the_broker_refuses_has_failed() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 2
         assert "RolledBack" in letter.last_cause
 
@@ -658,7 +658,7 @@ def test_each_block_of_an_initiation_sends_its_own_messages() -> None:
         for n in (1, 2):
             async with initiating as begin:
                 begin.send(shop.take, Number(n), trace="t")
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(shop.came) == [1, 2]
         async with initiating:
             with pytest.raises(LocalProtocolError, match="has begun already"):

@@ -37,7 +37,7 @@ def test_40_interactive_flows_that_come_later_are_all_there_before_400_others() 
                 begin.send(chain, Number(n), trace=f"i{n}", interactive=True)
         await until(lambda: len(order) == 40)
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
         assert all(order[:40]) and len(order) == 441
 
     run(app, work)
@@ -65,7 +65,7 @@ def test_interactive_messages_have_workers_of_their_own_as_many_as_the_others(is
         for n in range(2):
             await t.send(take, Number(n))
             await t.send(take, Number(n), interactive=True)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(seen) == [False, False, True, True]
 
     run(app, work)
@@ -129,7 +129,7 @@ def test_a_reply_that_is_asked_for_interactively_passes_those_that_are_not() -> 
             await t.send(outer, Number(n))
         assert await t.ask(outer, Number(7), interactive=True) == Number(7)
         held.set()
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -164,7 +164,7 @@ def test_a_persistent_flow_survives_a_crash_of_the_broker_at_each_stage_and_anot
         await t.broker.crash()
         assert (await t.broker.queue("later")).waiting == 3
         t.mock(later, lambda number: number)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == [(0, True), (1, True), (2, True)]
 
     run(app, work)
@@ -230,7 +230,7 @@ def test_the_time_to_live_is_that_of_the_whole_flow() -> None:
         await t.advance(seconds=40)
         await waits(t, 2)
         t.mock(later, lambda number: number)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == [1, 2]
 
     run(app, work)
@@ -265,7 +265,7 @@ def test_a_flow_that_expires_does_so_at_whichever_stage_it_is() -> None:
         assert int(message.headers["expires"]) > 0
         await t.advance(seconds=102)
         # An expired message is no dead letter unless the policy of its queue says so.
-        await t.ended()
+        await t.wait_until_ended()
         assert ran == ["first", "second"]
 
     run(app, work)
@@ -311,7 +311,7 @@ def test_of_three_messages_that_which_has_expired_is_skipped() -> None:
         await t.send(take, Number(2))
         await t.advance(seconds=10)
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [0, 2]
 
     run(app, work)
@@ -334,7 +334,7 @@ def test_the_time_of_a_flow_begins_when_the_broker_has_its_first_message() -> No
         await t.advance(seconds=4)
         t.broker.thaw()
         await sending
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [1]
 
     run(app, work)

@@ -39,7 +39,7 @@ def test_forty_interactive_flows_of_five_stages_end_before_the_thousands_that_we
             async with app.initiate() as begin:
                 for number in range(INTERACTIVE):
                     begin.send(endpoint, Job(number), trace=f"somebody waits for {number}", interactive=True)
-            await t.ended(timeout=100)
+            await t.wait_until_ended(timeout=100)
 
     asyncio.run(main())
     assert len(ended) == BATCH + INTERACTIVE

@@ -32,7 +32,7 @@ async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
                         process = ServiceProcess(folder, "tests.stages.services.killing:app", url)
                         started += 1
                     await asyncio.sleep(0.1)
-                    queues = {each["name"]: each for each in json.loads(await connection.ask("queues"))}
+                    queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
                     left = queues.get("killing.work", {"waiting": 0, "unacknowledged": 0})
                     if not left["waiting"] and not left["unacknowledged"] and not process.has_ended:
                         return started

@@ -25,7 +25,7 @@ def test_the_end_of_all_flows_is_known_while_the_test_drops_all_connections_agai
             await t.send(take, Number(n))
             dropping = asyncio.ensure_future(drop(t))
             asyncio.get_running_loop().call_later(0.05, dropping.cancel)
-            await t.ended()
+            await t.wait_until_ended()
             await asyncio.wait({dropping})
         assert came == {0, 1, 2}
 

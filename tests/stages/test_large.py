@@ -35,7 +35,7 @@ def test_ten_messages_of_a_megabyte_go_through_a_request_and_a_reply() -> None:
         async with app.initiate() as begin:
             for n in range(10):
                 begin.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came) == list(range(10))
 
     run(app, work)
@@ -57,7 +57,7 @@ def test_more_large_messages_than_one_connection_may_have_in_open_transactions_a
     async def work(t: Stages) -> None:
         for n in range(6):
             await t.send(sends, Number(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [len(large)] * 6
 
     run(app, work)

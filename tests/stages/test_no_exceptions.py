@@ -59,7 +59,7 @@ def test_what_would_end_the_process_is_an_attempt_that_has_failed(name: str, is_
         for n in range(3):
             await t.send(bad, Number(n))
             await t.send(good, Number(n))
-        letters = await t.ended(dead_letters=3)
+        letters = await t.wait_until_ended(dead_letters=3)
         assert {each.attempts for each in letters} == {2}
         assert all(name in each.last_cause for each in letters)
         assert sorted(ran) == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_what_a_hook_of_a_plain_stage_raises_holds_up_no_worker(name: str) -> No
     async def work(t: Stages) -> None:
         for n in range(3):
             await t.send(take, Number(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert ran == [0, 1, 2]
 
     run(app, work)

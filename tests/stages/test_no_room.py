@@ -36,7 +36,7 @@ def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses(
         assert not ended
         assert any("no room" in why for why in judge(t._running.facts(), stalled_after_s=300).why)
         t.broker.free_disk()
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == [0, 1, 2, 3]
         assert set(attempts) == {1}
 

@@ -31,7 +31,7 @@ def test_each_poison_message_has_exactly_its_attempts_and_the_others_one(broker:
             async with truenext.connect(url) as connection, asyncio.timeout(60):
                 while True:
                     await asyncio.sleep(0.1)
-                    queues = {each["name"]: each for each in json.loads(await connection.ask("queues"))}
+                    queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
                     left = queues["poisoned.work"]
                     if not left["waiting"] and not left["unacknowledged"]:
                         break

@@ -76,7 +76,7 @@ def heard() -> Mapping[str, str]:
                 begin.send(shop.chain, Text(name), trace="t", state=Memo(1, name), reply_to=shop.sink)
             for name in IN_A_TERMINATOR:
                 begin.send(shop.terminator, Text(name), trace="t")
-        await t.ended(dead_letters=len(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS))
+        await t.wait_until_ended(dead_letters=len(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS))
         assert not (await t.broker.queue("sink")).waiting
 
     run(shop.app, work)
@@ -227,7 +227,7 @@ def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> N
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [Number(1)]
 
     run(app, work)
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_an_initiation_is_said_at_its_call_and_nothing_of_it_
             await app.ask(shop.terminator, Text(), trace="t")
         with pytest.raises(FlowError, match=r"property.*JSON"):
             await app.send(shop.stateless, Number(), trace="t", properties={"x": object()})
-        assert await t.ended() == []
+        assert await t.wait_until_ended() == []
         assert not (await t.broker.queue("stateless")).waiting
 
     run(app, work)

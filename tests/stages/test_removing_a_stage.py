@@ -68,7 +68,7 @@ def test_flows_of_before_go_the_old_way_and_new_ones_the_new_way() -> None:
                     started.send(place, Step(), trace=trace, reply_to=end)
 
             async with other.running(), truenext.connect(broker.url) as operator:
-                await operator.ask("pause", {"queue": "order.place.stage.middle"})
+                await operator.control_request("pause", {"queue": "order.place.stage.middle"})
                 async with service(broker.url, *OLD).running():
                     await begin("old")
                     while not (await broker.queue("order.place.stage.middle")).messages:
@@ -77,7 +77,7 @@ def test_flows_of_before_go_the_old_way_and_new_ones_the_new_way() -> None:
                     await begin("new")
                     while not ended:
                         await asyncio.sleep(0.005)
-                    await operator.ask("resume", {"queue": "order.place.stage.middle"})
+                    await operator.control_request("resume", {"queue": "order.place.stage.middle"})
                     while len(ended) < 2:
                         await asyncio.sleep(0.005)
             assert ended == {"new": ["begin", "end"], "old": ["begin", "middle", "end"]}

@@ -50,7 +50,7 @@ def test_two_requests_bring_two_replies_each_with_the_state_of_its_request() -> 
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(outer, Number(), trace="test", reply_to=end, reply_state=Memo(text="mine"))
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == Counter(["a1", "b2", "a10", "a11", "a12", "b20", "b21", "b22"])
         assert ended == {"mine": 6}
 
@@ -105,7 +105,7 @@ def test_the_state_of_one_flow_is_not_seen_by_another() -> None:
     async def work(t: Stages) -> None:
         for n in range(3):
             await t.send(gather, Number(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(seen) == [[0], [1], [2]]
 
     run(app, work)
@@ -138,7 +138,7 @@ def test_an_initial_state_comes_to_the_first_stage_of_what_is_sent_or_asked() ->
         async with app.initiate() as begin:
             begin.send(outer, Number(), trace="t", state=Memo(1), reply_to=take, reply_state=Memo(2))
         await t.send(begins, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(memo.n for memo in seen) == [1, 1, 2, 3]
 
     run(app, work)
@@ -162,7 +162,7 @@ def test_a_state_that_was_not_given_is_an_empty_one() -> None:
             begin.send(take, Number(), trace="t", state=None)
             begin.send(leaf, Number(), trace="t", reply_to=take)
             begin.send(leaf, Number(), trace="t", reply_to=take, reply_state=None)
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == [Memo()] * 4
 
     run(app, work)
@@ -199,7 +199,7 @@ def test_attachments_go_with_one_message_and_no_further() -> None:
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(outer, Number(), trace="t", attachments={"first": b"1"})
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == [
             ("one", {"first": b"1"}),
             ("leaf", {"a": b"asked", "all": every_byte}),
@@ -223,7 +223,7 @@ def test_messages_of_one_transaction_have_attachments_and_properties_of_their_ow
             begin.send(take, Number(0), trace="t", attachments={"x": b"0"}, properties={"p": 0})
             begin.send(take, Number(1), trace="t")
             begin.send(take, Number(2), trace="t", attachments={"y": b"2"}, properties={"q": [2]})
-        await t.ended()
+        await t.wait_until_ended()
         assert seen == {0: ({"x": b"0"}, {"p": 0}), 1: ({}, {}), 2: ({"y": b"2"}, {"q": [2]})}
 
     run(app, work)
@@ -265,7 +265,7 @@ def test_properties_that_a_stage_sets_are_seen_by_all_that_comes_after_it() -> N
 
     async def work(t: Stages) -> None:
         await t.ask(outer, Number(), properties={"begun": "x"})
-        await t.ended()
+        await t.wait_until_ended()
         all_of_it = {"begun": "x", "one": 1, "leaf": {"deep": [1, None, "x"]}}
         assert seen == {
             "one": {"begun": "x"},
@@ -307,7 +307,7 @@ def test_35_endpoints_may_wait_for_one_another() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(down, Number(35))
-        await t.ended()
+        await t.wait_until_ended()
         assert reached[-1] == 0
 
     run(app, work)
@@ -319,7 +319,7 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
 
     async def work(t: Stages) -> None:
         await t.send(down, Number(36))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.attempts) == ("down", 1)
         assert reached == list(range(36, 0, -1))
 
@@ -346,10 +346,10 @@ def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(begin: str) -> None:
                     started.send(down, Number(count), trace="t", reply_to=take)
 
         await begins(34)
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [Number(34)]
         await begins(35)
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert "more than 35 places wait for a reply" in letter.last_cause
         assert reached[35:] == list(range(35, 0, -1))
 
@@ -370,7 +370,7 @@ def test_200_messages_one_after_another_are_handled_and_the_next_one_is_refused(
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        letters = await t.ended(dead_letters=0 if last == 199 else 1)
+        letters = await t.wait_until_ended(dead_letters=0 if last == 199 else 1)
         assert all("more than 200 messages one after another" in each.last_cause for each in letters)
         assert ran == list(range(200))
 
@@ -403,7 +403,7 @@ def test_more_than_200_messages_of_one_flow_are_refused_as_a_circle(kind: str) -
 
     async def work(t: Stages) -> None:
         await t.send(circle, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
         # The first message is one of the 200; replies are not counted.
         assert len(ran) == (200 if kind == "goto" else 100)
@@ -432,7 +432,7 @@ def test_many_requests_of_one_stage_are_no_circle() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(outer, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == list(range(300))
 
     run(app, work)
@@ -462,7 +462,7 @@ def test_the_requests_of_a_stage_are_handled_at_once() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(outer, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == [0, 1, 2]
 
     run(app, work)

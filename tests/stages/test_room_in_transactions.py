@@ -42,7 +42,7 @@ def test_thirty_two_workers_with_a_megabyte_each_wait_for_room_and_none_is_refus
             async with asyncio.TaskGroup() as group:
                 for _ in range(WORKERS):
                     group.create_task(t.send(work, Large("x" * SIZE)))
-            await t.ended()
+            await t.wait_until_ended()
 
     asyncio.run(main())
     assert attempts == [1] * WORKERS

@@ -40,7 +40,7 @@ def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> Non
         with pytest.raises(FlowError, match="is no topic: send to it"):
             await app.publish(take, Number(1), trace="t")
         await t.send(take, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert len(seen) == 5
 
     run(app, work)
@@ -63,7 +63,7 @@ def test_what_is_said_when_the_stage_or_the_block_has_ended_is_refused() -> None
         with pytest.raises(FlowError, match="too late"):
             started[0].send(take, Number(2), trace="t")
         await until(lambda: bool(kept))
-        await t.ended()
+        await t.wait_until_ended()
         with pytest.raises(FlowError, match="too late"):
             kept[0].send(take, Number(3))
 

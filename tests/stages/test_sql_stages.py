@@ -77,7 +77,7 @@ def test_rows_and_messages_of_a_stage_are_there_together(database: str, is_async
     async def work(t: Stages) -> None:
         await make_table(t)
         assert await t.ask(shop.place, Number(1)) == Number(1)
-        await t.ended()
+        await t.wait_until_ended()
         assert (await orders(t), shop.came) == ([1], [1])
 
     run(shop.app, work, database=database)
@@ -94,7 +94,7 @@ def test_an_exception_takes_back_what_was_inserted_and_its_message_is_a_dead_let
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(shop.place, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert (await orders(t), shop.came, shop.attempts) == ([], [], [1, 2])
 
     run(shop.app, work, database=database)
@@ -109,7 +109,7 @@ def test_a_refusal_takes_back_what_was_inserted(database: str, is_async: bool) -
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(shop.place, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert (await orders(t), shop.came, shop.attempts) == ([], [], [1])
 
     run(shop.app, work, database=database)
@@ -121,9 +121,9 @@ def test_a_statement_that_fails_is_an_attempt(database: str, is_async: bool) -> 
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(shop.place, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         await t.send(shop.place, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("IntegrityError")
         assert (await orders(t), shop.came) == ([1], [1])
 
@@ -145,7 +145,7 @@ def test_what_goes_wrong_before_sqls_commit_takes_back_everything(point: Point, 
         t.at(point, fails, stage="placing", times=2)
         t.at("run", lambda: committed.append(len(shop.came)), stage="placing", times=9)
         await t.send(shop.place, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         # Had the first attempts left a row, the third one would have failed.
         assert (await orders(t), shop.came) == ([1], [1])
         assert set(committed) == {0}
@@ -165,7 +165,7 @@ def test_what_goes_wrong_behind_sqls_commit_repeats_sql_and_nothing_that_is_sent
         await make_table(t, constraint="")
         t.at("SQL committed", fails, stage="placing")
         await t.send(shop.place, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert (await orders(t), shop.came, shop.attempts) == ([1, 1], [1], [1, 2])
 
     run(shop.app, work, database=database)
@@ -179,14 +179,14 @@ def test_a_broker_that_crashes_before_sqls_commit_takes_back_sql_and_is_no_attem
         await make_table(t)
 
         def crash() -> None:
-            t.broker.end()
+            t.broker.kill()
             crashes.append(asyncio.ensure_future(t.broker._start_again()))
 
         t.at("checked", crash, stage="placing")
         await t.send(shop.place, Number(1))
         await until(lambda: bool(crashes))
         await crashes[0]
-        await t.ended()
+        await t.wait_until_ended()
         assert (await orders(t), shop.came) == ([1], [1])
 
     run(shop.app, work, database=database)
@@ -203,7 +203,7 @@ def test_what_the_broker_refuses_is_known_before_sql_is_committed(database: str,
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(shop.place, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert (await orders(t), shop.came, shop.attempts) == ([], [], [1, 2])
 
     run(shop.app, work, database=database)
@@ -220,7 +220,7 @@ def test_want_of_room_at_the_broker_is_known_before_sql_is_committed_and_no_atte
         await asyncio.sleep(0.05)
         assert await orders(t) == []
         t.broker.free_disk()
-        await t.ended()
+        await t.wait_until_ended()
         assert (await orders(t), shop.came, set(shop.attempts)) == ([1], [1], {1})
 
     run(shop.app, work, database=database)
@@ -243,9 +243,9 @@ def test_sql_begins_when_the_function_first_says_something_to_the_database(datab
             for point in get_args(Point):
                 t.at(point, partial(points.append, f"{stage} {point}"), stage=stage, required=False)
         await t.send(uses, Number())
-        await t.ended()
+        await t.wait_until_ended()
         await t.send(asks, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert points == [
             "uses received",
             "uses run",
@@ -302,7 +302,7 @@ def test_a_stage_its_dependencies_and_the_stage_that_follows_directly_have_one_s
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(chain, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert len(sessions) == 3 and len(set(map(id, sessions))) == 1
         assert await orders(t) == []
 
@@ -323,7 +323,7 @@ def test_a_stage_that_asks_for_a_session_cannot_follow_directly_one_that_does_no
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number(3))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("FlowError: two asks for a session, and one")
 
     run(app, work, database=database)
@@ -347,7 +347,7 @@ def test_an_initiation_of_its_own_stays_though_its_stage_and_sql_are_taken_back(
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(fails, Number())
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert (await orders(t), came) == ([], [2])
 
     run(app, work, database=database)
@@ -383,10 +383,10 @@ def test_an_error_that_the_function_has_caught_and_that_has_ended_the_transactio
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(swallows, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("Swallowed")
         await t.send(saves, Number(2))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert (await orders(t), came) == ([2], [2])
 
     run(app, work, database=postgres.url(postgres_database))
@@ -415,7 +415,7 @@ def test_the_sessions_own_commit_and_rollback_are_refused(database: str, is_asyn
         await make_table(t)
         for n in range(2):
             await t.send(take, Number(n))
-        await t.ended(dead_letters=2)
+        await t.wait_until_ended(dead_letters=2)
         assert (await orders(t), refused) == ([], ["refused"] * 2)
 
     run(app, work, database=database)
@@ -444,7 +444,7 @@ def test_a_deadlock_is_run_again_in_place_and_is_no_attempt(postgres_database: s
                 await sql.execute(INSERT, {"n": n})
         for n in range(2):
             await t.send(take, Number(n))
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(ended) == [(0, 1), (1, 1)]
         assert len(runs) > 2
 
@@ -475,7 +475,7 @@ def test_while_a_database_cannot_be_used_its_stages_rest_and_others_go_on(databa
         await t.send(other, Number(2))
         await until(lambda: came == [2])
         await until(lambda: len(attempts) == 2)
-        await t.ended()
+        await t.wait_until_ended()
         assert (await orders(t), attempts) == ([1], [1, 1])
 
     run(app, work, database=database)
@@ -505,7 +505,7 @@ def test_an_error_of_the_own_statement_is_an_attempt_and_not_trouble_of_the_data
 
     async def work(t: Stages) -> None:
         await t.send(uses, Number())
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert attempts == [1, 2]
         assert letter.last_cause.startswith((OperationalError.__name__, "ProgrammingError"))
 
@@ -527,7 +527,7 @@ def test_interactive_work_has_connections_of_its_own(postgres_database: str, pos
         for n in range(2):
             await t.send(uses, Number(n))
             await t.send(uses, Number(n), interactive=True)
-        await t.ended()
+        await t.wait_until_ended()
         assert len(backends) == 4
 
     run(app, work, database=postgres.url(postgres_database))
@@ -556,7 +556,7 @@ def test_a_flow_over_several_stages_with_sql_has_its_rows_once(database: str) ->
     async def work(t: Stages) -> None:
         await make_table(t)
         assert await asyncio.gather(*(t.ask(chain, Number(n)) for n in range(5))) == [Number(n) for n in range(5)]
-        await t.ended()
+        await t.wait_until_ended()
         assert await orders(t) == [*range(5), *range(10, 15), *range(20, 25)]
 
     run(app, work, database=database)
@@ -583,13 +583,13 @@ def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage
         await make_table(t)
         for n in range(3):
             await app.send(forget, Number(n), trace=f"forget {n}")
-        await t.ended()
+        await t.wait_until_ended()
         go_on.set()
         await asyncio.wait(left)
         for task in left:
             assert "before the function of stage forget ends" in str(task.exception()), task
         await app.send(insert, Number(9), trace="insert")
-        await t.ended()
+        await t.wait_until_ended()
         assert await orders(t) == came == [9]
 
     run(app, work, database=database)
@@ -622,7 +622,7 @@ def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor
     async def work(t: Stages) -> None:
         await make_table(t)
         await app.send(place, Number(1), trace="order 1")
-        await t.ended()
+        await t.wait_until_ended()
         assert attempts == [1, 2, 3]
         assert await orders(t) == [1]
         for task in left:

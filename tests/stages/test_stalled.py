@@ -89,7 +89,7 @@ async def _try(broker: BrokerProcess, folder: Path, database: _Database, *, once
 
             async def until_done() -> None:
                 while True:
-                    queues = {each["name"]: each for each in json.loads(await connection.ask("queues"))}
+                    queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
                     work, done = queues["crashing.work"], queues.get("crashing.done", {"waiting": 0})
                     if work["waiting"] == work["unacknowledged"] == 0 and done["waiting"] >= MESSAGES:
                         return

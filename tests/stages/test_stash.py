@@ -53,7 +53,7 @@ def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits()
         async with app.initiate() as begin:
             begin.send(outer, Number(5), trace="o5", reply_to=take, reply_state=Memo(9))
         # The flow stays where it is: nobody has gone on with it.
-        await t.ended()
+        await t.wait_until_ended()
         assert replies == []
         (data,) = stashed
         for text in ("first", "second"):
@@ -61,7 +61,7 @@ def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits()
                 flow = begin.unstash(data)
                 assert (flow.message, flow.state, flow.trace) == (Text("x"), Memo(5, "before"), "o5")
                 flow.next(Text(text))
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(replies) == [f"9: outer 5 before {text} {{'p': 1}} o5" for text in ("first", "second")]
 
     run(app, work)
@@ -84,12 +84,12 @@ def test_each_unstash_is_a_continuation_of_its_own_in_one_initiation_too() -> No
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         for _ in range(2):
             async with app.initiate() as begin:
                 begin.unstash(stashed[0]).next(Number(1))
                 begin.unstash(stashed[0]).next(Number(2))
-        await t.ended()
+        await t.wait_until_ended()
         assert len(set(ids)) == 4
 
     run(app, work)
@@ -122,16 +122,16 @@ def test_what_was_stashed_may_reply_request_and_go_elsewhere() -> None:
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(chain, Number(), trace="t", reply_to=take)
-        await t.ended()
+        await t.wait_until_ended()
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).reply(Text("at once"))
-        await t.ended()
+        await t.wait_until_ended()
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).request(leaf, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).goto(leaf, Number(2))
-        await t.ended()
+        await t.wait_until_ended()
         assert replies == [Text("at once"), Text("kept leaf 1"), Text("leaf 2")]
         # What it was refused in its stage it is refused here.
         with pytest.raises(FlowError):
@@ -159,7 +159,7 @@ def test_next_direct_has_no_stage_to_go_on_with_from_a_stash() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         with pytest.raises(FlowError, match="next_direct"):
             async with app.initiate() as begin:
                 begin.unstash(stashed[0]).next_direct(Number())
@@ -181,7 +181,7 @@ def test_a_stage_that_has_stashed_may_go_on_at_the_same_time() -> None:
         assert await t.ask(chain, Number()) == Text("first answer")
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).reply(Text("dropped, for nobody waits any more"))
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -196,7 +196,7 @@ def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None
 
     async def of_others(t: Stages) -> None:
         await t.send(theirs, Number())
-        await t.ended()
+        await t.wait_until_ended()
 
     run(other, of_others)
 
@@ -234,7 +234,7 @@ def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_com
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         async with app.initiate() as begin:
             flow = begin.unstash(stashed[0])
             flow.after_commit(called.append, "committed")
@@ -267,15 +267,15 @@ def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number(), ttl=100)
-        await t.ended()
+        await t.wait_until_ended()
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).next(Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == ["last"]
         await t.advance(seconds=101)
         async with app.initiate() as begin:
             begin.unstash(stashed[0]).next(Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == ["last"]
 
     run(app, work)
@@ -302,9 +302,9 @@ def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
-        await t.ended()
+        await t.wait_until_ended()
         await asyncio.gather(*(asyncio.to_thread(begin) for _ in range(many)))
-        await t.ended()
+        await t.wait_until_ended()
         assert called == [True] * 2 * many
 
     run(app, work)

@@ -78,7 +78,7 @@ def test_an_exception_of_a_mock_is_a_failure_there() -> None:
 
         asked = t.mock(stock, answer)
         await t.send(place, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.attempts, len(asked)) == ("stock", 1, 1)
         assert letter.last_cause.startswith("Reject: out of stock")
 
@@ -102,7 +102,7 @@ def test_what_asks_nobody_can_be_mocked_too() -> None:
     async def work(t: Stages) -> None:
         asked = t.mock(sink, lambda number: None)
         await t.send(sink, Number(3))
-        await t.ended()
+        await t.wait_until_ended()
         assert asked == [Number(3)]
 
     run(app, work)
@@ -124,7 +124,7 @@ def test_ended_waits_for_all_that_is_under_way_and_for_what_is_tried_again() -> 
 
     async def work(t: Stages) -> None:
         await t.send(take, Number())
-        assert await t.ended() == []
+        assert await t.wait_until_ended() == []
         assert ran == [1, 2, 3]
 
     run(app, work)
@@ -137,12 +137,12 @@ def test_a_dead_letter_that_was_not_expected_fails_the_test_with_its_cause() -> 
         t.mock(stock, lambda number: Text("bad"))
         await t.send(place, Number(1), trace="o1")
         with pytest.raises(AssertionError) as failed:
-            await t.ended()
+            await t.wait_until_ended()
         said = str(failed.value)
         assert said.startswith("0 dead letters were expected, there are 1:\n")
         assert "place.stage.answer has given up 'o1' after 2 attempts: ValueError: bad" in said
         with pytest.raises(AssertionError, match="2 dead letters were expected, there are 1"):
-            await t.ended(dead_letters=2)
+            await t.wait_until_ended(dead_letters=2)
 
     run(app, work)
 
@@ -161,7 +161,7 @@ def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> Non
     async def work(t: Stages) -> None:
         for n, to in enumerate((first, second, first)):
             await t.send(to, Number(n), trace=f"o{n}")
-            await t.ended(dead_letters=n + 1)
+            await t.wait_until_ended(dead_letters=n + 1)
         letters = await t.dead_letters()
         assert [(each.queue, each.trace, each.message) for each in letters] == [
             ("b", "o0", {"n": 0}),
@@ -173,13 +173,13 @@ def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> Non
 
 
 def test_what_waits_for_nobody_is_told_with_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "NOBODY_S", 0.1)
+    monkeypatch.setattr(kit, "NO_CONSUMER_S", 0.1)
     app, place, _ = shop()
 
     async def work(t: Stages) -> None:
         await t.send(place, Number(1))
         with pytest.raises(TimeoutError, match=r"nobody takes what waits: stock has 1; is an endpoint to be mocked\?"):
-            await t.ended()
+            await t.wait_until_ended()
 
     run(app, work)
 
@@ -195,9 +195,9 @@ def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
     async def work(t: Stages) -> None:
         await t.send(slow, Number())
         with pytest.raises(TimeoutError, match=r"have not ended within 0.1 seconds: slow has 1, slow is at work"):
-            await t.ended(timeout=0.1)
+            await t.wait_until_ended(timeout=0.1)
         go_on.set()
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -226,7 +226,7 @@ def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: s
     async def work(t: Stages) -> None:
         for n in range(5):
             await begin(t, app, take, n)
-            await t.ended()
+            await t.wait_until_ended()
             assert came == list(range(n + 1))
 
     run(app, work, database=database)
@@ -242,24 +242,24 @@ def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str
         other, _, _ = booking()
         async with t.sql() as sql, other.initiate(sql) as begin:
             begin.send(take, Number(1), trace="t")
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [1]
 
     run(app, work, database=database)
 
 
 def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "NOBODY_S", 0.1)
+    monkeypatch.setattr(kit, "NO_CONSUMER_S", 0.1)
     app, take, came = booking()
 
     async def work(t: Stages) -> None:
         t.broker.fill_disk()
         await begin(t, app, take, 1)
         with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 seconds: the outbox has 1 to be sent"):
-            await t.ended(timeout=0.5)
+            await t.wait_until_ended(timeout=0.5)
         assert came == []
         t.broker.free_disk()
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [1]
 
     run(app, work, database="sqlite://")
@@ -269,7 +269,7 @@ def test_an_end_without_anything_under_way_comes_at_once() -> None:
     app, _, _ = shop()
 
     async def work(t: Stages) -> None:
-        assert await t.ended(timeout=5) == []
+        assert await t.wait_until_ended(timeout=5) == []
 
     run(app, work)
 
@@ -295,7 +295,7 @@ def test_what_is_ordered_at_a_point_happens_so_often_and_in_that_stage_alone() -
         t.at("committed", lambda: points.append("two"), stage="chain.stage.two", times=2)
         for _ in range(3):
             await t.send(chain, Number())
-            await t.ended()
+            await t.wait_until_ended()
         assert points == ["once, in any", "one", "two", "two"]
 
     run(app, work)
@@ -316,7 +316,7 @@ def test_what_an_action_raises_before_the_commit_is_a_failure_of_the_stage(point
     async def work(t: Stages) -> None:
         t.at("received" if point == "received" else "run", fails)
         await t.send(take, Number())
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == [2]
 
     run(app, work)
@@ -378,10 +378,10 @@ def test_what_could_never_happen_is_refused_when_it_is_ordered() -> None:
             t.mock("stok", lambda number: Text())  # type: ignore[arg-type]
         for dead_letters in (-1, None, True):
             with pytest.raises(ValueError, match="dead_letters is a whole number, 0 or more"):
-                await t.ended(dead_letters=dead_letters)  # type: ignore[arg-type]
+                await t.wait_until_ended(dead_letters=dead_letters)  # type: ignore[arg-type]
         for seconds in (0, -1, float("nan"), "1"):
             with pytest.raises(ValueError, match="timeout is seconds, more than 0"):
-                await t.ended(timeout=seconds)  # type: ignore[arg-type]
+                await t.wait_until_ended(timeout=seconds)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="seconds, 0 or more"):
             await t.advance(seconds=float("nan"))
 
@@ -403,7 +403,7 @@ def test_ended_does_not_wait_for_a_durable_subscription_without_consumer() -> No
         ):
             pass
         await t.send(tell, Number())
-        await t.ended(timeout=10)
+        await t.wait_until_ended(timeout=10)
 
     run(app, work)
 
@@ -428,7 +428,7 @@ def test_a_point_that_is_never_reached_fails_the_test_with_its_place() -> None:
         t.at("SQL committed", nothing, stage="take")
         t.broker.lose_commit("after")
         await t.send(take, Number())
-        await t.ended()
+        await t.wait_until_ended()
         t.at("sent", nothing, required=False)
         t.broker.lose_commit("before")
 
@@ -448,7 +448,7 @@ def test_one_time_of_many_is_enough_to_have_been_reached() -> None:
     async def work(t: Stages) -> None:
         t.at("run", nothing, times=9)
         await t.send(take, Number())
-        await t.ended()
+        await t.wait_until_ended()
 
     run(app, work)
 
@@ -499,7 +499,7 @@ def test_a_test_has_a_session_of_its_own_and_an_empty_database() -> None:
         async with t.sql() as sql:
             await sql.execute(text("CREATE TABLE orders (n INTEGER)"))
         await t.send(take, Number(4))
-        await t.ended()
+        await t.wait_until_ended()
         async with t.sql() as sql:
             assert (await sql.execute(text("SELECT n FROM orders"))).scalars().all() == [4]
         with pytest.raises(ZeroDivisionError):
@@ -559,7 +559,7 @@ def test_the_broker_of_the_kit_is_that_of_other_tests() -> None:
         t.broker.lose_commit("after")
         await t.send(take, Number(1))
         await t.broker.crash()
-        await t.ended()
+        await t.wait_until_ended()
         # Once more if the connection over which it was sent is that over which it came.
         assert {each.n for each in came} == {1}
 

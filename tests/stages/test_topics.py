@@ -28,7 +28,7 @@ def test_each_subscriber_of_a_topic_gets_what_is_published() -> None:
 
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1), trace="p1")
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came) == ["first 1 p1", "second 1"]
 
     run(app, work)
@@ -46,7 +46,7 @@ def test_a_subscriber_gets_what_is_published_once_whatever_its_priority() -> Non
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1))
         await t.publish(topic, Number(2), interactive=True)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came) == [1, 2]
 
     run(app, work)
@@ -70,7 +70,7 @@ def test_a_subscriber_takes_one_message_at_a_time() -> None:
         async with app.initiate() as begin:
             for n in range(10):
                 begin.publish(topic, Number(n), trace=f"{n}")
-        await t.ended()
+        await t.wait_until_ended()
         assert came == list(range(10))
 
     run(app, work)
@@ -106,7 +106,7 @@ def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_
             await until(lambda: ("a", 2) in came and ("b", 2) in came)
         await t.publish(topic, Number(3))
         await until(lambda: ("a", 3) in came)
-        await t.ended()
+        await t.wait_until_ended()
         assert {("a", 1), ("b", 1), ("b", 3)} & set(came) == {("a", 1)}
 
     run(first, work)
@@ -129,7 +129,7 @@ def test_a_stage_publishes_in_its_transaction() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(tells, Number(4), trace="parent")
-        await t.ended()
+        await t.wait_until_ended()
         assert came == ["4 parent|child shop tells"]
 
     run(app, work)
@@ -154,7 +154,7 @@ def test_a_subscriber_asks_and_sends_as_any_stage() -> None:
 
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(4))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [8]
 
     run(app, work)
@@ -182,13 +182,13 @@ def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(0))
         for _ in range(100):
-            await t.ended()
+            await t.wait_until_ended()
             if len(seen) == (attempts or 7):
                 break
             await t.advance(seconds=2)
         for _ in range(5):
             await t.advance(seconds=10)
-            await t.ended()
+            await t.wait_until_ended()
         assert seen == list(range(1, (attempts or 7) + 1))
         await t.publish(topic, Number(2))
         await until(lambda: came == [2])
@@ -213,7 +213,7 @@ def test_what_a_subscriber_refuses_or_cannot_read_is_gone_at_once(caplog: pytest
         await until(lambda: len(refusals()) == 2)
         for _ in range(5):
             await t.advance(seconds=10)
-            await t.ended()
+            await t.wait_until_ended()
         assert (len(refusals()), seen) == (2, [1])
 
     def refusals() -> list[str]:
@@ -260,7 +260,7 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(double, Number(3), trace="t", reply_to=topic)
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [6, 6]
 
     run(app, work)
@@ -286,7 +286,7 @@ def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
 
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert len(came) == len(set(came)) == 2
 
     run(app, work)

@@ -199,10 +199,10 @@ def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_o
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
             await connection.send("/queue/take", body)
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.attempts, letter.message) == ("take", 1, body)
         await t.send(take, Number(1))
-        await t.ended(dead_letters=1)
+        await t.wait_until_ended(dead_letters=1)
         assert came == [Number(1)]
 
     run(app, work)
@@ -224,7 +224,7 @@ def test_a_message_of_a_flow_that_is_not_what_its_stage_takes_is_a_dead_letter_a
 
     async def work(t: Stages) -> None:
         await t.send(theirs, Wrong("x"), trace="o7")
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.trace, letter.message, letter.attempts, ran) == ("o7", {"n": "x"}, 1, [])
 
     run(app, work)
@@ -243,7 +243,7 @@ def test_a_state_that_is_none_any_more_is_a_dead_letter_at_once() -> None:
     async def work(t: Stages) -> None:
         async with app.initiate() as begin:
             begin.send(theirs, Number(), trace="t", state={"n": "x"})
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.attempts, ran) == (1, [])
 
     run(app, work)

@@ -135,7 +135,7 @@ def test_a_stage_in_another_language_replies_with_what_the_page_says() -> None:
         async with truenext.connect(t.broker.url) as connection:
             await connection.send(last["to"], json.dumps(reply))
         await until(lambda: bool(ended))
-        await t.ended()
+        await t.wait_until_ended()
         assert ended == [(8, "mine", "o7")]
 
     run(app, work)
@@ -182,7 +182,7 @@ def test_a_forged_message_is_a_dead_letter_at_once_that_says_why() -> None:
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
             await connection.send("/queue/answer", json.dumps(forged([{"to": "/queue/a,/queue/b"}])))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.attempts == 1
         assert letter.last_cause.startswith("NotDecoded: its reply would go to '/queue/a,/queue/b'")
 
@@ -222,7 +222,7 @@ def test_a_message_that_comes_again_sends_with_the_same_ids() -> None:
         # The commit does not happen, and the stage runs again.
         t.at("run", lambda: t.broker.lose_commit("before"), stage="take")
         await t.send(take, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert len(ids) == 4
         assert ids[:2] == ids[2:] and ids[0] != ids[1]
 

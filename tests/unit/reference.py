@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import truenext
 from truenext import blocking
+from truenext.client.core.buffer import Received
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.client.core.holding import Received
-from truenext.client.core.sends import SendOptions
+from truenext.client.core.send_options import SendOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _WIDTH = 120

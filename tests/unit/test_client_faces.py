@@ -31,7 +31,7 @@ SAID = [
 ]
 SAYS_MORE = {"Connection.consume", "Sent.wait"}
 """What a thread does otherwise, and says so."""
-OF_TASKS = {"connect": ("beats_apart", "An event loop that is blocked")}
+OF_TASKS = {"connect": ("heartbeat_thread", "An event loop that is blocked")}
 """A parameter of what threads do anyway, and how the paragraph begins that says so."""
 
 

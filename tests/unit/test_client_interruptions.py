@@ -2,12 +2,12 @@
 
 import pytest
 
+from truenext.client.core.buffer import Buffer
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
-from truenext.client.core.holding import Buffer
 from truenext.client.core.link import Link
 from truenext.client.core.send_buffer import SendBatch
-from truenext.client.core.sending import await_confirmed
+from truenext.client.core.send_flows import await_confirmed
 from truenext.client.core.session import Mode, SessionCore
 from truenext.client.core.transaction_state import Outcome
 from truenext.errors import ClosedError, ConnectionLost
@@ -20,14 +20,14 @@ ME = "the program"
 def client() -> Client:
     world = ClientContext(
         clock=lambda: 0.0,
-        chance=lambda: 0.0,
+        random=lambda: 0.0,
         flush=lambda: True,
         flush_soon=lambda: None,
         report=lambda what, facts: None,
         has_ended=lambda owner: False,
     )
     client = Client(ConnectOptions(addresses=[Address(host="127.0.0.1", port=1)]), "name", world)
-    client.context.link = Link(1, 0.0, 0.0, heard=lambda frame: None)
+    client.context.link = Link(1, 0.0, 0.0, on_frame=lambda frame: None)
     return client
 
 
@@ -58,15 +58,15 @@ def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client:
 
 
 def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(client: Client) -> None:
-    client.is_closing = client._is_leaving = True
+    client.is_closing = client._is_disconnect_sent = True
     client.lost(ConnectionLost("the broker has closed it"))
     assert isinstance(client.error, ClosedError)
 
 
 def test_all_who_flush_wait_for_the_same(client: Client) -> None:
     batch = SendBatch()
-    batch.open = 1
+    batch.unsettled = 1
     first, second = await_confirmed(client, batch, None), await_confirmed(client, batch, None)
     signals = {next(first).signal, next(second).signal}
-    batch.ended(None)
+    batch.on_settled(None)
     assert all(signal.is_set for signal in signals)

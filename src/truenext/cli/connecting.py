@@ -84,4 +84,4 @@ class _Said(logging.Handler):
 
 def ask(connection: Connection, verb: str, question: object = None) -> Any:
     """The broker's answer, read. Raises: TruenextError, TimeoutError"""
-    return msgspec.json.decode(connection.ask(verb, question))
+    return msgspec.json.decode(connection.control_request(verb, question))

@@ -25,7 +25,7 @@ def queues(as_json: bool, url: str) -> None:
     What ends with its connection, as a subscription to a topic that is not durable, is in `truenext status`.
     """
     with connected(url) as connection:
-        answer = connection.ask("queues")
+        answer = connection.control_request("queues")
     if as_json:
         terminal.write_json_text(answer)
         return

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from truenext.broker.settings import fault_of_server_name
-from truenext.client.core.sends import is_reserved
+from truenext.client.core.send_options import is_reserved
 from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, parse_queue_name, parse_stored_address
 from truenext.errors import TruenextError
 from truenext.limits import DESTINATION_LENGTH_MAX

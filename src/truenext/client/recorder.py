@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from truenext.client.core.sends import Outgoing
+from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
 from truenext.client.workload import WorkloadMessage
 from truenext.errors import ConfigurationError, RemoteProtocolError
@@ -105,9 +105,9 @@ class Recorder:
     def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: Report) -> None:
         with self._connect() as connection:
             for first in range(0, len(messages), CONFIRM_EVERY):
-                some = messages[first : first + CONFIRM_EVERY]
-                connection.send_many(f"/queue/{queue}", map(self._outgoing, some, range(first + 1, len(messages) + 1)))
-                for sequence, message in enumerate(some, first + 1):
+                chunk = messages[first : first + CONFIRM_EVERY]
+                connection.send_many(f"/queue/{queue}", map(self._outgoing, chunk, range(first + 1, len(messages) + 1)))
+                for sequence, message in enumerate(chunk, first + 1):
                     self._note(
                         "accepted",
                         queue=queue,
@@ -117,7 +117,7 @@ class Recorder:
                         size=len(_body(sequence)),
                         batch=0,
                     )
-                report("sent", first + len(some))
+                report("sent", first + len(chunk))
 
     def _outgoing(self, message: WorkloadMessage, sequence: int) -> Outgoing:
         return Outgoing(
@@ -129,25 +129,25 @@ class Recorder:
 
     def _receive(self, count: int, queue: str, window: int, report: Report) -> None:
         deliveries: dict[int, int] = {}
-        taken = 0
+        received = 0
         with self._connect() as connection:
             # Noted before, since the first messages may arrive before the subscription is confirmed.
             self._note("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
             with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=window) as consumer:
                 # All that is here, so that none that came before stays behind one that came after.
-                while some := consumer.receive_many(
+                while messages := consumer.receive_many(
                     window, ARRIVAL_SECONDS if len(deliveries) < count else QUIET_SECONDS
                 ):
-                    for message in sorted(some, key=_arrival):
+                    for message in sorted(messages, key=_arrival):
                         sequence = self._identify(message.headers.get(IDENTITY, ""), count, queue)
                         deliveries[sequence] = deliveries.get(sequence, 0) + 1
-                        said = deliveries[sequence]
-                        self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=said)
-                        taken += 1
+                        count_now = deliveries[sequence]
+                        self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=count_now)
+                        received += 1
                         message.ack()
                         self._note("acknowledged", queue=queue, sequence=sequence, consumer=1)
-                        report("received", taken)
-                        if taken > 2 * count:
+                        report("received", received)
+                        if received > 2 * count:
                             raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
             self._note("drained", queue=queue)
 

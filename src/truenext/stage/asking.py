@@ -105,7 +105,7 @@ class Asking:
             envelope = decode(message.body)
             number = msgspec.json.decode(envelope.state, type=int)
         except (NotDecoded, msgspec.MsgspecError) as error:
-            facts = {"topic": self._name, "message_id": message.key, "error": str(error)}
+            facts = {"topic": self._name, "message_id": message.message_id, "error": str(error)}
             _logger.warning("what came as a reply is none", extra=facts)
             return
         codec, future = self._waiting.get(number, (None, None))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from truenext.client.core.sends import SendOptions
+    from truenext.client.core.send_options import SendOptions
     from truenext.client.tasks.connection import Session
     from truenext.stage.core.outbox_unit import EncodedMessage
     from truenext.stage.core.said import OutputMessage

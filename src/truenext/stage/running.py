@@ -116,7 +116,7 @@ class Running:
                 *self._broker,
                 user=definition.user,
                 password=definition.password,
-                beats_apart=True,
+                heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits else CONNECT_S,
             )
             self._pools.append(Pool(connection, is_interactive=is_interactive, threads=threads))

@@ -537,7 +537,7 @@ class Handling:
             # It is done. When it comes again what it has to send is seen to.
             await message.release()
             return "given back"
-        if context.gate is not None and await context.gate.is_no_failure(self._trouble, error, message.key):
+        if context.gate is not None and await context.gate.is_no_failure(self._trouble, error, message.message_id):
             await message.release()
             return "given back"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
@@ -595,6 +595,6 @@ class Handling:
         return {
             "stage": self._stage.queue,
             "trace": "" if envelope is None else envelope.flow.trace,
-            "message_key": self._message.key,
+            "message_key": self._message.message_id,
             "attempt": self._message.attempts + 1,
         }

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from truenext.clock import monotonic
 from truenext.testing.contents import QueueContents
-from truenext.testing.faults import When, place
+from truenext.testing.faults import When, caller_location
 from truenext.testing.local import HasSession, LocalBroker, broker
 
 _P = ParamSpec("_P")
@@ -25,47 +25,47 @@ class _Loop(asyncio.SelectorEventLoop):
 class BlockingBroker:
     """May be used by any thread; each method is that of LocalBroker, and returns once it is done."""
 
-    def __init__(self, here: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
-        self._here = here
+    def __init__(self, local: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
+        self._local = local
         self._loop = loop
 
     @property
     def url(self) -> str:
         """stomp://127.0.0.1:PORT, which stays the same through all runs."""
-        return self._here.url
+        return self._local.url
 
     def restart(self) -> None:
-        self._wait(self._here.restart())
+        self._wait(self._local.restart())
 
     def crash(self) -> None:
-        self._wait(self._here.crash())
+        self._wait(self._local.crash())
 
     def lose_commit(self, when: When, *, required: bool = True) -> None:
-        self._do(self._here.faults.order_commit, when, required, place())
+        self._do(self._local.faults.order_commit_loss, when, required, caller_location())
 
     def drop(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._here.drop, connection)
+        self._do(self._local.drop, connection)
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._here.freeze, connection)
+        self._do(self._local.freeze, connection)
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._here.thaw, connection)
+        self._do(self._local.thaw, connection)
 
     def fill_disk(self) -> None:
-        self._do(self._here.fill_disk)
+        self._do(self._local.fill_disk)
 
     def free_disk(self) -> None:
-        self._do(self._here.free_disk)
+        self._do(self._local.free_disk)
 
     def slow_disk(self, seconds: float) -> None:
-        self._do(self._here.slow_disk, seconds)
+        self._do(self._local.slow_disk, seconds)
 
     def advance(self, *, seconds: float) -> None:
-        self._wait(self._here.advance(seconds=seconds))
+        self._wait(self._local.advance(seconds=seconds))
 
     def queue(self, name: str) -> QueueContents:
-        return self._wait(self._here.queue(name))
+        return self._wait(self._local.queue(name))
 
     def _do(self, action: Callable[_P, None], *arguments: _P.args, **named: _P.kwargs) -> None:
         async def act() -> None:
@@ -87,9 +87,9 @@ def blocking_broker() -> Iterator[BlockingBroker]:
     started: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        async with broker() as here:
+        async with broker() as local:
             end = asyncio.Event()
-            started.set_result((BlockingBroker(here, asyncio.get_running_loop()), end))
+            started.set_result((BlockingBroker(local, asyncio.get_running_loop()), end))
             await end.wait()
 
     def run() -> None:

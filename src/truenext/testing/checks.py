@@ -8,29 +8,29 @@ from typing import Any
 from truenext.destination import parse_queue_name
 from truenext.errors import RemoteProtocolError
 
-_OF_DESTINATIONS = ("/queue/", "/topic/", "queue://", "topic://", "queue/", "topic/")
+_DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/", "topic/")
 
 
-def checked_seconds(seconds: float, what: str, *, may_be_zero: bool = True) -> float:
+def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> float:
     """Raises: ValueError if that is no time, or a negative one"""
     # True is an int, too.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
-        raise ValueError(f"{what} is seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}")
+        raise ValueError(f"{name} is seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}")
     return seconds
 
 
-def checked_count(count: int, what: str, least: int) -> int:
-    """Raises: ValueError if that is no whole number of at least `least`"""
-    if type(count) is not int or count < least:
-        raise ValueError(f"{what} is a whole number, {least} or more, not {count!r}")
+def checked_count(count: int, name: str, minimum: int) -> int:
+    """Raises: ValueError if that is no whole number of at least `minimum`"""
+    if type(count) is not int or count < minimum:
+        raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
     return count
 
 
-def checked_flag(flag: bool, what: str) -> bool:
+def checked_flag(flag: bool, name: str) -> bool:
     """Raises: ValueError if that is neither True nor False"""
     if not isinstance(flag, bool):
-        raise ValueError(f"{what} is True or False, not {flag!r}")
+        raise ValueError(f"{name} is True or False, not {flag!r}")
     return flag
 
 
@@ -38,7 +38,7 @@ def checked_queue(name: str) -> str:
     """Raises: ValueError if no queue can have this name"""
     if not isinstance(name, str):
         raise ValueError(f"a queue is named by its name, a text, not {name!r}")
-    for prefix in _OF_DESTINATIONS:
+    for prefix in _DESTINATION_PREFIXES:
         if name.startswith(prefix):
             raise ValueError(f"{name!r} is a destination: name the queue alone, {name.removeprefix(prefix)!r}")
     try:
@@ -48,13 +48,13 @@ def checked_queue(name: str) -> str:
     return name
 
 
-def meant(said: Any, known: Iterable[str]) -> str:
-    """The end of a sentence that refuses `said`: what there is, and what comes close to it."""
+def list_known(value: Any, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses `value`: what there is, and what comes close to it."""
     names = list(known)
-    there = f"there are {', '.join(map(repr, names))}" if names else "there are none"
+    listed = f"there are {', '.join(map(repr, names))}" if names else "there are none"
     close = []
-    if isinstance(said, str):
+    if isinstance(value, str):
         # Capitals are what is mistaken most easily.
-        in_capitals = {each.casefold(): each for each in names}
-        close = [in_capitals[each] for each in get_close_matches(said.casefold(), in_capitals, n=1)]
-    return f"{there}; is {close[0]!r} meant?" if close else there
+        by_casefold = {each.casefold(): each for each in names}
+        close = [by_casefold[each] for each in get_close_matches(value.casefold(), by_casefold, n=1)]
+    return f"{listed}; is {close[0]!r} meant?" if close else listed

@@ -32,7 +32,7 @@ class Clock:
         """Of the steady one."""
         return self.steady_ns() / 1e9
 
-    def put_forward_to(self, seconds: float) -> None:
+    def advance_to(self, seconds: float) -> None:
         """`seconds` are those of the steady clock; if they are over, nothing is done."""
         self._added_ns += max(0, ceil(seconds * 1e9) + MARGIN_NS - self.steady_ns())
 
@@ -57,11 +57,11 @@ class Loop:
     ended it does nothing any more, as if its process had been killed.
     """
 
-    def __init__(self, loop: AbstractEventLoop, clock: Clock, failed: Callable[[Exception], None]) -> None:
-        """`failed` is told what an action raised."""
+    def __init__(self, loop: AbstractEventLoop, clock: Clock, on_failed: Callable[[Exception], None]) -> None:
+        """`on_failed` is told what an action raised."""
         self._loop = loop
         self._clock = clock
-        self._failed = failed
+        self._on_failed = on_failed
         self._timers: list[tuple[float, int, LoopTimer]] = []
         """A heap: when, by the clock, and a number that tells equals apart."""
         self._numbers = count()
@@ -69,11 +69,11 @@ class Loop:
         """Of the real loop, for the first timer."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
-        self._hidden: set[socket] = set()
+        self._unwatched: set[socket] = set()
         self._has_ended = False
-        self.soon = 0
+        self.due_count = 0
         """Actions that are due, whatever the time is."""
-        self.done = 0
+        self.done_count = 0
         """Actions, ever."""
 
     # ---- Time ----
@@ -96,7 +96,7 @@ class Loop:
             heappop(timers)
         return timers[0][0] if timers else None
 
-    def ring(self) -> None:
+    def run_due(self) -> None:
         """Do what is due by now. To be called whenever the clock was put forward."""
         now = self.time()
         while (due := self.next_due) is not None and due <= now:
@@ -109,12 +109,12 @@ class Loop:
             self._alarm = None
         due = self.next_due
         if due is not None:
-            self._alarm = self._loop.call_later(max(0.0, due - self.time()), self.ring)
+            self._alarm = self._loop.call_later(max(0.0, due - self.time()), self.run_due)
 
     # ---- Actions ----
 
     def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
-        self.soon += 1
+        self.due_count += 1
         self._loop.call_soon(self._run_soon, action, *arguments)
 
     def call_soon_threadsafe(self, action: Callable[..., object], *arguments: Any) -> None:
@@ -124,51 +124,51 @@ class Loop:
         return self._loop.create_future()
 
     def _run_soon(self, action: Callable[..., object], *arguments: Any) -> None:
-        self.soon -= 1
+        self.due_count -= 1
         self._run(action, *arguments)
 
     def _run(self, action: Callable[..., object], *arguments: Any) -> None:
         if self._has_ended:
             return
-        self.done += 1
+        self.done_count += 1
         try:
             action(*arguments)
         except Exception as error:
-            self._failed(error)
+            self._on_failed(error)
 
     # ---- Sockets ----
 
     def add_reader(self, sock: socket, action: Callable[[], object]) -> None:
         self._readers[sock] = action
-        if sock not in self._hidden:
+        if sock not in self._unwatched:
             self._loop.add_reader(sock, self._run, action)
 
     def add_writer(self, sock: socket, action: Callable[[], object]) -> None:
         self._writers[sock] = action
-        if sock not in self._hidden:
+        if sock not in self._unwatched:
             self._loop.add_writer(sock, self._run, action)
 
     def remove_reader(self, sock: socket) -> None:
-        if self._readers.pop(sock, None) is not None and sock not in self._hidden:
+        if self._readers.pop(sock, None) is not None and sock not in self._unwatched:
             self._loop.remove_reader(sock)
 
     def remove_writer(self, sock: socket) -> None:
-        if self._writers.pop(sock, None) is not None and sock not in self._hidden:
+        if self._writers.pop(sock, None) is not None and sock not in self._unwatched:
             self._loop.remove_writer(sock)
 
-    def hide(self, sock: socket) -> None:
-        """Whatever comes or goes there, nobody is told until `show`."""
+    def unwatch(self, sock: socket) -> None:
+        """Whatever comes or goes there, nobody is told until `watch`."""
         if sock in self._readers:
             self._loop.remove_reader(sock)
         if sock in self._writers:
             self._loop.remove_writer(sock)
-        self._hidden.add(sock)
+        self._unwatched.add(sock)
 
-    def show(self, sock: socket) -> None:
-        self._hidden.discard(sock)
-        for there, add in ((self._readers, self._loop.add_reader), (self._writers, self._loop.add_writer)):
-            if sock in there:
-                add(sock, self._run, there[sock])
+    def watch(self, sock: socket) -> None:
+        self._unwatched.discard(sock)
+        for actions, add in ((self._readers, self._loop.add_reader), (self._writers, self._loop.add_writer)):
+            if sock in actions:
+                add(sock, self._run, actions[sock])
 
     # ---- The end ----
 

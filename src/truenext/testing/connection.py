@@ -26,11 +26,11 @@ class FreezingSocket(socket.socket):
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self.setblocking(False)
         self.is_frozen = False
-        self._is_to_close = False
+        self._is_close_due = False
 
     def thaw(self) -> None:
         self.is_frozen = False
-        if self._is_to_close:
+        if self._is_close_due:
             super().close()
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
@@ -50,7 +50,7 @@ class FreezingSocket(socket.socket):
 
     def close(self) -> None:
         if self.is_frozen:
-            self._is_to_close = True
+            self._is_close_due = True
         else:
             super().close()
 
@@ -64,15 +64,15 @@ class CuttableConnection(ServerConnection):
         loop: AbstractEventLoop,
         *,
         on_closed: Callable[[ServerConnection], None],
-        on_gone: Callable[["CuttableConnection"], None],
+        on_close_seen: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
-        """`loop` is a `Loop`; `on_gone` is called once the client can see that this is closed."""
-        self._sight = cast(Loop, loop)
+        """`loop` is a `Loop`; `on_close_seen` is called once the client can see that this is closed."""
+        self._test_loop = cast(Loop, loop)
         """What hides sockets."""
         self._socket = FreezingSocket(sock)
-        self._told_closed = on_closed
-        self._on_gone = on_gone
+        self._forward_closed = on_closed
+        self._on_close_seen = on_close_seen
         super().__init__(self._socket, peer_name, broker, loop, on_closed=self._on_connection_closed, **others)
 
     @property
@@ -88,19 +88,19 @@ class CuttableConnection(ServerConnection):
             return
         self._socket.is_frozen = False
         self._on_socket_broken(reason)
-        self._sight.show(self._socket)
+        self._test_loop.watch(self._socket)
 
     def freeze(self) -> None:
         if not self._socket.is_frozen:
             self._socket.is_frozen = True
-            self._sight.hide(self._socket)
+            self._test_loop.unwatch(self._socket)
 
     def thaw(self) -> None:
         if self._socket.is_frozen:
             self._socket.thaw()
-            self._sight.show(self._socket)
+            self._test_loop.watch(self._socket)
             if self._is_closed:
-                self._on_gone(self)
+                self._on_close_seen(self)
 
     def beat(self) -> None:
         """The client has sent its heart-beats in time that was only put forward: its own clock knows nothing of it."""
@@ -121,7 +121,7 @@ class CuttableConnection(ServerConnection):
             # What comes before leaves. The connection goes later: a turn must not find it gone half-way.
             self.flush()
             self.freeze()
-            self._sight.call_soon(self.drop, "dropped behind a COMMIT, by a test")
+            self._test_loop.call_soon(self.drop, "dropped behind a COMMIT, by a test")
         else:
             super().answer(answer)
 
@@ -129,7 +129,7 @@ class CuttableConnection(ServerConnection):
         super()._close_socket()
         # The broker may keep the rest of it for a moment.
         if not self._socket.is_frozen:
-            self._on_gone(self)
+            self._on_close_seen(self)
 
     def _on_connection_closed(self, connection: ServerConnection) -> None:
-        self._told_closed(connection)
+        self._forward_closed(connection)

@@ -45,7 +45,7 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
         decoder = Decoder(FRAMES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         frames: list[Frame] = []
 
-        def say(command: str, headers: dict[str, str]) -> None:
+        def send_frame(command: str, headers: dict[str, str]) -> None:
             writer.write(encode(Frame(command, headers), Version.V1_2))
 
         async def next_frame() -> Frame:
@@ -56,16 +56,16 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
                 frames.extend(decoder.receive(data))
             return frames.pop(0)
 
-        say("CONNECT", {"accept-version": "1.2", "host": "testing"})
+        send_frame("CONNECT", {"accept-version": "1.2", "host": "testing"})
         await next_frame()
         decoder.version = Version.V1_2
-        say("SUBSCRIBE", {"id": "browser", "destination": f"/queue/{queue}", "browser": "true"})
+        send_frame("SUBSCRIBE", {"id": "browser", "destination": f"/queue/{queue}", "browser": "true"})
         messages = []
         while (frame := await next_frame()).headers.get("browser") != "end":
             _check(frame)
             messages.append(WaitingMessage(body=frame.body, headers=frame.headers))
-        say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-        say("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
+        send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+        send_frame("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
         answer = await next_frame()
         _check(answer)
         row = next((row for row in json.loads(answer.body) if row["name"] == queue), None)

@@ -34,11 +34,11 @@ class Disk:
         return self.may_be_slow and self._faults.disk_seconds > 0
 
     @property
-    def is_holding(self) -> bool:
+    def is_delaying(self) -> bool:
         """A batch waits for the clock."""
         return self._timer is not None
 
-    def go_on(self) -> None:
+    def finish_batch(self) -> None:
         """What waits is durable now."""
         if self._timer is not None:
             self._timer.cancel()
@@ -46,15 +46,15 @@ class Disk:
         if self._done is not None:
             self._done.set()
 
-    def die(self) -> None:
+    def kill(self) -> None:
         """What is not durable will not be."""
         self._is_dead = True
-        self.go_on()
+        self.finish_batch()
 
-    def _hold(self, done: threading.Event) -> None:
+    def _delay(self, done: threading.Event) -> None:
         self._done = done
         if self.is_slow and not self._is_dead:
-            self._timer = self._loop.call_later(self._faults.disk_seconds, self.go_on)
+            self._timer = self._loop.call_later(self._faults.disk_seconds, self.finish_batch)
         else:
             done.set()
 
@@ -75,7 +75,7 @@ class Disk:
         if self.is_slow:
             # On the store's thread, see `WriteTimeOfDisk`.
             done = threading.Event()
-            self._loop.call_soon_threadsafe(self._hold, done)
+            self._loop.call_soon_threadsafe(self._delay, done)
             while not (done.wait(0.05) or self._is_dead):
                 pass
         if not self._is_dead:
@@ -94,7 +94,7 @@ class Disk:
         self._store.close()
 
 
-class WriteTimeOfDisk(WriteTimeEstimate):
+class DiskPace(WriteTimeEstimate):
     """What the broker knows of the disk: while it is slow, the event loop writes nothing itself."""
 
     def __init__(self, disk: Disk) -> None:

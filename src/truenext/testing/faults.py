@@ -5,11 +5,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from truenext.testing.checks import checked_flag, meant
+from truenext.testing.checks import checked_flag, list_known
 
 When = Literal["before", "after"]
 
-_KIT = "truenext.testing"
+_PACKAGE = "truenext.testing"
 
 
 class NeverReached(AssertionError):
@@ -17,12 +17,12 @@ class NeverReached(AssertionError):
 
 
 @dataclass(slots=True, eq=False)
-class Order:
+class OrderedFault:
     """A fault that waits for its moment."""
 
-    what: str
+    call: str
     """As the test has said it."""
-    where: str
+    location: str
     """FILE:LINE of the test."""
     is_required: bool
     """The test fails if the moment never comes."""
@@ -33,36 +33,36 @@ class Order:
 class Faults:
     """Of one broker, through all of its runs."""
 
-    orders: list[Order] = field(default_factory=list)
+    ordered: list[OrderedFault] = field(default_factory=list)
     """All that wait for a moment, and all whose moment has come."""
-    commits: deque[tuple[When, Order]] = field(default_factory=deque)
+    commit_losses: deque[tuple[When, OrderedFault]] = field(default_factory=deque)
     """Each has one COMMIT lose its connection."""
     is_disk_full: bool = False
     disk_seconds: float = 0.0
     """What the disk takes for each batch, by the broker's clock."""
 
-    def order(self, what: str, required: bool, where: str = "") -> Order:
+    def order(self, call: str, required: bool, location: str = "") -> OrderedFault:
         """Raises: ValueError if `required` is neither True nor False"""
-        order = Order(what, where or place(), checked_flag(required, "required"))
-        self.orders.append(order)
-        return order
+        fault = OrderedFault(call, location or caller_location(), checked_flag(required, "required"))
+        self.ordered.append(fault)
+        return fault
 
-    def order_commit(self, when: When, required: bool, where: str = "") -> None:
+    def order_commit_loss(self, when: When, required: bool, location: str = "") -> None:
         """Raises: ValueError"""
         if when not in get_args(When):
-            raise ValueError(f"a COMMIT is not lost {when!r}: {meant(when, get_args(When))}")
-        self.commits.append((when, self.order(f'lose_commit("{when}")', required, where)))
+            raise ValueError(f"a COMMIT is not lost {when!r}: {list_known(when, get_args(When))}")
+        self.commit_losses.append((when, self.order(f'lose_commit("{when}")', required, location)))
 
-    def loses_commit(self, when: When) -> bool:
+    def take_commit_loss(self, when: When) -> bool:
         """Whether the COMMIT that is there loses its connection at this moment."""
-        if not self.commits or self.commits[0][0] != when:
+        if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
-        self.commits.popleft()[1].was_reached = True
+        self.commit_losses.popleft()[1].was_reached = True
         return True
 
     def check_reached(self) -> None:
         """Raises: NeverReached if the moment of a fault that is required has not come"""
-        missed = [f"{each.what}, ordered at {each.where}" for each in self.orders if not _is_satisfied(each)]
+        missed = [f"{each.call}, ordered at {each.location}" for each in self.ordered if not _is_satisfied(each)]
         if missed:
             raise NeverReached(
                 "the test has ended, and what it ordered was never reached, so it shows nothing of that:\n"
@@ -71,13 +71,13 @@ class Faults:
             )
 
 
-def place() -> str:
+def caller_location() -> str:
     """FILE:LINE of what has called the kit."""
     frame = sys._getframe(1)
-    while f"{frame.f_globals.get('__name__')}.".startswith(f"{_KIT}.") and frame.f_back is not None:
+    while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _is_satisfied(order: Order) -> bool:
-    return order.was_reached or not order.is_required
+def _is_satisfied(fault: OrderedFault) -> bool:
+    return fault.was_reached or not fault.is_required

@@ -10,42 +10,42 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection, LostCommit
-from truenext.testing.disk import Disk, WriteTimeOfDisk
+from truenext.testing.disk import Disk, DiskPace
 from truenext.testing.faults import Faults
 
 
 class FaultyBroker(Broker):
     def __init__(self, engine: Engine, disk: Disk, loop: AbstractEventLoop, clock: Clock, faults: Faults) -> None:
         super().__init__(
-            engine, disk, loop, clock_ns=clock.wall_ns, monotonic_ns=clock.steady_ns, write_time=WriteTimeOfDisk(disk)
+            engine, disk, loop, clock_ns=clock.wall_ns, monotonic_ns=clock.steady_ns, write_time=DiskPace(disk)
         )
         self._faults = faults
-        self._commit_alone = engine.commit
+        self._engine_commit = engine.commit
         self._actions[Commit] = self._commit_and_lose
-        self._losing: set[ConnectionState] = set()
+        self._losing_sessions: set[ConnectionState] = set()
         """Those whose COMMIT is on its way to the disk, and whose connections are lost then."""
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
-        return super().execute(session, self._until_lost(session, commands))
+        return super().execute(session, self._commands_until_lost(session, commands))
 
     def connection_closed(self, session: ConnectionState) -> None:
         super().connection_closed(session)
-        self._losing.discard(session)
+        self._losing_sessions.discard(session)
 
-    def _until_lost(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
-        if session in self._losing:
+    def _commands_until_lost(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
+        if session in self._losing_sessions:
             return
         for command in commands:
-            if isinstance(command, Commit) and self._faults.loses_commit("before"):
+            if isinstance(command, Commit) and self._faults.take_commit_loss("before"):
                 cast(CuttableConnection, self._peers[session]).drop("dropped before a COMMIT, by a test")
                 return
             yield command
-            if session in self._losing:
+            if session in self._losing_sessions:
                 return
 
     def _commit_and_lose(self, session: ConnectionState, commit: Commit) -> None:
-        self._commit_alone(session, commit)
+        self._engine_commit(session, commit)
         # If it was refused, it is the next one.
-        if self._faults.loses_commit("after"):
-            self._losing.add(session)
+        if self._faults.take_commit_loss("after"):
+            self._losing_sessions.add(session)
             self.answer(session, LostCommit())

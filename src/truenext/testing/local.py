@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from truenext.store.memory import MemoryStore
-from truenext.testing.checks import checked_queue, checked_seconds, meant
+from truenext.testing.checks import checked_queue, checked_seconds, list_known
 from truenext.testing.clock import Clock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, contents
@@ -27,12 +27,12 @@ class LocalBroker:
     header `session` of its CONNECTED; None is all that are there."""
 
     def __init__(self) -> None:
-        """To be followed by `begin`."""
+        """To be followed by `start`."""
         self._store = MemoryStore()
         self._clock = Clock()
         self.faults = Faults()
         """What was ordered; for the kit itself."""
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._run = LocalRun(self._store, self._clock, self.faults)
         self._url = ""
 
@@ -50,7 +50,7 @@ class LocalBroker:
     async def start(self) -> None:
         self._url = await self._run.start(self._port)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """All connections are closed, and nothing is left, whatever has happened."""
         self._run.kill()
 
@@ -64,13 +64,13 @@ class LocalBroker:
 
         Clients have two seconds to close their connections. Those that were frozen go on first.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             await self._run.stop()
             await self._start_again()
 
     async def crash(self) -> None:
         """Kill the broker, and start it again: what was not durable is lost, and whatever is transient."""
-        async with self._one_at_a_time:
+        async with self._lock:
             self._run.kill()
             await self._start_again()
 
@@ -87,14 +87,14 @@ class LocalBroker:
 
         Raises: ValueError
         """
-        self.faults.order_commit(when, required)
+        self.faults.order_commit_loss(when, required)
 
     def drop(self, connection: HasSession | str | None = None) -> None:
         """Cut it: the client finds it reset, and nothing is said.
 
         Raises: LookupError if it is not there; ValueError if it is no connection
         """
-        for one in self._named(connection):
+        for one in self._find_connections(connection):
             one.drop("dropped by a test")
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
@@ -102,24 +102,26 @@ class LocalBroker:
 
         Raises: LookupError if it is not there
         """
-        for one in self._named(connection):
+        for one in self._find_connections(connection):
             one.freeze()
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
         """Raises: LookupError if it is not there"""
-        for one in self._named(connection):
+        for one in self._find_connections(connection):
             one.thaw()
 
-    def _named(self, connection: HasSession | str | None) -> Collection[CuttableConnection]:
-        there = self._run.connections
+    def _find_connections(self, connection: HasSession | str | None) -> Collection[CuttableConnection]:
+        connections = self._run.connections
         if connection is None:
-            return list(there.values())
+            return list(connections.values())
         session = connection if isinstance(connection, str) else getattr(connection, "session_id", None)
         if not isinstance(session, str):
             raise ValueError(f"a connection is one of truenext's client, or its session as a text, not {connection!r}")
-        if session not in there:
-            raise LookupError(f"the broker has no connection with session {session!r}: {meant(session, there)}")
-        return [there[session]]
+        if session not in connections:
+            raise LookupError(
+                f"the broker has no connection with session {session!r}: {list_known(session, connections)}"
+            )
+        return [connections[session]]
 
     # ---- The disk ----
 
@@ -135,7 +137,7 @@ class LocalBroker:
         does, nor what is being written."""
         self.faults.disk_seconds = checked_seconds(seconds, "what a disk takes")
         if not seconds:
-            self._run.disk.go_on()
+            self._run.disk.finish_batch()
 
     # ---- Time ----
 
@@ -146,7 +148,7 @@ class LocalBroker:
         written to sockets what comes of it.
         """
         checked_seconds(seconds, "what time is put forward by")
-        async with self._one_at_a_time:
+        async with self._lock:
             await self._run.advance(seconds)
 
     # ---- A look ----
@@ -157,7 +159,7 @@ class LocalBroker:
         Raises: ValueError if `name` is a destination, such as /queue/orders, or no queue can have it
         """
         checked_queue(name)
-        async with self._one_at_a_time:
+        async with self._lock:
             await self._run.quiesce()
             return await contents(HOST, self._port, name)
 
@@ -169,10 +171,10 @@ async def broker() -> AsyncIterator[LocalBroker]:
     Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
     block that has raised nothing
     """
-    here = LocalBroker()
+    local = LocalBroker()
     try:
-        await here.start()
-        yield here
+        await local.start()
+        yield local
     finally:
-        here.end()
-    here.check()
+        local.kill()
+    local.check()

@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop
 from typing import Any, cast
 
 from truenext.broker.recovery import recover
-from truenext.client.tasks.driver import check_time_goes_on
+from truenext.client.tasks.driver import check_clock_runs
 from truenext.errors import TruenextError
 from truenext.policy import Policies
 from truenext.server.listener import Listener
@@ -22,9 +22,9 @@ from truenext.version import VERSION
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-STILL = 3
+IDLE_PASSES = 3
 """So often the event loop must have found nothing to do: what is in a socket is seen one pass later, or two."""
-THREAD_SECONDS = 0.0005
+THREAD_POLL_S = 0.0005
 """Time between two looks for what a thread is doing."""
 
 
@@ -50,7 +50,7 @@ class LocalRun:
 
         Raises: ConfigurationError if the time of the event loop stands still
         """
-        check_time_goes_on(asyncio.get_running_loop())
+        check_clock_runs(asyncio.get_running_loop())
         await self._broker.start(after_clean_stop=self._after_clean_stop)
         self._listener = Listener(
             Address(host=HOST, port=port),
@@ -64,11 +64,11 @@ class LocalRun:
         return self._listener.url
 
     def _connect(self, *arguments: Any, **others: Any) -> CuttableConnection:
-        connection = CuttableConnection(*arguments, on_gone=self._on_gone, **others)
+        connection = CuttableConnection(*arguments, on_close_seen=self._on_close_seen, **others)
         self.connections[connection.session_id] = connection
         return connection
 
-    def _on_gone(self, connection: CuttableConnection) -> None:
+    def _on_close_seen(self, connection: CuttableConnection) -> None:
         self.connections.pop(connection.session_id, None)
 
     # ---- Going on ----
@@ -78,21 +78,21 @@ class LocalRun:
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
-        check_time_goes_on(asyncio.get_running_loop())
-        still = 0
-        while still < STILL:
-            done = self._loop.done
+        check_clock_runs(asyncio.get_running_loop())
+        idle_passes = 0
+        while idle_passes < IDLE_PASSES:
+            done_count = self._loop.done_count
             awaits_thread = self._awaits_thread
-            await asyncio.sleep(THREAD_SECONDS if awaits_thread else 0)
-            is_still = self._loop.done == done and not (awaits_thread or self._loop.soon)
-            still = still + 1 if is_still else 0
+            await asyncio.sleep(THREAD_POLL_S if awaits_thread else 0)
+            is_idle = self._loop.done_count == done_count and not (awaits_thread or self._loop.due_count)
+            idle_passes = idle_passes + 1 if is_idle else 0
         self.check()
 
     @property
     def _awaits_thread(self) -> bool:
         if self._broker.failure.done():
             return False
-        return self._broker.is_reading or (self._broker.is_writing and not self.disk.is_holding)
+        return self._broker.is_reading or (self._broker.is_writing and not self.disk.is_delaying)
 
     async def advance(self, seconds: float) -> None:
         """Do one after the other what becomes due in so many seconds.
@@ -102,19 +102,19 @@ class LocalRun:
         await self.quiesce()
         until = self._loop.time() + seconds
         while (due := self._loop.next_due) is not None and due <= until:
-            self._put_forward_to(due)
+            self._advance_to(due)
             # Most of what is due is a look at what has not changed.
             await asyncio.sleep(0)
-            while self._loop.soon or self._awaits_thread:
-                await asyncio.sleep(THREAD_SECONDS if self._awaits_thread else 0)
-        self._put_forward_to(until)
+            while self._loop.due_count or self._awaits_thread:
+                await asyncio.sleep(THREAD_POLL_S if self._awaits_thread else 0)
+        self._advance_to(until)
         await self.quiesce()
 
-    def _put_forward_to(self, seconds: float) -> None:
-        self._clock.put_forward_to(seconds)
+    def _advance_to(self, seconds: float) -> None:
+        self._clock.advance_to(seconds)
         for connection in self.connections.values():
             connection.beat()
-        self._loop.ring()
+        self._loop.run_due()
 
     # ---- The end ----
 
@@ -123,11 +123,11 @@ class LocalRun:
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
-        check_time_goes_on(asyncio.get_running_loop())
+        check_clock_runs(asyncio.get_running_loop())
         for connection in list(self.connections.values()):
             connection.thaw()
         self.disk.may_be_slow = False
-        self.disk.go_on()
+        self.disk.finish_batch()
         assert self._listener is not None
         self._listener.stop_reading()
         self.check()
@@ -142,7 +142,7 @@ class LocalRun:
         for connection in self.connections.values():
             connection.close_socket()
         self.connections.clear()
-        self.disk.die()
+        self.disk.kill()
         self._end()
 
     def _end(self) -> None:

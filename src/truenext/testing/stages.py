@@ -4,7 +4,7 @@ put forward, faults at named points, and an end that is known.
     async with stages(app, database="sqlite://") as t:
         t.mock(stock, lambda asked: Reserved(ok=True))
         assert await t.ask(place, Order("o1", "tea")) == Placed("o1")
-        await t.ended()
+        await t.wait_until_ended()
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 import msgspec
 
 from truenext.client.tasks.connection import Connection, connect
-from truenext.client.tasks.driver import check_time_goes_on
+from truenext.client.tasks.driver import check_clock_runs
 from truenext.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import ConnectionLost
 from truenext.stage.core.definitions import Endpoint, Local, Stage, Topic
@@ -30,8 +30,8 @@ from truenext.stage.core.errors import NotDecoded
 from truenext.stage.running import Running
 from truenext.stage.service import Service
 from truenext.stage.sql.errors import DatabaseAway
-from truenext.testing.checks import checked_count, checked_seconds, meant
-from truenext.testing.faults import Order
+from truenext.testing.checks import checked_count, checked_seconds, list_known
+from truenext.testing.faults import OrderedFault
 from truenext.testing.local import LocalBroker, broker
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ Point = Literal["received", "run", "checked", "sent", "SQL committed", "committe
 """Of the way of one message: docs/stages-testing.md."""
 
 ASK_S = 10.0
-ENDED_S = 30.0
+ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.005
-STILL = 3
+IDLE_POLLS = 3
 """So often in a row nothing must be under way."""
 ADVANCE_S = 1.0
 """The first step in time when all that is left waits; each is twice as long as the one before."""
 ADVANCE_MAX_S = 8 * 24 * 3600.0
 """No delay of a failed message is longer."""
-NOBODY_S = 3.0
+NO_CONSUMER_S = 3.0
 """So long nobody must have taken from the queues that are left: who connects anew is there before."""
 
 
@@ -95,7 +95,7 @@ class _Queue(msgspec.Struct):
     consumers: int
 
     @property
-    def is_under_way(self) -> bool:
+    def has_work(self) -> bool:
         """Whether something in it is still to be handled. A durable subscription without a consumer keeps it."""
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
@@ -108,15 +108,15 @@ _QUEUES = msgspec.json.Decoder(list[_Queue])
 class Stages:
     """What a test can say while a service runs; made by `stages`."""
 
-    def __init__(self, service: Service, running: Running, here: LocalBroker, looking: Connection) -> None:
-        self.broker = here
+    def __init__(self, service: Service, running: Running, local: LocalBroker, control: Connection) -> None:
+        self.broker = local
         """Its methods order faults of the broker: docs/testing.md."""
         self._service = service
         self._running = running
-        self._looking = looking
+        self._control = control
         self._stack = AsyncExitStack()
         self._mocks: dict[str, _Mock] = {}
-        self._at: list[_At] = []
+        self._point_actions: list[_PointAction] = []
 
     # ---- Beginning ----
 
@@ -152,7 +152,7 @@ class Stages:
         """
         if not isinstance(endpoint, Endpoint):
             remotes = self._service.remotes
-            raise ValueError(f"{endpoint!r} is no endpoint of another service: {meant(endpoint, remotes)}")
+            raise ValueError(f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, remotes)}")
         if isinstance(endpoint, Local):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
         _check_plain(answer, "answer")
@@ -161,8 +161,8 @@ class Stages:
             mock = self._mocks[endpoint.name] = _Mock(endpoint, answer)
             mock.task = asyncio.get_running_loop().create_task(mock.run(self.broker.url))
         mock.answer = answer
-        mock.asked = []
-        return mock.asked
+        mock.requests = []
+        return mock.requests
 
     @asynccontextmanager
     async def sql(self) -> AsyncIterator[AsyncSession]:
@@ -196,20 +196,22 @@ class Stages:
         Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
         """
         if point not in get_args(Point):
-            raise ValueError(f"a message passes no point {point!r}: {meant(point, get_args(Point))}")
+            raise ValueError(f"a message passes no point {point!r}: {list_known(point, get_args(Point))}")
         _check_plain(action, "action")
         queues = self._service.stages
         if stage is not None and stage not in queues:
-            raise LookupError(f"{self._service.name} has no stage whose queue is {stage!r}: {meant(stage, queues)}")
+            raise LookupError(
+                f"{self._service.name} has no stage whose queue is {stage!r}: {list_known(stage, queues)}"
+            )
         checked_count(times, "times", 1)
-        what = f'at("{point}"' + ("" if stage is None else f', stage="{stage}"') + ")"
-        self._at.append(_At(point, action, stage, times, self.broker.faults.order(what, required)))
+        call = f'at("{point}"' + ("" if stage is None else f', stage="{stage}"') + ")"
+        self._point_actions.append(_PointAction(point, action, stage, times, self.broker.faults.order(call, required)))
 
-    def reach(self, point: str, stage: Stage) -> None:
-        for each in self._at:
+    def on_point(self, point: str, stage: Stage) -> None:
+        for each in self._point_actions:
             if each.times and each.point == point and each.stage in (None, stage.queue):
                 each.times -= 1
-                each.order.was_reached = True
+                each.fault.was_reached = True
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
@@ -218,7 +220,7 @@ class Stages:
 
     # ---- The end ----
 
-    async def ended(self, *, dead_letters: int = 0, timeout: float = ENDED_S) -> list[DeadLetter]:
+    async def wait_until_ended(self, *, dead_letters: int = 0, timeout: float = ENDED_TIMEOUT_S) -> list[DeadLetter]:
         """Wait until all flows have ended. What waits for its next try is tried at once: the broker's clock is put
         forward. Returns the dead letters.
 
@@ -230,43 +232,43 @@ class Stages:
         checked_count(dead_letters, "dead_letters", 0)
         checked_seconds(timeout, "timeout", may_be_zero=False)
         loop = asyncio.get_running_loop()
-        check_time_goes_on(loop)
+        check_clock_runs(loop)
         deadline = loop.time() + timeout
-        still, step_s, advanced_s, taken_at = 0, ADVANCE_S, 0.0, loop.time()
-        while still < STILL:
+        idle_polls, step_s, advanced_s, consumed_at = 0, ADVANCE_S, 0.0, loop.time()
+        while idle_polls < IDLE_POLLS:
             await asyncio.sleep(POLL_S)
             queues = await self._queues()
             busy = self._running.busy
-            left = [each for each in queues if each.is_under_way]
+            unfinished = [each for each in queues if each.has_work]
             # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
-            unsent = "" if left or busy else await self._unsent()
-            if not (left or busy or unsent):
-                still += 1
+            unsent = "" if unfinished or busy else await self._unsent()
+            if not (unfinished or busy or unsent):
+                idle_polls += 1
                 continue
-            still = 0
+            idle_polls = 0
             now = loop.time()
             if now > deadline:
-                where = _where(left, busy, unsent or await self._unsent())
+                where = _describe_unfinished(unfinished, busy, unsent or await self._unsent())
                 raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {where}")
             is_waiting = self._running.waits_for_database
-            if busy or is_waiting or unsent or any(each.consumers for each in left):
-                taken_at = now
+            if busy or is_waiting or unsent or any(each.consumers for each in unfinished):
+                consumed_at = now
             if unsent:
                 continue
-            if not busy and not is_waiting and not any(each.unacknowledged for each in left):
+            if not busy and not is_waiting and not any(each.unacknowledged for each in unfinished):
                 # What is left waits for the clock, or for nobody.
-                if advanced_s > ADVANCE_MAX_S or now > taken_at + NOBODY_S:
-                    where = _where(left, busy, await self._unsent())
+                if advanced_s > ADVANCE_MAX_S or now > consumed_at + NO_CONSUMER_S:
+                    where = _describe_unfinished(unfinished, busy, await self._unsent())
                     raise TimeoutError(f"nobody takes what waits: {where}; is an endpoint to be mocked?")
-                if taken_at < now:
+                if consumed_at < now:
                     continue
                 await self.broker.advance(seconds=step_s)
                 advanced_s += step_s
                 step_s *= 2
         letters = await self.dead_letters()
         if len(letters) != dead_letters:
-            said = "\n".join(map(str, letters)) or "none"
-            raise AssertionError(f"{dead_letters} dead letters were expected, there are {len(letters)}:\n{said}")
+            listed = "\n".join(map(str, letters)) or "none"
+            raise AssertionError(f"{dead_letters} dead letters were expected, there are {len(letters)}:\n{listed}")
         return letters
 
     async def dead_letters(self) -> list[DeadLetter]:
@@ -274,7 +276,9 @@ class Stages:
         letters = []
         for queue in await self._queues(dead_letters=True):
             for message in (await self.broker.queue(queue.name)).messages:
-                letters.append((int(message.headers["truenext-sequence"]), _letter(message.body, message.headers)))
+                letters.append(
+                    (int(message.headers["truenext-sequence"]), _make_dead_letter(message.body, message.headers))
+                )
         return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
 
     async def _unsent(self) -> str:
@@ -294,7 +298,7 @@ class Stages:
         while answer is None:
             # The test may drop all connections, this one too, which then comes back by itself.
             with suppress(ConnectionLost):
-                answer = await self._looking.ask("queues")
+                answer = await self._control.control_request("queues")
         queues = _QUEUES.decode(answer)
         return [each for each in queues if each.name.startswith(DEAD_LETTER_PREFIX) is dead_letters]
 
@@ -303,13 +307,15 @@ class Stages:
             await mock.stop()
 
 
-class _At:
-    def __init__(self, point: Point, action: Callable[[], object], stage: str | None, times: int, order: Order) -> None:
+class _PointAction:
+    def __init__(
+        self, point: Point, action: Callable[[], object], stage: str | None, times: int, fault: OrderedFault
+    ) -> None:
         self.point = point
         self.action = action
         self.stage = stage
         self.times = times
-        self.order = order
+        self.fault = fault
 
 
 class _Mock:
@@ -318,12 +324,12 @@ class _Mock:
     def __init__(self, endpoint: Endpoint[Any, Any], answer: Callable[[Any], Any]) -> None:
         self._endpoint = endpoint
         self.answer = answer
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.task: asyncio.Task[None] | None = None
 
     async def run(self, url: str) -> None:
         async def handle(message: Any) -> Any:
-            self.asked.append(message)
+            self.requests.append(message)
             return self.answer(message)
 
         endpoint = self._endpoint
@@ -357,36 +363,36 @@ async def stages(
         # Not the value: it may have a password.
         raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
     async with AsyncExitStack() as stack:
-        here = await stack.enter_async_context(broker())
+        local = await stack.enter_async_context(broker())
         if database == "sqlite://":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="truenext-stages-"))
             file = Path(folder) / "test.db"
             file.touch()
             database = f"sqlite:///{file}"
         plans = service.plans(has_database=database is not None or service.database is not None, overrides=overrides)
-        running = Running(service, plans, broker=(here.url,), database=database or service.database, makes_tables=True)
-        looking = await stack.enter_async_context(connect(here.url))
+        running = Running(service, plans, broker=(local.url,), database=database or service.database, makes_tables=True)
+        control = await stack.enter_async_context(connect(local.url))
         await stack.enter_async_context(service.as_run_by(running))
-        t = Stages(service, running, here, looking)
-        running.context.point = t.reach
+        t = Stages(service, running, local, control)
+        running.context.point = t.on_point
         stack.push_async_callback(t.close)
         await running.connect()
         await running.start()
         yield t
 
 
-def _check_plain(function: object, what: str) -> None:
+def _check_plain(function: object, name: str) -> None:
     """Raises: ValueError if it cannot be called, or what it does would only be done if it were awaited"""
     if not callable(function) or iscoroutinefunction(function):
-        raise ValueError(f"{what} is a plain function, which is called and not awaited, not {function!r}")
+        raise ValueError(f"{name} is a plain function, which is called and not awaited, not {function!r}")
 
 
-def _where(left: list[_Queue], busy: list[str], unsent: str) -> str:
-    queues = [f"{each.name} has {each.waiting + each.unacknowledged + each.scheduled}" for each in left]
+def _describe_unfinished(unfinished: list[_Queue], busy: list[str], unsent: str) -> str:
+    queues = [f"{each.name} has {each.waiting + each.unacknowledged + each.scheduled}" for each in unfinished]
     return ", ".join([*queues, *(f"{each} is at work" for each in busy), *([unsent] if unsent else [])])
 
 
-def _letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
+def _make_dead_letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
     try:
         envelope = decode(body)
         trace, message = envelope.flow.trace, msgspec.json.decode(envelope.message)

@@ -579,7 +579,7 @@ class _Machine:
             with suppress(ConnectionLost, InDoubt, RolledBack, TimeoutError, OSError):
                 async with connect(self._broker.url, timeout=5) as connection:
                     try:
-                        return await connection.ask(verb, question, timeout=5)
+                        return await connection.control_request(verb, question, timeout=5)
                     except Refused:
                         # There is no such queue.
                         return b""
@@ -634,7 +634,7 @@ class _Machine:
         else:
             self._oracle.something_was_lost(self._oracle.started - self._oracle.done(seen))
         here = self._broker
-        async with here._one_at_a_time:
+        async with here._lock:
             here._run.kill()
             here._store = MemoryStore()
             await here._start_again()
@@ -647,7 +647,7 @@ class _Machine:
         Raises: Contradiction if it takes too long
         """
         self._faults_at.clear()
-        self._broker.faults.commits.clear()
+        self._broker.faults.commit_losses.clear()
         for each in self._processes:
             each.at_commit = each.at_statement = None
         await self._all_there()

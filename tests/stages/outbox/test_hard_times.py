@@ -39,7 +39,7 @@ def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_o
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        t.broker.end()
+        t.broker.kill()
         for n in range(100):
             async with t.sql() as sql, shop.app.initiate(sql, key=f"{n % 80}") as begin:
                 begin.send(shop.place, Number(n % 80), trace=f"order {n % 80}")
@@ -73,7 +73,7 @@ def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: in
             for n in range(3):
                 begin.send(placing, Number(n), trace=f"order {n}")
         await all_is_over(t)
-        await t.ended()
+        await t.wait_until_ended()
         assert came == {size: 3}
         assert await numbers(t, "SELECT n FROM orders") == [0, 1, 2]
 
@@ -116,7 +116,7 @@ def test_what_is_too_much_for_one_transaction_of_the_broker_is_a_failure_and_lea
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(placing, Number(1))
-        (letter,) = await t.ended(dead_letters=1)
+        (letter,) = await t.wait_until_ended(dead_letters=1)
         assert "transaction_bytes_max" in letter.last_cause
         for table in ("orders", "truenext_inbox", "truenext_outbox"):
             assert await numbers(t, f"SELECT count(*) FROM {table}") == [0], table

@@ -55,7 +55,7 @@ async def until_came(shop: Shop, t: Stages, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while len(shop.came) < count:
             await asyncio.sleep(0.01)
-    await t.ended()
+    await t.wait_until_ended()
 
 
 def place(shop: Shop, session: Session, n: int, key: str | None = None) -> str:
@@ -453,7 +453,7 @@ def test_what_this_process_cannot_read_is_left_to_others_and_holds_up_nothing(
         await until(lambda: len(shop.came) == 2)
         # They are still to be sent, if by others.
         with pytest.raises(TimeoutError, match="the outbox has 2 to be sent"):
-            await t.ended(timeout=1.5)
+            await t.wait_until_ended(timeout=1.5)
         assert sorted(shop.came) == [2, 3]
         said = [each for each in caplog.records if "left to newer ones" in each.message]
         assert [each.__dict__["units"] for each in said] == [2]

@@ -136,7 +136,7 @@ def test_a_function_without_a_session_is_remembered_too(database: str) -> None:
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(1))
-        await t.ended()
+        await t.wait_until_ended()
         assert came == [1]
         assert len(await numbers(t, "SELECT 1 FROM truenext_inbox")) == 1
 
@@ -158,7 +158,7 @@ def test_a_connection_or_broker_that_is_lost_at_any_point_doubles_and_loses_noth
         starting: list[asyncio.Task[None]] = []
 
         def crash() -> None:
-            t.broker.end()
+            t.broker.kill()
             starting.append(asyncio.create_task(t.broker._start_again()))
 
         t.at(point, t.broker.drop if fault == "connections dropped" else crash, stage="placing")
@@ -612,7 +612,7 @@ def test_a_message_that_comes_to_two_stages_has_both_send_something(database: st
                     await connection.send("/queue/billing", body)
                     await connection.send("/queue/mail", body)
         await until(lambda: len(came) == 10)
-        await t.ended()
+        await t.wait_until_ended()
         assert sorted(came) == [f"{by} {n}" for by in ("billing", "mail") for n in range(5)]
 
     run(app, work, database=database)

@@ -127,7 +127,7 @@ def _send_anew(session: Session, message: Message, to: str) -> None:
         envelope = decode(message.body)
     except NotDecoded as error:
         raise NotDecoded(
-            f"message {message.key} is none of stages ({error}): `truenext browse` shows it; pass it over with "
+            f"message {message.message_id} is none of stages ({error}): `truenext browse` shows it; pass it over with "
             "--selector, or move it away"
         ) from error
     anew = msgspec.structs.replace(envelope, id=ServiceContext.new_id())

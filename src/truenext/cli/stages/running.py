@@ -288,7 +288,7 @@ class QueueInfo(msgspec.Struct):
 async def _warn_of_what_is_left(running: Running, definition: Definition) -> None:
     """In queues of stages that are no more: a version before has left it, or does so still."""
     try:
-        queues = msgspec.json.decode(await running.connection.ask("queues"), type=list[QueueInfo])
+        queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
         logger.warning("whether queues of former stages have messages is not known", extra={"error": str(error)})
         return

@@ -1,7 +1,7 @@
 """The state machine of a client: everything that a connection of a program knows and decides, without a socket.
 
-    requests ──flows──▶ Client ──bytes, `outgoing`──▶ whoever has the socket
-    answers  ◀─signals─        ◀──`received`, `lost`, `tick`──
+    requests ──flows──▶ Client ──bytes, `data_to_send`──▶ whoever has the socket
+    answers  ◀─signals─        ◀──`receive_data`, `lost`, `tick`──
 
 Whoever drives it has one thing to do for it at a time: to connect, to read and write, to wait. A program's connection
 outlives those to the broker: `Link` is one of these, `Client` is what stays.
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.agreement import Agreement
-from truenext.client.core.attempts import Attempts
+from truenext.client.core.buffer import Received
+from truenext.client.core.connect_backoff import ConnectBackoff
 from truenext.client.core.context import CONNECTED, NO_ROOM, NOT_CONFIRMED
 from truenext.client.core.delayed_calls import DelayedCall
-from truenext.client.core.holding import Received
 from truenext.client.core.link import Link
-from truenext.client.core.questions import OfProducer, Questions
+from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
+from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
 from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.transaction_state import Outcome, ProducerNumbers, TransactionState
@@ -42,21 +42,21 @@ from truenext.url import DEFAULT_URL, parse_url
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from truenext.client.core.buffer import Buffer, Subscription, SubscriptionOptions
     from truenext.client.core.context import ClientContext
-    from truenext.client.core.holding import Buffer, Subscription, Wanted
     from truenext.url import Address
     from truenext.wire.stomp.frame import Frame
 
 LOGIN_S = 10.0
 """From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""
 HEART_BEAT_S_MAX = 24 * 3600
-COMPLAINT_S = 60.0
+REPORT_INTERVAL_S = 60.0
 """Seconds until the same reason why nothing can be connected to is reported again."""
-PROMPT_S = 4.0
+PROMPT_REFUSAL_S = 4.0
 """A login that is refused so soon was not refused for its slowness."""
 
 
-_FOR_LOGIN = frozenset("\r\n\0")
+_FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
 """What CONNECT cannot say, for its headers are not escaped."""
 LOGIN_BYTES_EACH_MAX = 2048
 """Of user, password and client id; a CONNECT may have 8 KiB."""
@@ -74,14 +74,14 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """0 is none."""
     reconnects: bool = True
     """What is lost is connected anew; else it is the end, and so is it if nobody is there at first."""
-    beats_apart: bool = False
+    heartbeat_thread: bool = False
     """Heart-beats do not depend on the event loop that runs the client."""
 
     def __post_init__(self) -> None:
         """Raises: ValueError, without what was said: it may be a password"""
         for name in ("user", "password", "client_id"):
-            said = getattr(self, name) or ""
-            if not _FOR_LOGIN.isdisjoint(said) or len(said.encode()) > LOGIN_BYTES_EACH_MAX:
+            value = getattr(self, name) or ""
+            if not _FORBIDDEN_IN_LOGIN.isdisjoint(value) or len(value.encode()) > LOGIN_BYTES_EACH_MAX:
                 raise ValueError(f"{name} has a line feed, a carriage return or a NUL in it, or is too long")
 
 
@@ -93,7 +93,7 @@ def connect_options(
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
-    beats_apart: bool = False,
+    heartbeat_thread: bool = False,
 ) -> ConnectOptions:
     """Without a URL it is the port of STOMP on this machine.
 
@@ -102,9 +102,9 @@ def connect_options(
     for url in urls:
         if not isinstance(url, str):
             raise TypeError(f"a URL is text, such as {DEFAULT_URL}, not {url!r}")
-    for name, said in (("user", user), ("password", password), ("client_id", client_id)):
-        if said is not None and not isinstance(said, str):
-            raise TypeError(f"{name} is text, not {type(said).__name__}")
+    for name, value in (("user", user), ("password", password), ("client_id", client_id)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} is text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat is 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
     return ConnectOptions(
@@ -114,7 +114,7 @@ def connect_options(
         client_id=client_id,
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
-        beats_apart=bool(beats_apart),
+        heartbeat_thread=bool(heartbeat_thread),
     )
 
 
@@ -128,9 +128,9 @@ class BrowseListener(Protocol):
 
 class Client:
     def __init__(
-        self, options: ConnectOptions, name: str, context: ClientContext, make: type[Received] = Received
+        self, options: ConnectOptions, name: str, context: ClientContext, make_message: type[Received] = Received
     ) -> None:
-        """`name` is nobody else's, and names producers; `make` makes messages."""
+        """`name` is nobody else's, and names producers; `make_message` makes messages."""
         self.options = options
         self.name = name
         self.context = context
@@ -140,12 +140,12 @@ class Client:
             context.flush_soon,
             context.delayed_calls,
         )
-        self.attempts = Attempts(options.addresses, context.chance)
+        self.backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
-            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, has_no_room=self._has_no_room
+            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_room=self._on_no_room
         )
-        self.questions = Questions()
-        self.subscriptions = Subscriptions(context, make)
+        self.requests = PendingRequests()
+        self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
         """Those that have not ended."""
         self.up = Signal()
@@ -156,28 +156,28 @@ class Client:
         """Why the last attempt to connect has failed."""
         self.is_closing = False
         """The program may ask for nothing more."""
-        self._is_leaving = False
+        self._is_disconnect_sent = False
         """DISCONNECT was said."""
-        self.since = context.clock()
+        self.state_since = context.clock()
         """When the connection came, or went."""
-        self._tries = 0
+        self._failed_connects = 0
         """Attempts to connect that have failed since."""
-        self._complaints: dict[tuple[str, str], float] = {}
+        self._reported_at: dict[tuple[str, str], float] = {}
         """When each reason of a report was reported, by URL."""
         self.reconnects = -1
-        self.browse: BrowseListener | None = None
+        self.browser: BrowseListener | None = None
         self.is_full = False
         """Nothing more is to be read for now."""
-        self._agreement = Agreement(context, self.subscriptions, self.questions, self.lost)
-        self._connections = 0
+        self._reconciler = Reconciler(context, self.subscriptions, self.requests, self.lost)
+        self._last_link_number = 0
         """The number of the last one, rising also over brokers that know nothing of it."""
         self._secret = ""
         self._store = ""
-        self._has_sends = False
-        self._free: deque[ProducerNumbers] = deque()
+        self._is_pump_due = False
+        self._free_producers: deque[ProducerNumbers] = deque()
         """Of sessions that have ended."""
-        self._producers = 0
-        self._drained: list[Signal] = []
+        self._producer_count = 0
+        self._drain_waiters: list[Signal] = []
         self._login_timer: DelayedCall | None = None
 
     @property
@@ -187,44 +187,44 @@ class Client:
 
     # ---- The connection ----
 
-    def connecting_failed(self, error: Exception) -> None:
+    def connect_failed(self, error: Exception) -> None:
         """Nobody was there."""
-        url, reason = self.attempts.address.url, _reason(error)
-        self.attempts.failed()
+        url, reason = self.backoff.address.url, _reason(error)
+        self.backoff.failed()
         self.last_error = error
-        self._tries += 1
-        if not self.options.reconnects and self.attempts.failures >= len(self.options.addresses):
-            self.fail(self.not_there())
+        self._failed_connects += 1
+        if not self.options.reconnects and self.backoff.failures >= len(self.options.addresses):
+            self.fail(self.no_broker_error())
         else:
-            self._complain("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._tries)
+            self._report_seldom("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connects)
 
-    def _has_no_room(self, error: Refused) -> None:
-        self._complain(NO_ROOM, self.attempts.address.url, str(error))
+    def _on_no_room(self, error: Refused) -> None:
+        self._report_seldom(NO_ROOM, self.backoff.address.url, str(error))
 
-    def _complain(self, what: str, url: str, reason: str, **facts: object) -> None:
+    def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
         """Report it, unless that was done less than a minute ago."""
         now = self.clock()
-        complained = self._complaints.get((url, reason))
-        if complained is None or now - complained >= COMPLAINT_S:
-            self._complaints[url, reason] = now
-            self.context.report(what, {"url": url, "error": reason, **facts})
+        reported_at = self._reported_at.get((url, reason))
+        if reported_at is None or now - reported_at >= REPORT_INTERVAL_S:
+            self._reported_at[url, reason] = now
+            self.context.report(text, {"url": url, "error": reason, **fields})
 
-    def not_there(self) -> NoBroker:
+    def no_broker_error(self) -> NoBroker:
         """No broker could be connected to, and why."""
-        places = ", ".join(each.url for each in self.options.addresses)
+        urls = ", ".join(each.url for each in self.options.addresses)
         if self.last_error is not None:
             reason = _reason(self.last_error)
         elif self.link is not None:
             reason = "it takes connections and does not answer"
         else:
             reason = "it has not answered in time"
-        return NoBroker(f"no broker at {places}: {reason}")
+        return NoBroker(f"no broker at {urls}: {reason}")
 
     def opened(self, address: Address) -> None:
         """A socket is connected: say who we are."""
-        self._connections += 1
+        self._last_link_number += 1
         now = self.clock()
-        self.context.link = link = Link(self._connections, self.options.heart_beat_s, now, heard=self._heard)
+        self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
         headers = {"host": address.host}
         if self.options.user is not None:
             headers["login"] = self.options.user
@@ -240,24 +240,24 @@ class Client:
         }
         if self._secret:
             headers |= {"truenext-secret": self._secret, "truenext-blameless": "true"}
-        link.log_in(headers)
-        self._login_timer = self.delayed_calls.at(now + LOGIN_S, lambda: self._not_logged_in(link))
+        link.send_connect(headers)
+        self._login_timer = self.delayed_calls.call_at(now + LOGIN_S, lambda: self._check_login_time(link))
         self.flush()
 
-    def _not_logged_in(self, link: Link) -> None:
+    def _check_login_time(self, link: Link) -> None:
         if self.link is link and not link.is_up:
             self.lost(ConnectionLost(f"the broker does not answer within {LOGIN_S:g} seconds"))
 
     def pump_soon(self) -> None:
         """Sends wait: those of one pass of the loop are written together, and share a receipt."""
-        self._has_sends = True
+        self._is_pump_due = True
         self.flush_soon()
 
-    def outgoing(self) -> list[bytes]:
+    def data_to_send(self) -> list[bytes]:
         """What is to be written; it is gone from here."""
         link = self.link
-        if self._has_sends:
-            self._has_sends = False
+        if self._is_pump_due:
+            self._is_pump_due = False
             self.send_buffer.pump()
         if link is None:
             return []
@@ -266,26 +266,28 @@ class Client:
             link.written_at = self.clock()
         return out
 
-    def received(self, data: bytes) -> None:
+    def receive_data(self, data: bytes) -> None:
         """Bytes have come. Whatever is wrong with them ends the connection."""
         link = self.link
         if link is None:
             return
         try:
-            link.received(data, self.clock())
+            link.receive_data(data, self.clock())
         except Refused as error:
-            self._was_refused(error, link)
+            self._on_refused(error, link)
         except RemoteProtocolError as error:
-            is_said = link.is_up or isinstance(error, OtherProtocolError)
-            self.lost(error if is_said else RemoteProtocolError(f"the server there does not speak STOMP 1.2: {error}"))
+            is_explained = link.is_up or isinstance(error, OtherProtocolError)
+            self.lost(
+                error if is_explained else RemoteProtocolError(f"the server there does not speak STOMP 1.2: {error}")
+            )
         except TruenextError as error:
             self.lost(error)
 
-    def _was_refused(self, error: Refused, link: Link) -> None:
+    def _on_refused(self, error: Refused, link: Link) -> None:
         if error.code == Code.STALE:
             # Somebody has our secret, or the broker remembers more than we do: begin afresh.
             self._secret = ""
-        elif not link.is_up and self._is_final(error.code) and self.clock() - link.started_at < PROMPT_S:
+        elif not link.is_up and self._is_final(error.code) and self.clock() - link.started_at < PROMPT_REFUSAL_S:
             self.fail(error)
             return
         self.lost(ConnectionLost(f"the broker ended the connection: {error}"))
@@ -304,38 +306,38 @@ class Client:
             self._login_timer.cancel()
         if link.is_up:
             now = self.clock()
-            self.attempts.ended(now - self.since)
-            self.since = now
-            self._tries = 0
-            self._complaints.clear()
+            self.backoff.ended(now - self.state_since)
+            self.state_since = now
+            self._failed_connects = 0
+            self._reported_at.clear()
             self.up = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
                 self.context.report(
                     "connection lost to %(url)s: %(error)s",
-                    {"url": self.attempts.address.url, "error": _reason(error), "connection": link.number},
+                    {"url": self.backoff.address.url, "error": _reason(error), "connection": link.number},
                 )
         elif not isinstance(error, ClosedError):
-            self.connecting_failed(error)
-        why = ConnectionLost(f"the connection was lost: {error}")
+            self.connect_failed(error)
+        cause = ConnectionLost(f"the connection was lost: {error}")
         self.subscriptions.lost(link, self.transactions, was_up=link.is_up)
         link.end()
         self.send_buffer.end()
         for transaction in list(self.transactions):
             if transaction.link == link.number:
-                transaction.doom(why)
-        self.questions.lost(why)
-        if self.browse is not None:
-            self.browse.ended(error)
-        self.has_drained()
+                transaction.mark_rollback_only(cause)
+        self.requests.lost(cause)
+        if self.browser is not None:
+            self.browser.ended(error)
+        self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        if (self._is_leaving or (link.is_up and not self.options.reconnects)) and self.error is None:
-            end: TruenextError = why
+        if (self._is_disconnect_sent or (link.is_up and not self.options.reconnects)) and self.error is None:
+            final_error: TruenextError = cause
             if self.is_closing:
                 # The broker closes it, too, once it has confirmed that we take leave.
-                end = ClosedError("the connection is closed")
-                end.__cause__ = why
-            self.fail(end)
+                final_error = ClosedError("the connection is closed")
+                final_error.__cause__ = cause
+            self.fail(final_error)
 
     def fail(self, error: TruenextError) -> None:
         """There will be no connection any more."""
@@ -344,24 +346,24 @@ class Client:
         self.lost(error)
         self.up.set()
         self.send_buffer.fail(self.error)
-        self.questions.lost(self.error)
+        self.requests.lost(self.error)
         for subscription in self.subscriptions.by_id.values():
             subscription.end(self.error)
             subscription.buffer.wake_all()
         for transaction in list(self.transactions):
-            transaction.doom(ConnectionLost(str(self.error)))
+            transaction.mark_rollback_only(ConnectionLost(str(self.error)))
             if transaction.outcome in (Outcome.IN_DOUBT, Outcome.COMMITTING):
                 transaction.outcome = Outcome.IN_DOUBT
                 transaction.resolved.set()
 
-    def _heard(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
             # If it is nobody's, its subscription ended while it was on its way, and with it that dispatch.
             if not self.subscriptions.on_message(frame):
-                if self.browse is not None:
-                    self.browse.on_message(frame)
+                if self.browser is not None:
+                    self.browser.on_message(frame)
                 else:
-                    self.questions.on_message(frame)
+                    self.requests.on_message(frame)
         else:
             self._on_connected(frame)
 
@@ -372,46 +374,53 @@ class Client:
             self._login_timer.cancel()
         self.reconnects += 1
         now = self.clock()
-        away_s, self.since = now - self.since, now
+        downtime_s, self.state_since = now - self.state_since, now
         self._secret = frame.headers.get("truenext-secret", "")
-        is_another, self._store = bool(self._store) and self._store != link.store, link.store
-        facts: dict[str, object] = {"url": self.attempts.address.url, "session": link.session_id, "server": link.server}
-        if self.reconnects or self._tries:
+        is_other_store, self._store = bool(self._store) and self._store != link.store, link.store
+        fields: dict[str, object] = {"url": self.backoff.address.url, "session": link.session_id, "server": link.server}
+        if self.reconnects or self._failed_connects:
             self.context.report(
                 "connected to %(url)s, after %(seconds)s seconds and %(attempts)s attempts",
-                {**facts, "seconds": round(away_s, 1), "attempts": self._tries + 1, "reconnects": self.reconnects},
+                {
+                    **fields,
+                    "seconds": round(downtime_s, 1),
+                    "attempts": self._failed_connects + 1,
+                    "reconnects": self.reconnects,
+                },
             )
         else:
-            self.context.report(CONNECTED, facts)
-        if self.reconnects and (is_another or not link.is_truenext):
-            self.send_buffer.fail_returned(
+            self.context.report(CONNECTED, fields)
+        if self.reconnects and (is_other_store or not link.is_truenext):
+            self.send_buffer.fail_interrupted(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
             # The first broker knows the numbers that were used there: back with it they would be repeats.
-            self.send_buffer.producer = self.another_producer()
+            self.send_buffer.producer = self.make_producer()
         self.subscriptions.connected()
         self._start_heart_beats(link)
         self.up.set()
         self.send_buffer.is_numbered = link.is_truenext
         if link.is_truenext and self.send_buffer.producer.number:
-            self._ask_for_highest(link)
+            self._request_highest_number(link)
         else:
             self.send_buffer.start(link, 0)
         for transaction in list(self.transactions):
             if transaction.outcome is Outcome.IN_DOUBT:
-                self.ask_for_outcome(transaction)
-        self._agreement.start(link)
+                self.request_outcome(transaction)
+        self._reconciler.start(link)
         self.flush_soon()
 
-    def _ask_for_highest(self, link: Link) -> None:
-        def answered(facts: OfProducer) -> None:
+    def _request_highest_number(self, link: Link) -> None:
+        def on_reply(status: ProducerStatus) -> None:
             if self.link is link:
-                self.send_buffer.start(link, facts.sends)
+                self.send_buffer.start(link, status.sends)
                 self.flush_soon()
 
-        self.questions.ask(link, "producer", {"producer": self.send_buffer.producer.name}, OfProducer, answered)
+        self.requests.control_request(
+            link, "producer", {"producer": self.send_buffer.producer.name}, ProducerStatus, on_reply
+        )
 
-    def ask_for_outcome(self, transaction: TransactionState) -> None:
+    def request_outcome(self, transaction: TransactionState) -> None:
         """What became of its COMMIT? What did not happen so far never will."""
         producer = transaction.producer
         link = self.link
@@ -423,42 +432,42 @@ class Client:
             )
             return
 
-        def answered(facts: OfProducer) -> None:
+        def on_reply(status: ProducerStatus) -> None:
             if transaction.outcome is Outcome.IN_DOUBT:
-                outcome = _OUTCOMES.get(facts.outcome or "", Outcome.UNKNOWN)
-                is_crash = producer.is_told(facts.commits, link.number) and transaction.number > facts.commits + 1
-                if is_crash and transaction.is_kept and facts.outcome == "not so far":
+                outcome = _OUTCOMES.get(status.outcome or "", Outcome.UNKNOWN)
+                is_crash = producer.set_highest(status.commits, link.number) and transaction.number > status.commits + 1
+                if is_crash and transaction.is_durable and status.outcome == "not so far":
                     # The broker has crashed, and forgotten numbers before it, of transactions without anything
                     # persistent. This one had something: it would be known. It cannot come any more.
                     outcome = Outcome.ROLLED_BACK
                 transaction.resolve(outcome, ConnectionLost("the connection was lost while it was committed"))
 
-        question = {"producer": producer.name, "commit": transaction.number, "resolve": True}
-        self.questions.ask(link, "producer", question, OfProducer, answered)
+        arguments = {"producer": producer.name, "commit": transaction.number, "resolve": True}
+        self.requests.control_request(link, "producer", arguments, ProducerStatus, on_reply)
 
     # ---- Heart-beats ----
 
     def _start_heart_beats(self, link: Link) -> None:
-        if link.beats_every_s:
-            self.delayed_calls.at(self.clock() + link.beats_every_s, lambda: self._beat(link))
-        if link.silent_after_s:
-            self.delayed_calls.at(self.clock() + link.silent_after_s, lambda: self._listen(link))
+        if link.heartbeat_interval_s:
+            self.delayed_calls.call_at(self.clock() + link.heartbeat_interval_s, lambda: self._beat(link))
+        if link.silence_limit_s:
+            self.delayed_calls.call_at(self.clock() + link.silence_limit_s, lambda: self._check_silence(link))
 
     def _beat(self, link: Link) -> None:
         if self.link is link:
             now = self.clock()
-            if now - link.written_at >= link.beats_every_s * 0.9 and not link.out:
+            if now - link.written_at >= link.heartbeat_interval_s * 0.9 and not link.out:
                 link.beat()
                 self.flush()
-            self.delayed_calls.at(max(now, link.written_at) + link.beats_every_s, lambda: self._beat(link))
+            self.delayed_calls.call_at(max(now, link.written_at) + link.heartbeat_interval_s, lambda: self._beat(link))
 
-    def _listen(self, link: Link) -> None:
+    def _check_silence(self, link: Link) -> None:
         if self.link is link:
-            silent_at = (self.clock() if self.is_full else link.read_at) + link.silent_after_s
+            silent_at = (self.clock() if self.is_full else link.read_at) + link.silence_limit_s
             if silent_at <= self.clock():
-                self.lost(ConnectionLost(f"nothing has come for {link.silent_after_s:g} seconds"))
+                self.lost(ConnectionLost(f"nothing has come for {link.silence_limit_s:g} seconds"))
             else:
-                self.delayed_calls.at(silent_at, lambda: self._listen(link))
+                self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 
     def tick(self) -> None:
         """Do what is due; `timers.next_at` says when that is."""
@@ -466,16 +475,16 @@ class Client:
 
     # ---- Producers and transactions ----
 
-    def new_producer(self) -> ProducerNumbers:
-        return self._free.popleft() if self._free else self.another_producer()
+    def acquire_producer(self) -> ProducerNumbers:
+        return self._free_producers.popleft() if self._free_producers else self.make_producer()
 
-    def another_producer(self) -> ProducerNumbers:
+    def make_producer(self) -> ProducerNumbers:
         """One that no broker knows."""
-        self._producers += 1
-        return ProducerNumbers(f"{self.name}-{self._producers}")
+        self._producer_count += 1
+        return ProducerNumbers(f"{self.name}-{self._producer_count}")
 
     def free_producer(self, producer: ProducerNumbers) -> None:
-        self._free.append(producer)
+        self._free_producers.append(producer)
 
     # ---- Flows that others are made of ----
 
@@ -490,15 +499,17 @@ class Client:
         if self.is_closing:
             raise ClosedError("the connection is closed")
 
-    def subscribe(self, wanted: Wanted, buffer: Buffer, deadline: float | None) -> Flow[Subscription]:
+    def subscribe(self, options: SubscriptionOptions, buffer: Buffer, deadline: float | None) -> Flow[Subscription]:
         """Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection"""
         self.check_open()
-        subscription = self.subscriptions.add(wanted, buffer)
+        subscription = self.subscriptions.add(options, buffer)
         try:
             while not (subscription.is_open or subscription.is_closed):
-                came = yield Wait(subscription.opened, deadline)
-                if not came:
-                    raise TimeoutError(f"the broker has not confirmed the subscription to {wanted.destination} in time")
+                in_time = yield Wait(subscription.opened, deadline)
+                if not in_time:
+                    raise TimeoutError(
+                        f"the broker has not confirmed the subscription to {options.destination} in time"
+                    )
         except BaseException:
             self.subscriptions.unsubscribe(subscription)
             raise
@@ -511,11 +522,11 @@ class Client:
     def end_durable(self, name: str, deadline: float | None) -> Flow[None]:
         """End a durable subscription; what waits in it goes."""
         frames.check({"id": name})
-        yield from self._confirmed(
+        yield from self._send_confirmed(
             "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
         )
 
-    def wait_until_up(self, deadline: float | None, what: str) -> Flow[Link]:
+    def wait_until_up(self, deadline: float | None, purpose: str) -> Flow[Link]:
         """Raises: TimeoutError if there is no connection in time; whatever ended it for good"""
         while True:
             if self.error is not None:
@@ -523,9 +534,9 @@ class Client:
             link = self.link
             if link is not None and link.is_up:
                 return link
-            came = yield Wait(self.up, deadline)
-            if not came:
-                raise TimeoutError(f"there was no connection to the broker in time to {what}")
+            in_time = yield Wait(self.up, deadline)
+            if not in_time:
+                raise TimeoutError(f"there was no connection to the broker in time to {purpose}")
 
     def request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
         """Send a message, `head` from its command on, and wait for the reply.
@@ -534,20 +545,20 @@ class Client:
         """
         self.check_open()
         link = yield from self.wait_until_up(deadline, "send a request")
-        came: list[Frame] = []
+        replies: list[Frame] = []
         errors: list[Exception] = []
         ended = Signal()
 
-        def answered(frame: Frame) -> None:
-            came.append(frame)
+        def on_reply(frame: Frame) -> None:
+            replies.append(frame)
             ended.set()
 
-        def failed(error: Exception) -> None:
+        def on_failure(error: Exception) -> None:
             errors.append(error)
             ended.set()
 
-        is_alone = self.questions.are_none
-        question = self.questions.send(link, head, body, answered, failed)
+        is_alone = self.requests.is_empty
+        correlation = self.requests.send(link, head, body, on_reply, on_failure)
         if is_alone:
             self.flush()
         else:
@@ -556,44 +567,44 @@ class Client:
         try:
             in_time = yield Wait(ended, deadline)
         finally:
-            self.questions.forget(question)
+            self.requests.forget(correlation)
         if errors:
             raise errors[0]
         if not in_time:
             raise TimeoutError("no reply in time")
-        return came[0]
+        return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
         """Until all frames so far are with the operating system, or their connection has gone."""
         while self.link is not None and not self.flush():
             signal = Signal()
-            self._drained.append(signal)
-            came = yield Wait(signal, deadline)
-            if not came:
+            self._drain_waiters.append(signal)
+            in_time = yield Wait(signal, deadline)
+            if not in_time:
                 return False
         return True
 
-    def has_drained(self) -> None:
+    def on_drained(self) -> None:
         """The socket has taken everything, or is gone."""
-        drained, self._drained = self._drained, []
-        for signal in drained:
+        waiters, self._drain_waiters = self._drain_waiters, []
+        for signal in waiters:
             signal.set()
 
-    def _confirmed(self, command: str, headers: dict[str, str], deadline: float | None) -> Flow[None]:
+    def _send_confirmed(self, command: str, headers: dict[str, str], deadline: float | None) -> Flow[None]:
         """Say a frame and wait for its receipt.
 
         Raises: Refused, ConnectionLost, TimeoutError
         """
         self.check_open()
         link = yield from self.wait_until_up(deadline, f"say {command}")
-        asked = Asked()
-        link.ask(frames.frame(command, headers | {"receipt": link.receipt}), asked)
+        waiter = AnswerWaiter()
+        link.write_tracked(frames.frame(command, headers | {"receipt": link.receipt}), waiter)
         self.flush_soon()
-        came = yield Wait(asked.answered, deadline)
-        if not came:
+        in_time = yield Wait(waiter.answered, deadline)
+        if not in_time:
             raise TimeoutError(f"the broker has not confirmed {command} in time")
-        if asked.error is not None:
-            raise asked.error
+        if waiter.error is not None:
+            raise waiter.error
 
     # ---- The end ----
 
@@ -610,50 +621,52 @@ class Client:
         for subscription in list(self.subscriptions.by_id.values()):
             self.subscriptions.unsubscribe(subscription)
         try:
-            if (yield from self.confirm(deadline)):
-                self.context.report(NOT_CONFIRMED, {"count": self.send_buffer.open, "url": self.attempts.address.url})
+            if (yield from self.wait_until_confirmed(deadline)):
+                self.context.report(
+                    NOT_CONFIRMED, {"count": self.send_buffer.unconfirmed, "url": self.backoff.address.url}
+                )
                 self.send_buffer.fail(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
             link = self.link
             if link is not None and link.is_up:
-                yield Wait(self._say_disconnect(link), deadline)
+                yield Wait(self._send_disconnect(link), deadline)
         finally:
             self.fail(error)
 
-    def confirm(self, deadline: float | None) -> Flow[int]:
+    def wait_until_confirmed(self, deadline: float | None) -> Flow[int]:
         """Wait until the broker has confirmed all sends. Returns how many it has not confirmed in time."""
         in_time = True
-        while in_time and self.send_buffer.open and self.error is None:
-            in_time = yield Wait(self.send_buffer.emptied(), deadline)
-        return self.send_buffer.open
+        while in_time and self.send_buffer.unconfirmed and self.error is None:
+            in_time = yield Wait(self.send_buffer.empty_signal(), deadline)
+        return self.send_buffer.unconfirmed
 
     @property
-    def left_open(self) -> int:
+    def unconfirmed(self) -> int:
         """Number of sends that are lost if the program ends now: nobody has closed the connection."""
-        return 0 if self.error is not None else self.send_buffer.open
+        return 0 if self.error is not None else self.send_buffer.unconfirmed
 
-    def _say_disconnect(self, link: Link) -> Signal:
+    def _send_disconnect(self, link: Link) -> Signal:
         """Set when the broker has confirmed it."""
         headers = {}
         if link.is_truenext:
-            doubtful = {
+            in_doubt = {
                 transaction.producer for transaction in self.transactions if transaction.outcome is Outcome.IN_DOUBT
             }
-            names = [each.name for each in self._free if each not in doubtful and each.number]
-            if self.send_buffer.producer.number and not self.send_buffer.open:
+            names = [each.name for each in self._free_producers if each not in in_doubt and each.number]
+            if self.send_buffer.producer.number and not self.send_buffer.unconfirmed:
                 names.append(self.send_buffer.producer.name)
             if names:
                 headers["truenext-forget"] = msgspec.json.encode(names).decode()
         headers["receipt"] = link.receipt
-        asked = Asked()
-        link.ask(frames.frame("DISCONNECT", headers), asked)
-        self._is_leaving = True
+        waiter = AnswerWaiter()
+        link.write_tracked(frames.frame("DISCONNECT", headers), waiter)
+        self._is_disconnect_sent = True
         self.flush()
-        return asked.answered
+        return waiter.answered
 
 
-class Asked:
+class AnswerWaiter:
     """A frame that somebody waits for."""
 
     __slots__ = ("answered", "error")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from truenext.client.core import frames
-from truenext.client.core.holding import Wanted
+from truenext.client.core.buffer import SubscriptionOptions
 from truenext.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ConsumerOptions(TypedDict, total=False):
 _RESERVED = frozenset({"id", "destination", "ack", "receipt", "selector", "browser"})
 
 
-def wanted(destination: str, options: ConsumerOptions) -> Wanted:
+def parse_consumer_options(destination: str, options: ConsumerOptions) -> SubscriptionOptions:
     """Raises: ValueError, TypeError"""
     unknown = options.keys() - ConsumerOptions.__annotations__.keys()
     if unknown:
@@ -52,7 +52,7 @@ def wanted(destination: str, options: ConsumerOptions) -> Wanted:
     durable = options.get("durable")
     if durable is not None:
         frames.check({"durable": durable})
-    return Wanted(
+    return SubscriptionOptions(
         destination=destination,
         prefetch=prefetch,
         selector=options.get("selector"),

@@ -25,13 +25,13 @@ NOT_CONFIRMED = (
 
 
 class ClientContext:
-    __slots__ = ("_names", "chance", "clock", "delayed_calls", "flush", "flush_soon", "has_ended", "link", "report")
+    __slots__ = ("_names", "clock", "delayed_calls", "flush", "flush_soon", "has_ended", "link", "random", "report")
 
     def __init__(
         self,
         *,
         clock: Callable[[], float],
-        chance: Callable[[], float],
+        random: Callable[[], float],
         flush: Callable[[], bool],
         flush_soon: Callable[[], None],
         report: Callable[[str, dict[str, object]], None],
@@ -39,7 +39,7 @@ class ClientContext:
     ) -> None:
         self.clock = clock
         """Seconds, of a clock that does not jump."""
-        self.chance = chance
+        self.random = random
         """Numbers from 0 to 1."""
         self.flush = flush
         """Writes what is to be written; whether all of it went."""
@@ -55,6 +55,6 @@ class ClientContext:
         self.delayed_calls = DelayedCalls()
         self._names = count(1)
 
-    def name(self) -> str:
+    def next_name(self) -> str:
         """One that nothing else of this client has."""
         return str(next(self._names))

@@ -22,7 +22,7 @@ class DelayedCalls:
         self._heap: list[tuple[float, int, DelayedCall]] = []
         self._serial = count()
 
-    def at(self, when: float, action: Callable[[], None]) -> DelayedCall:
+    def call_at(self, when: float, action: Callable[[], None]) -> DelayedCall:
         timer = DelayedCall(action)
         heappush(self._heap, (when, next(self._serial), timer))
         return timer

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.client.core.buffer import Buffer, ReceivedState
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.disposition import DONE, FAILED, Disposition
-from truenext.client.core.holding import Buffer, ReceivedState
-from truenext.client.core.message import Content, content_of
-from truenext.client.core.questions import OfProducer, worded
-from truenext.client.core.sends import SendOptions, Spoken, body_of, spoken, ttl_line
+from truenext.client.core.message import Content, make_content
+from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
+from truenext.client.core.send_options import EncodedSend, SendOptions, encode_body, encode_send, ttl_line
 from truenext.client.core.session import Mode, SessionCore
-from truenext.client.core.transaction_state import Numbered, Outcome
+from truenext.client.core.transaction_state import CallerNumber, Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import InDoubt, LocalProtocolError
 from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 if TYPE_CHECKING:
+    from truenext.client.core.buffer import Received, Subscription, SubscriptionOptions
     from truenext.client.core.client import Client
-    from truenext.client.core.holding import Received, Subscription, Wanted
     from truenext.client.core.send_buffer import PendingSend
     from truenext.client.core.transaction_state import TransactionState
 
@@ -30,18 +30,18 @@ CLOSE_S = 10.0
 """For handlers that run when a connection is closed."""
 
 
-def note(error: BaseException, ours: Exception) -> None:
+def note_exit_failure(error: BaseException, exit_error: Exception) -> None:
     """A block of the program ends with `error`, and its own end has failed: keep that beside the error."""
-    if ours is not error:
-        error.add_note(f"Besides, the end of the block has failed: {type(ours).__name__}: {ours}")
+    if exit_error is not error:
+        error.add_note(f"Besides, the end of the block has failed: {type(exit_error).__name__}: {exit_error}")
 
 
-def first_connection(client: Client, deadline: float) -> Flow[None]:
+def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
     """Raises: ConnectionLost if no broker is there in time; Refused"""
     try:
         yield from client.wait_until_up(deadline, "begin")
     except TimeoutError:
-        raise client.not_there() from None
+        raise client.no_broker_error() from None
 
 
 # ---- Receiving ----
@@ -53,7 +53,7 @@ def open_session(client: Client, mode: Mode) -> SessionCore:
     return SessionCore(client, mode, Buffer())
 
 
-def mode_of_session(ack: str, *, transacted: bool) -> Mode:
+def parse_session_mode(ack: str, *, transacted: bool) -> Mode:
     """Raises: ValueError"""
     modes = {"receive": Mode.TRANSACTED, "commit": Mode.AT_COMMIT}
     if ack not in modes:
@@ -65,7 +65,7 @@ def mode_of_session(ack: str, *, transacted: bool) -> Mode:
     return Mode.INDIVIDUAL
 
 
-def mode_of(ack: str) -> Mode:
+def parse_consumer_mode(ack: str) -> Mode:
     """Raises: ValueError"""
     modes = {"auto": Mode.AUTO, "individual": Mode.INDIVIDUAL}
     if ack not in modes:
@@ -73,11 +73,11 @@ def mode_of(ack: str) -> Mode:
     return modes[ack]
 
 
-def subscribe(session: SessionCore, wanted: Wanted) -> Flow[Subscription]:
+def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscription]:
     """Raises: Refused, ClosedError, TimeoutError"""
     session.check_open()
     client = session.client
-    return (yield from client.subscribe(wanted, session.buffer, client.clock() + TIMEOUT_S))
+    return (yield from client.subscribe(options, session.buffer, client.clock() + TIMEOUT_S))
 
 
 def receive(
@@ -89,7 +89,7 @@ def receive(
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise ValueError(f"timeout is seconds from 0, or None, not {timeout!r}")
     deadline = None if timeout is None else session.client.clock() + (timeout or TIMEOUT_S)
-    return (yield from session.receive(subscription, count, deadline, owner, now=timeout == 0))
+    return (yield from session.receive(subscription, count, deadline, owner, no_wait=timeout == 0))
 
 
 def settle(session: SessionCore, received: Received, disposition: Disposition, owner: object) -> Flow[None]:
@@ -98,29 +98,29 @@ def settle(session: SessionCore, received: Received, disposition: Disposition, o
         yield from session.client.wait_until_written()
 
 
-def failed_for(delay: float | None, cause: str = "") -> Disposition:
+def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
     """`delay` in seconds, until it is tried again. Raises: ValueError, TypeError"""
-    said = _cut(cause)
+    text = _truncate_cause(cause)
     if delay is None:
-        return Disposition(False, cause=said) if said else FAILED
+        return Disposition(False, cause=text) if text else FAILED
     # Not a number is no delay, either.
     if not 0 <= delay <= DELAY_MS_MAX / 1000:
         raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
-    return Disposition(False, delay_ms=round(delay * 1000), cause=said)
+    return Disposition(False, delay_ms=round(delay * 1000), cause=text)
 
 
-def rejected_for(cause: str) -> Disposition:
+def rejected_disposition(cause: str) -> Disposition:
     """Raises: TypeError"""
-    return Disposition(False, is_rejected=True, cause=_cut(cause))
+    return Disposition(False, is_rejected=True, cause=_truncate_cause(cause))
 
 
-def _cut(cause: str) -> str:
+def _truncate_cause(cause: str) -> str:
     """What a header can say of it; what cannot be said, such as a NUL, is replaced. Raises: TypeError"""
     if not isinstance(cause, str):
         raise TypeError(f"a cause is text, not {cause!r}")
     # No character has less than a byte.
-    said = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
-    return said[:CAUSE_BYTES_MAX].decode(errors="ignore")
+    encoded = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+    return encoded[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
 
 def release(session: SessionCore, received: Received, owner: object) -> Flow[None]:
@@ -128,17 +128,17 @@ def release(session: SessionCore, received: Received, owner: object) -> Flow[Non
     yield from session.client.wait_until_written()
 
 
-def leave_message(session: SessionCore, received: Received, error: BaseException | None) -> Flow[None]:
+def end_message_block(session: SessionCore, received: Received, error: BaseException | None) -> Flow[None]:
     """The block that handles one message has ended."""
     if received.state is not ReceivedState.HELD:
         return
     if received.transaction is not None:
         if error is not None and counted_attempts_for(error) is CountedAttempts.ALL:
-            session.fail(received)
+            session.mark_failed(received)
     elif error is None:
         yield from settle(session, received, DONE, None)
     else:
-        session.ended(received, error)
+        session.handling_failed(received, error)
 
 
 def close_consumer(
@@ -147,25 +147,25 @@ def close_consumer(
     owner: object,
     disposition: Disposition | None = None,
     *,
-    is_own: bool,
+    owns_session: bool,
 ) -> Flow[None]:
-    """`is_own`: the session is there for this consumer only; then `verdict` is for what was handed out."""
-    if is_own:
-        session.end_given(disposition)
+    """`owns_session`: the session is there for this consumer only; then `verdict` is for what was handed out."""
+    if owns_session:
+        session.settle_delivered(disposition)
         session.close(owner)
     else:
         session.client.subscriptions.unsubscribe(subscription)
     yield from session.client.wait_until_written()
 
 
-def leave_consumer(
-    session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, is_own: bool
+def end_consumer_block(
+    session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
     """The block of a consumer has ended."""
     disposition: Disposition | None = DONE
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
-    yield from close_consumer(session, subscription, owner, disposition, is_own=is_own)
+    yield from close_consumer(session, subscription, owner, disposition, owns_session=owns_session)
 
 
 def close_session(session: SessionCore, owner: object) -> Flow[None]:
@@ -178,14 +178,14 @@ def close_session(session: SessionCore, owner: object) -> Flow[None]:
 
 def commit(session: SessionCore, timeout: float, producer: str | None = None, number: int = 0) -> Flow[bool]:
     """Raises: ValueError, RolledBack, InDoubt"""
-    numbered = None
+    caller_number = None
     if producer is not None or number:
         if not (isinstance(producer, str) and 0 < len(producer) <= NAME_LENGTH_MAX):
             raise ValueError(f"producer is a name of 1 to {NAME_LENGTH_MAX} characters, with number, not {producer!r}")
         if type(number) is not int or not 1 <= number <= PRODUCER_NUMBER_MAX:
             raise ValueError(f"number is a whole number from 1, with producer, not {number!r}")
-        numbered = Numbered(producer, number)
-    return (yield from session.commit(session.client.clock() + timeout, numbered))
+        caller_number = CallerNumber(producer, number)
+    return (yield from session.commit(session.client.clock() + timeout, caller_number))
 
 
 def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> Flow[None]:
@@ -199,14 +199,14 @@ class TransactionBlock:
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Raises: LocalProtocolError"""
         self.session = session
-        self._transactions = session.transacted()
+        self._transactions = session.require_transactions()
         self._transaction: TransactionState | None = None
         """Its transaction, once it has ended and if anything was in it."""
-        self._nothing = Outcome.OPEN
+        self._empty_outcome = Outcome.OPEN
         """What became of it if nothing was."""
         self._timeout = timeout
         self._is_used = False
-        self._before: TransactionState | None = None
+        self._previous: TransactionState | None = None
         """The unit that had ended before."""
         self._undecided: TransactionState | None = None
         """A unit that had not ended before: its commit was cancelled, or is in doubt."""
@@ -214,7 +214,7 @@ class TransactionBlock:
     @property
     def outcome(self) -> Outcome:
         """What became of it, as far as is known by now."""
-        return self._nothing if self._transaction is None else self._transaction.outcome
+        return self._empty_outcome if self._transaction is None else self._transaction.outcome
 
     @property
     def token(self) -> str:
@@ -224,34 +224,34 @@ class TransactionBlock:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
-        transactions = self.session.transacted()
-        transactions.enter(self)
+        transactions = self.session.require_transactions()
+        transactions.enter_block(self)
         self._is_used = True
-        self._before = transactions.last
+        self._previous = transactions.last
         self._undecided = transactions.undecided
 
-    def fail(self, received: Received) -> None:
+    def mark_failed(self, received: Received) -> None:
         """Name the message that made the transaction fail.
 
         Raises: LocalProtocolError if the block has not begun, or has ended, or the message is not one of its
         transaction
         """
-        if not self._transactions.is_in(self):
+        if not self._transactions.is_in_block(self):
             raise LocalProtocolError(
                 "the block of this transaction has not begun, or has ended: name the message inside the block"
             )
-        self.session.fail(received)
+        self.session.mark_failed(received)
 
-    def leave(self, error: BaseException | None, owner: object) -> Flow[None]:
+    def exit(self, error: BaseException | None, owner: object) -> Flow[None]:
         """Raises: RolledBack, InDoubt"""
         session = self.session
         transactions = self._transactions
-        transactions.leave()
+        transactions.exit_block()
         transaction = transactions.transaction
         is_begun = transaction is None or transaction is not self._undecided
         if not is_begun:
             transaction = None
-        elif transaction is None and transactions.last not in (self._before, self._undecided):
+        elif transaction is None and transactions.last not in (self._previous, self._undecided):
             # Its code has ended it by itself.
             transaction = transactions.last
         try:
@@ -269,10 +269,10 @@ class TransactionBlock:
                 yield from rollback(session, owner, counted_attempts_for(error))
         finally:
             self._transaction = transaction
-            self._nothing = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK
+            self._empty_outcome = Outcome.COMMITTED if error is None else Outcome.ROLLED_BACK
 
 
-def _parts_of(token: str) -> tuple[str, str, int]:
+def _parse_token(token: str) -> tuple[str, str, int]:
     """Raises: ValueError"""
     store, producer, number = (*token.split(" "), "", "", "")[:3]
     is_number = number.isascii() and number.isdigit() and 1 <= int(number[:20]) <= PRODUCER_NUMBER_MAX
@@ -281,12 +281,12 @@ def _parts_of(token: str) -> tuple[str, str, int]:
     return store, producer, int(number)
 
 
-def spoken_in_transaction(destination: str, options: SendOptions) -> Spoken:
+def encode_send_in_transaction(destination: str, options: SendOptions) -> EncodedSend:
     """Raises: ValueError, TypeError"""
-    said = spoken(destination, options)
-    if said.producer is not None:
+    encoded = encode_send(destination, options)
+    if encoded.producer is not None:
         raise ValueError("a send in a transaction has no number of its own: the COMMIT has")
-    return said
+    return encoded
 
 
 # ---- Sending and asking ----
@@ -310,24 +310,24 @@ def request(
     client: Client, destination: str, body: bytes | str, options: SendOptions, deadline: float
 ) -> Flow[Content]:
     """Raises: Refused, ConnectionLost, TimeoutError, ValueError"""
-    said = spoken(destination, {"persistent": False, **options})
+    encoded = encode_send(destination, {"persistent": False, **options})
     for name in ("reply_to", "correlation_id", "producer"):
         if name in options:
             raise ValueError(f"{name} of a request is the client's")
-    head = said.head
-    if said.ttl_s is not None:
+    head = encoded.head
+    if encoded.ttl_s is not None:
         client.check_open()
         called_at = client.clock()
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
-        head += ttl_line(said.ttl_s - (client.clock() - called_at)).encode()
-    frame = yield from client.request(head, body_of(body), deadline)
-    return content_of(frame)
+        head += ttl_line(encoded.ttl_s - (client.clock() - called_at)).encode()
+    frame = yield from client.request(head, encode_body(body), deadline)
+    return make_content(frame)
 
 
-def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[bytes]:
+def control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
     """Raises: Refused, ConnectionLost, TimeoutError"""
-    head, body = worded(verb, question)
+    head, body = encode_control_request(verb, arguments)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "ask the broker")
     link.require_truenext("a question to the broker")
@@ -335,7 +335,7 @@ def ask(client: Client, verb: str, question: object, deadline: float) -> Flow[by
     return frame.body
 
 
-def reply_to(message: Content) -> tuple[str]:
+def reply_destination(message: Content) -> tuple[str]:
     """Raises: ValueError if no reply is wanted"""
     if not message.reply_to:
         raise ValueError(f"{message!r} wants no reply: it has no reply-to")
@@ -359,11 +359,11 @@ def outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
             return "unknown"
     if not isinstance(token, str):
         raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")
-    store, producer, number = _parts_of(token)
+    store, producer, number = _parse_token(token)
     link = yield from client.wait_until_up(deadline, "ask what became of a transaction")
     if link.store != store:
         return "unknown"
-    question = {"producer": producer, "commit": number, "resolve": True}
-    answer = yield from ask(client, "producer", question, deadline)
-    said = msgspec.json.decode(answer, type=OfProducer).outcome
-    return said if said in ("committed", "rolled back") else "unknown"
+    arguments = {"producer": producer, "commit": number, "resolve": True}
+    reply = yield from control_request(client, "producer", arguments, deadline)
+    result = msgspec.json.decode(reply, type=ProducerStatus).outcome
+    return result if result in ("committed", "rolled back") else "unknown"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_OUR_HEADERS = 16
-_OUR_HEADER_BYTES = 1024
+_OWN_HEADERS_MAX = 16
+_OWN_HEADER_BYTES_MAX = 1024
 """Room for what a frame says beside what its caller asks for."""
 
 
@@ -25,24 +25,24 @@ def check(headers: Mapping[str, str]) -> None:
     Raises: ValueError if no frame can say so
     """
     size = 0
-    for name, said in headers.items():
-        if not name or "\0" in name or "\0" in said:
-            raise ValueError(f"header {name!r} is {said!r}: a header has a name, and no NUL in it")
-        size += len(escape(name).encode()) + len(escape(said).encode()) + 2
-    if len(headers) > HEADERS_MAX - _OUR_HEADERS:
+    for name, value in headers.items():
+        if not name or "\0" in name or "\0" in value:
+            raise ValueError(f"header {name!r} is {value!r}: a header has a name, and no NUL in it")
+        size += len(escape(name).encode()) + len(escape(value).encode()) + 2
+    if len(headers) > HEADERS_MAX - _OWN_HEADERS_MAX:
         raise ValueError(
             f"{len(headers)} headers are too many, with the destination and those of options: at most "
-            f"{HEADERS_MAX - _OUR_HEADERS}"
+            f"{HEADERS_MAX - _OWN_HEADERS_MAX}"
         )
-    if size > HEADER_BYTES_MAX - _OUR_HEADER_BYTES:
-        raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OUR_HEADER_BYTES}")
+    if size > HEADER_BYTES_MAX - _OWN_HEADER_BYTES_MAX:
+        raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OWN_HEADER_BYTES_MAX}")
 
 
 def frame(command: str, headers: dict[str, str]) -> bytes:
     """A frame without a body."""
     if command in UNESCAPED_COMMANDS:
         return encode(Frame(command, headers), Version.V1_2)
-    lines = "".join([f"{value(name)}:{value(said)}\n" for name, said in headers.items()])
+    lines = "".join([f"{escape_value(name)}:{escape_value(value)}\n" for name, value in headers.items()])
     return f"{command}\n{lines}\n\0".encode()
 
 
@@ -57,7 +57,7 @@ def with_receipt(data: bytes, receipt: str) -> bytes:
     return b"".join((data[:end], f"receipt:{receipt}\n".encode(), memoryview(data)[end:]))
 
 
-def value(text: str) -> str:
+def escape_value(text: str) -> str:
     """A name or value as it stands in a header line."""
     return escape(text) if must_escape(text) else text
 
@@ -66,25 +66,25 @@ def value(text: str) -> str:
 
 
 def ack(ack_id: str) -> bytes:
-    return f"ACK\nid:{value(ack_id)}\n\n\0".encode()
+    return f"ACK\nid:{escape_value(ack_id)}\n\n\0".encode()
 
 
 def ack_and_start(ack_id: str, started: str) -> bytes:
     """One message is done, and the program has the next one."""
-    return f"ACK\nid:{value(ack_id)}\ntruenext-started:{value(started)}\n\n\0".encode()
+    return f"ACK\nid:{escape_value(ack_id)}\ntruenext-started:{escape_value(started)}\n\n\0".encode()
 
 
-def ack_confirmed(ack_id: str, receipt: str, started: str | None) -> bytes:
-    header = "" if started is None else f"truenext-started:{value(started)}\n"
-    return f"ACK\nid:{value(ack_id)}\n{header}receipt:{receipt}\n\n\0".encode()
+def ack_with_receipt(ack_id: str, receipt: str, started: str | None) -> bytes:
+    header = "" if started is None else f"truenext-started:{escape_value(started)}\n"
+    return f"ACK\nid:{escape_value(ack_id)}\n{header}receipt:{receipt}\n\n\0".encode()
 
 
-def ack_in(transaction: str, ack_id: str) -> bytes:
-    return f"ACK\nid:{value(ack_id)}\ntransaction:{transaction}\n\n\0".encode()
+def ack_in_transaction(transaction: str, ack_id: str) -> bytes:
+    return f"ACK\nid:{escape_value(ack_id)}\ntransaction:{transaction}\n\n\0".encode()
 
 
 def started(ack_id: str) -> bytes:
-    return f"SEND\ndestination:/control/started\nid:{value(ack_id)}\n\n\0".encode()
+    return f"SEND\ndestination:/control/started\nid:{escape_value(ack_id)}\n\n\0".encode()
 
 
 def credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
@@ -108,13 +108,13 @@ def release(
     abort: str | None = None,
     counts_all: bool = True,
 ) -> bytes:
-    said: dict[str, object] = {"subscriptions": subscriptions}
+    body: dict[str, object] = {"subscriptions": subscriptions}
     if keep:
-        said["keep"] = keep
+        body["keep"] = keep
     if suspend:
-        said["suspend"] = True
+        body["suspend"] = True
     if abort is not None:
-        said["abort"] = abort
+        body["abort"] = abort
         if not counts_all:
-            said["count_attempts"] = "nacked"
-    return b"SEND\ndestination:/control/release\n\n" + msgspec.json.encode(said) + b"\0"
+            body["count_attempts"] = "nacked"
+    return b"SEND\ndestination:/control/release\n\n" + msgspec.json.encode(body) + b"\0"

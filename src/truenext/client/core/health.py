@@ -48,15 +48,15 @@ def health(client: Client) -> Health:
     is_up = link is not None and link.is_up
     return Health(
         state="closed" if client.error is not None else "connected" if is_up else "connecting",
-        since_s=now - client.since,
+        since_s=now - client.state_since,
         reconnects=max(0, client.reconnects),
         silent_s=0.0 if link is None else now - link.read_at,
-        unconfirmed=client.send_buffer.open,
+        unconfirmed=client.send_buffer.unconfirmed,
         transactions=len(client.transactions),
         consumers=[
             ConsumerHealth(
-                each.wanted.destination,
-                len(each) + each.buffer.parked,
+                each.options.destination,
+                len(each) + each.buffer.withheld,
                 len(each.held),
                 _state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
             )

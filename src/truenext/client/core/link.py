@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from truenext.wire.stomp.protocol_detector import ProtocolDetector
 
-SILENCE = 2.0
+SILENT_INTERVALS = 2.0
 """Intervals without a byte after which the broker counts as lost."""
 
 HEART_BEAT = b"\n"
@@ -34,15 +34,15 @@ HEART_BEAT = b"\n"
 UNANSWERED_MAX = 256
 """Frames whose fate is not known, until a receipt is asked for though nobody waits for one."""
 
-WANTED = 0.4
+BROKER_INTERVAL_FACTOR = 0.4
 """How much more often the broker is to send a heart-beat than we promise to. So this side is the first to see that a
 connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""
 
 
-_NOTHING = "nothing"
+_EMPTY_TRANSACTION = "nothing"
 
 
-class Unanswered(Protocol):
+class AnswerHandler(Protocol):
     """Who said a frame, and wants to know what became of it."""
 
     def confirmed(self, frame: Frame) -> None:
@@ -55,7 +55,7 @@ class Unanswered(Protocol):
         """The connection has gone, and nobody can say."""
 
 
-class Ignored:
+class IgnoredAnswer:
     """A frame that may be refused, and then there was nothing to be done."""
 
     __slots__ = ()
@@ -73,28 +73,28 @@ class Ignored:
 class AwaitedFrame:
     """A frame of which somebody waits for the answer, whatever it is."""
 
-    __slots__ = ("_asked", "answered")
+    __slots__ = ("_handler", "answered")
 
-    def __init__(self, asked: Unanswered) -> None:
-        self._asked = asked
+    def __init__(self, handler: AnswerHandler) -> None:
+        self._handler = handler
         self.answered = Signal()
 
     def confirmed(self, frame: Frame) -> None:
-        self._asked.confirmed(frame)
+        self._handler.confirmed(frame)
         self.answered.set()
 
     def refused(self, error: Refused) -> None:
-        self._asked.refused(error)
+        self._handler.refused(error)
         self.answered.set()
 
     def lost(self) -> None:
-        self._asked.lost()
+        self._handler.lost()
         self.answered.set()
 
 
 class Link:
-    def __init__(self, number: int, heart_beat_s: float, now: float, *, heard: Callable[[Frame], None]) -> None:
-        """`number` rises from connection to connection; `heard` gets what is no answer to a frame."""
+    def __init__(self, number: int, heart_beat_s: float, now: float, *, on_frame: Callable[[Frame], None]) -> None:
+        """`number` rises from connection to connection; `on_frame` gets what is no answer to a frame."""
         self.number = number
         self.is_up = False
         """CONNECTED has come."""
@@ -107,30 +107,30 @@ class Link:
         self.out: list[bytes] = []
         """What is still to be written."""
         self.frames = 0
-        self.unanswered: dict[int, Unanswered] = {}
+        self.unanswered: dict[int, AnswerHandler] = {}
         """By the number of the frame, in order."""
         self._opening: ProtocolDetector | None = detector_for_server()
         """None once the peer is known to speak no other protocol."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
-        self._heard = heard
+        self._on_frame = on_frame
         self._heart_beat_s = heart_beat_s
-        self.beats_every_s = 0.0
+        self.heartbeat_interval_s = 0.0
         """At least; 0 is never."""
-        self.silent_after_s = 0.0
+        self.silence_limit_s = 0.0
         """Without a byte from the broker; 0 is never."""
         self.started_at = self.read_at = self.written_at = now
 
-    def require_truenext(self, what: str) -> None:
+    def require_truenext(self, feature: str) -> None:
         """Raises: LocalProtocolError if the broker is another one, which cannot do this"""
         if not self.is_truenext:
-            raise LocalProtocolError(f"{what} needs a truenext broker; this one is {self.server or 'another'}")
+            raise LocalProtocolError(f"{feature} needs a truenext broker; this one is {self.server or 'another'}")
 
     # ---- Out ----
 
-    def log_in(self, headers: dict[str, str]) -> None:
+    def send_connect(self, headers: dict[str, str]) -> None:
         beat_ms = round(self._heart_beat_s * 1000)
-        said = {"accept-version": "1.2", "heart-beat": f"{beat_ms},{round(beat_ms * WANTED)}"}
-        self.write(frames.frame("CONNECT", said | headers))
+        own_headers = {"accept-version": "1.2", "heart-beat": f"{beat_ms},{round(beat_ms * BROKER_INTERVAL_FACTOR)}"}
+        self.write(frames.frame("CONNECT", own_headers | headers))
 
     def write(self, data: bytes) -> int:
         """One frame; the number by which the broker knows it."""
@@ -138,30 +138,30 @@ class Link:
         self.frames += 1
         return self.frames
 
-    def ask(self, data: bytes, asked: Unanswered) -> int:
-        """Write one frame, and tell `asked` what became of it."""
+    def write_tracked(self, data: bytes, handler: AnswerHandler) -> int:
+        """Write one frame, and tell `handler` what became of it."""
         number = self.write(data)
-        self.unanswered[number] = asked
+        self.unanswered[number] = handler
         return number
 
-    def ask_for_receipt(self, asked: Unanswered) -> None:
+    def request_receipt(self, handler: AnswerHandler) -> None:
         """Of all that was written: by a transaction in which nothing is done."""
-        self.ask(frames.frame("BEGIN", {"transaction": _NOTHING}), Ignored())
-        self.ask(frames.frame("ABORT", {"transaction": _NOTHING, "receipt": self.receipt}), asked)
+        self.write_tracked(frames.frame("BEGIN", {"transaction": _EMPTY_TRANSACTION}), IgnoredAnswer())
+        self.write_tracked(frames.frame("ABORT", {"transaction": _EMPTY_TRANSACTION, "receipt": self.receipt}), handler)
 
-    def answer_of(self, number: int) -> Signal:
+    def answer_signal(self, number: int) -> Signal:
         """Set once the broker has answered this frame, which is unanswered and asks for no receipt."""
-        asked = self.unanswered[number]
-        if isinstance(asked, AwaitedFrame):
-            return asked.answered
+        handler = self.unanswered[number]
+        if isinstance(handler, AwaitedFrame):
+            return handler.answered
         if number == self.frames and self.out and self.out[-1] != HEART_BEAT:
             # Nobody has taken it yet, so the receipt goes with it.
-            waiting = self.unanswered[number] = AwaitedFrame(asked)
+            waiter = self.unanswered[number] = AwaitedFrame(handler)
             self.out[-1] = frames.with_receipt(self.out[-1], str(number))
         else:
-            waiting = AwaitedFrame(Ignored())
-            self.ask_for_receipt(waiting)
-        return waiting.answered
+            waiter = AwaitedFrame(IgnoredAnswer())
+            self.request_receipt(waiter)
+        return waiter.answered
 
     @property
     def receipt(self) -> str:
@@ -174,19 +174,19 @@ class Link:
 
     # ---- In ----
 
-    def received(self, data: bytes, now: float) -> None:
+    def receive_data(self, data: bytes, now: float) -> None:
         """Raises: ConnectionLost, Refused if that was the end; RemoteProtocolError if the peer is no STOMP broker"""
         self.read_at = now
         if self._opening is not None:
-            opened = self._opening.receive(data)
-            if opened is None:
+            rest = self._opening.receive(data)
+            if rest is None:
                 return
-            self._opening, data = None, opened
+            self._opening, data = None, rest
         stomp = self._stomp
         for frame in stomp.receive(data):
             command = frame.command
             if command == "MESSAGE" and self.is_up:
-                self._heard(frame)
+                self._on_frame(frame)
                 continue
             stomp.check(frame)
             if command == "RECEIPT":
@@ -196,7 +196,7 @@ class Link:
             else:
                 self._on_connected(frame)
         if stomp.has_more:
-            self.received(b"", now)
+            self.receive_data(b"", now)
 
     def _on_connected(self, frame: Frame) -> None:
         headers = frame.headers
@@ -210,10 +210,14 @@ class Link:
         self.server = headers.get("server", "")
         sends_ms, wants_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
         if self._heart_beat_s and wants_ms:
-            self.beats_every_s = max(self._heart_beat_s * 1000, wants_ms) / 1000 / 2
+            self.heartbeat_interval_s = max(self._heart_beat_s * 1000, wants_ms) / 1000 / 2
         if self._heart_beat_s and sends_ms:
-            self.silent_after_s = SILENCE * max(self._heart_beat_s * 1000 * WANTED, sends_ms, HEART_BEAT_MS_MIN) / 1000
-        self._heard(frame)
+            self.silence_limit_s = (
+                SILENT_INTERVALS
+                * max(self._heart_beat_s * 1000 * BROKER_INTERVAL_FACTOR, sends_ms, HEART_BEAT_MS_MIN)
+                / 1000
+            )
+        self._on_frame(frame)
 
     def _on_receipt(self, frame: Frame) -> None:
         receipt = frame.headers.get("receipt-id", "")
@@ -236,14 +240,14 @@ class Link:
         if not number.isdigit():
             # Another broker, whose next act is to hang up: whoever has asked for a receipt is told what was wrong.
             receipt = frame.headers.get("receipt-id", "")
-            if receipt.isdigit() and (asked := self.unanswered.pop(int(receipt), None)) is not None:
-                asked.refused(error)
+            if receipt.isdigit() and (handler := self.unanswered.pop(int(receipt), None)) is not None:
+                handler.refused(error)
             raise error
-        asked = self.unanswered.pop(int(number), None)
-        if asked is None:
+        handler = self.unanswered.pop(int(number), None)
+        if handler is None:
             # Nothing is left to chance: what we believe and what the broker does have parted.
             raise ConnectionLost(f"the broker refused a frame: {reason}") from error
-        asked.refused(error)
+        handler.refused(error)
 
     def end(self) -> None:
         """Nobody will say any more what became of the frames."""

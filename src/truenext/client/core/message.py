@@ -17,7 +17,7 @@ _RANKS = {str(priority): rank(priority) for priority in range(PRIORITY_MAX + 1)}
 class Content:
     """Headers and body as they were sent; the broker's own headers stand among them."""
 
-    __slots__ = ("arrival", "body", "headers", "key", "rank", "sequence")
+    __slots__ = ("arrival", "body", "headers", "message_id", "rank", "sequence")
 
     def __init__(self, headers: dict[str, str], body: bytes, arrival: int) -> None:
         """`arrival` counts what comes, for brokers that do not say where a message stands.
@@ -30,11 +30,11 @@ class Content:
         """As it was sent."""
         self.arrival: int = arrival
         """Rises with each message that comes to this client."""
-        self.key: str = headers["message-id"]
+        self.message_id: str = headers["message-id"]
         """The same however often it is dispatched."""
-        said = headers.get("priority", "4")
-        known = _RANKS.get(said)
-        self.rank: int = rank(min(max(int(said), 0), PRIORITY_MAX)) if known is None else known
+        priority = headers.get("priority", "4")
+        known = _RANKS.get(priority)
+        self.rank: int = rank(min(max(int(priority), 0), PRIORITY_MAX)) if known is None else known
         """9 - priority."""
         self.sequence: int = int(headers.get("truenext-sequence", arrival))
         """Its place in the broker's order, behind `rank`; from a broker that does not say it, `arrival`."""
@@ -80,8 +80,8 @@ class Content:
 
     def _cause(self, which: str) -> str:
         """Its own, or of a dead letter that of the message that it was."""
-        of_the_dead = self.headers.get(f"truenext-original-{which}-cause", "")
-        return self.headers.get(f"truenext-{which}-cause", of_the_dead)
+        original_cause = self.headers.get(f"truenext-original-{which}-cause", "")
+        return self.headers.get(f"truenext-{which}-cause", original_cause)
 
     @property
     def deliveries(self) -> int:
@@ -132,16 +132,16 @@ class Content:
     def application_headers(self) -> Mapping[str, str]:
         """Without those that the broker or STOMP has for itself."""
         return {
-            name: said
-            for name, said in self.headers.items()
-            if name not in _OF_STOMP and not name.startswith("truenext-")
+            name: value
+            for name, value in self.headers.items()
+            if name not in _STOMP_HEADERS and not name.startswith("truenext-")
         }
 
     def __repr__(self) -> str:
-        return f"<message {self.key} of {self.destination}, priority {self.priority}>"
+        return f"<message {self.message_id} of {self.destination}, priority {self.priority}>"
 
 
-_OF_STOMP = frozenset(
+_STOMP_HEADERS = frozenset(
     {
         *("subscription", "ack", "message-id", "destination", "priority", "persistent", "redelivered", "timestamp"),
         *("content-length", "content-type", "expires", "reply-to", "correlation-id"),
@@ -149,7 +149,7 @@ _OF_STOMP = frozenset(
 )
 
 
-def content_of(frame: Frame) -> Content:
+def make_content(frame: Frame) -> Content:
     """Of a MESSAGE that is nobody's to acknowledge."""
     frame.headers.setdefault("message-id", "")
     return Content(frame.headers, frame.body, 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from truenext.client.core.sends import ttl_line
+from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
@@ -33,11 +33,11 @@ BYTES_MAX = 8 * 1024 * 1024
 """Bytes of their bodies, or one larger one."""
 RECEIPT_BYTES = 64 * 1024
 """A receipt is asked for after so many bytes, at the latest."""
-GATHERED_BYTES = 64 * 1024
+FLUSH_BYTES = 64 * 1024
 """What waits is written at once when it is so much, so that the broker works while more is made."""
 NO_ROOM_S = 0.25
 """Seconds until what a full disk has refused is sent again."""
-ROOM_FOR_HEADERS = 200
+HEAD_BYTES_ESTIMATE = 200
 """What the head of a message counts."""
 
 
@@ -46,22 +46,22 @@ class PendingSend:
 
     __slots__ = (
         *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "send_buffer"),
-        *("asks_receipt", "own", "completed", "size"),
+        *("requests_receipt", "producer_lines", "completed", "size"),
     )
 
-    def __init__(self, head: bytes, body: bytes, expires_at: float | None, own: str = "") -> None:
-        """`head` is the frame from its command on, without the headers that say how often and for how long; `own` the
-        header lines that name the caller's own producer."""
+    def __init__(self, head: bytes, body: bytes, expires_at: float | None, producer_lines: str = "") -> None:
+        """`head` is the frame from its command on, without the headers that say how often and for how
+        long; `producer_lines` the header lines that name the caller's own producer."""
         self.head = head
-        self.own = own
+        self.producer_lines = producer_lines
         self.body = body
-        self.size = len(body) + ROOM_FOR_HEADERS
+        self.size = len(body) + HEAD_BYTES_ESTIMATE
         self.expires_at = expires_at
         """When its time to live is over, by the core's clock; None is never."""
         self.number = 0
         self.frame = 0
         """Which frame of the connection it is; 0 while it waits."""
-        self.asks_receipt = False
+        self.requests_receipt = False
         """Of this frame and all before it."""
         self.is_done = False
         self.error: Exception | None = None
@@ -76,11 +76,11 @@ class PendingSend:
         self.is_done = True
         self.error = error
         if self.batch is not None:
-            self.batch.ended(error)
+            self.batch.on_settled(error)
         if self.completed is not None:
             self.completed.set()
 
-    # As link.Unanswered.
+    # As link.AnswerHandler.
 
     def confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
@@ -98,31 +98,31 @@ class PendingSend:
 class SendBatch:
     """Sends of which somebody wants to know when all are settled."""
 
-    __slots__ = ("confirmed", "error", "open", "waiting")
+    __slots__ = ("confirmed", "error", "unsettled", "waiters")
 
     def __init__(self) -> None:
-        self.open = 0
+        self.unsettled = 0
         self.confirmed = 0
         """Those that were sent before all others of the batch, unless one of them was refused."""
         self.error: Exception | None = None
         """The first of which nobody was told."""
-        self.waiting: list[BatchWaiter] = []
+        self.waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
         send.batch = self
-        self.open += 1
+        self.unsettled += 1
 
-    def ended(self, error: Exception | None) -> None:
-        self.open -= 1
+    def on_settled(self, error: Exception | None) -> None:
+        self.unsettled -= 1
         if error is None:
             self.confirmed += 1
         elif self.error is None:
             self.error = error
-        if not self.open and self.waiting:
-            for awaited in self.waiting:
+        if not self.unsettled and self.waiters:
+            for awaited in self.waiters:
                 awaited.error = self.error
                 awaited.completed.set()
-            self.waiting.clear()
+            self.waiters.clear()
             self.error = None
 
 
@@ -144,35 +144,35 @@ class SendBuffer:
         clock: Callable[[], float],
         *,
         pump_soon: Callable[[], None],
-        has_no_room: Callable[[Refused], None],
+        on_no_room: Callable[[Refused], None],
     ) -> None:
-        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `has_no_room`
+        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `on_no_room`
         is told each time that the broker refuses sends for lack of room."""
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
-        self._has_no_room = has_no_room
+        self._on_no_room = on_no_room
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
         """Where sends are written to; None while the broker has not said what it has."""
         self._waiting: deque[PendingSend] = deque()
-        self._under_way = 0
-        self._returned: list[PendingSend] = []
+        self._in_flight = 0
+        self._interrupted: list[PendingSend] = []
         """What was under way on a connection that was lost, in order."""
-        self._behind: list[PendingSend] | None = None
+        self._to_resend: list[PendingSend] | None = None
         """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
-        self._no_room: Refused | None = None
+        self._no_room_error: Refused | None = None
         """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
-        self._pauses = False
+        self._is_backing_off = False
         """What was refused for lack of room waits a moment to be sent again."""
         self._messages = 0
         self._bytes = 0
-        self._room: list[Signal] = []
+        self._capacity_waiters: list[Signal] = []
         """Senders that wait for room."""
-        self._emptied: list[Signal] = []
-        self._tail = 0
+        self._empty_waiters: list[Signal] = []
+        self._bytes_since_receipt = 0
         """Bytes written since a receipt was asked for."""
-        self._gathered = 0
+        self._bytes_since_write = 0
         """Bytes added since something was written."""
         self.is_numbered = True
         """The broker knows producers."""
@@ -180,39 +180,39 @@ class SendBuffer:
     # ---- What is asked for ----
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         return self._messages < MESSAGES_MAX and (self._bytes < BYTES_MAX or not self._messages)
 
-    def room(self) -> Signal:
+    def capacity_signal(self) -> Signal:
         """Set when there may be room again."""
         signal = Signal()
-        self._room.append(signal)
+        self._capacity_waiters.append(signal)
         return signal
 
-    def emptied(self) -> Signal:
+    def empty_signal(self) -> Signal:
         """Set when nothing waits for its confirmation."""
         signal = Signal()
-        self._emptied.append(signal)
+        self._empty_waiters.append(signal)
         return signal
 
     def add(self, send: PendingSend) -> None:
         send.send_buffer = self
         self._messages += 1
         self._bytes += send.size
-        self._gathered += send.size
+        self._bytes_since_write += send.size
         self._waiting.append(send)
 
     @property
-    def is_much(self) -> bool:
+    def is_flush_due(self) -> bool:
         """Enough waits to be written at once."""
-        return self._gathered >= GATHERED_BYTES
+        return self._bytes_since_write >= FLUSH_BYTES
 
     def abandon(self, send: PendingSend) -> Refused | None:
         """Give up a send that its caller does not wait for any more: it is not repeated.
 
         Returns why the broker has not taken it; None if it may have.
         """
-        reason = self._not_taken(send)
+        reason = self._not_accepted_reason(send)
         if not send.is_done:
             send.is_abandoned = True
             if not send.frame:
@@ -225,27 +225,27 @@ class SendBuffer:
         Returns why the broker has taken none of them; None if it may have taken one.
         """
         link = self._link
-        under_way = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
+        in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
         reasons: list[Refused | None] = []
-        for send in (*self._waiting, *self._returned, *(self._behind or ()), *under_way):
+        for send in (*self._waiting, *self._interrupted, *(self._to_resend or ()), *in_flight):
             if send.batch is batch:
                 send.batch = None
-                batch.ended(None)
+                batch.on_settled(None)
                 reasons.append(self.abandon(send))
         return reasons[0] if reasons and all(reasons) else None
 
-    def _not_taken(self, send: PendingSend) -> Refused | None:
+    def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
         """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
         # What waits while there is a connection has never been written, or was refused.
-        return None if send.frame or send.is_done else self.no_room
+        return None if send.frame or send.is_done else self.no_room_error
 
     @property
-    def no_room(self) -> Refused | None:
+    def no_room_error(self) -> Refused | None:
         """Why the broker, which is there, has refused sends for lack of room, and has confirmed none since."""
-        return None if self._link is None else self._no_room
+        return None if self._link is None else self._no_room_error
 
     @property
-    def open(self) -> int:
+    def unconfirmed(self) -> int:
         """Sends that are not confirmed."""
         return self._messages
 
@@ -253,12 +253,12 @@ class SendBuffer:
 
     def start(self, link: Link, highest: int) -> None:
         """A connection is there, and the broker has accepted sends up to this number."""
-        returned, self._returned = self._returned, []
-        for send in returned:
+        interrupted, self._interrupted = self._interrupted, []
+        for send in interrupted:
             if 0 < send.number <= highest and not send.is_done:
                 self._complete(send, None)
-        again = [send for send in returned if not send.is_done]
-        self._waiting.extendleft(reversed(again))
+        to_resend = [send for send in interrupted if not send.is_done]
+        self._waiting.extendleft(reversed(to_resend))
         self.producer.number = highest
         self._link = link
         self.pump()
@@ -266,14 +266,14 @@ class SendBuffer:
     def end(self) -> None:
         """The connection has gone; `lost` was said of all that was under way."""
         self._link = None
-        self._behind = None
-        self._under_way = self._tail = 0
+        self._to_resend = None
+        self._in_flight = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
         """Write what waits."""
-        self._gathered = 0
+        self._bytes_since_write = 0
         link = self._link
-        if link is None or self._pauses or self._behind is not None:
+        if link is None or self._is_backing_off or self._to_resend is not None:
             return
         waiting = self._waiting
         producer = self.producer
@@ -282,8 +282,10 @@ class SendBuffer:
             if send.is_done:
                 # It was abandoned.
                 continue
-            if not self.is_numbered and (send.own or send.expires_at is not None):
-                self._complete(send, _not_there(link, "a ttl" if not send.own else "a producer of the caller's"))
+            if not self.is_numbered and (send.producer_lines or send.expires_at is not None):
+                self._complete(
+                    send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of the caller's")
+                )
                 continue
             ttl = ""
             if send.expires_at is not None:
@@ -292,136 +294,136 @@ class SendBuffer:
                 except TimeoutError as error:
                     self._complete(send, error)
                     continue
-            self._tail += send.size
+            self._bytes_since_receipt += send.size
             receipt = ""
-            send.asks_receipt = not waiting or self._tail >= RECEIPT_BYTES
-            if send.asks_receipt:
+            send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_BYTES
+            if send.requests_receipt:
                 receipt = f"receipt:{link.receipt}\n"
-                self._tail = 0
-            numbered = send.own
-            if self.is_numbered and not numbered:
+                self._bytes_since_receipt = 0
+            number_lines = send.producer_lines
+            if self.is_numbered and not number_lines:
                 producer.number = number = send.number = producer.number + 1
-                numbered = f"truenext-producer:{producer.name}\ntruenext-number:{number}\ntruenext-gapless:true\n"
-            said = f"{ttl}{receipt}{numbered}content-length:{len(send.body)}\n\n".encode()
-            send.frame = link.ask(b"".join((send.head, said, send.body, b"\0")), send)
-            self._under_way += 1
-        if self._tail:
+                number_lines = f"truenext-producer:{producer.name}\ntruenext-number:{number}\ntruenext-gapless:true\n"
+            lines = f"{ttl}{receipt}{number_lines}content-length:{len(send.body)}\n\n".encode()
+            send.frame = link.write_tracked(b"".join((send.head, lines, send.body, b"\0")), send)
+            self._in_flight += 1
+        if self._bytes_since_receipt:
             # The last that waited was not written.
-            self._ask_for_receipt(link)
+            self._request_receipt(link)
 
-    def _ask_for_receipt(self, link: Link) -> None:
+    def _request_receipt(self, link: Link) -> None:
         """Of all that was written."""
-        self._tail = 0
-        link.ask_for_receipt(_ReceiptOfAll(self, link))
+        self._bytes_since_receipt = 0
+        link.request_receipt(_ReceiptForAll(self, link))
 
-    def not_told(self, link: Link) -> None:
+    def receipt_refused(self, link: Link) -> None:
         """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
 
-        def ask_again() -> None:
-            if self._link is link and self._under_way:
-                self._ask_for_receipt(link)
+        def request_again() -> None:
+            if self._link is link and self._in_flight:
+                self._request_receipt(link)
                 self._pump_soon()
 
-        self._delayed_calls.at(self._clock() + NO_ROOM_S, ask_again)
+        self._delayed_calls.call_at(self._clock() + NO_ROOM_S, request_again)
 
     # ---- What became of them ----
 
     def confirmed(self, send: PendingSend) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         self._complete(send, None)
-        if self._behind is None:
-            self._no_room = None
-        elif not self._under_way:
+        if self._to_resend is None:
+            self._no_room_error = None
+        elif not self._in_flight:
             # What has a number of its caller's own may go behind a refused one.
-            self._refusals_end(self._behind)
+            self._requeue_refused(self._to_resend)
 
     def refused(self, send: PendingSend, error: Refused) -> None:
-        self._under_way -= 1
-        behind = self._behind
-        if behind is not None and error.code == Code.GAP:
-            behind.append(send)
+        self._in_flight -= 1
+        to_resend = self._to_resend
+        if to_resend is not None and error.code == Code.GAP:
+            to_resend.append(send)
         else:
-            if behind is None:
-                behind = self._behind = []
+            if to_resend is None:
+                to_resend = self._to_resend = []
                 if send.number:
                     # Those behind it have numbers that will be free again.
                     self.producer.number = send.number - 1
             if error.code == Code.NO_SPACE:
-                behind.append(send)
-                self._no_room = error
-                self._pauses = True
-                self._has_no_room(error)
+                to_resend.append(send)
+                self._no_room_error = error
+                self._is_backing_off = True
+                self._on_no_room(error)
             else:
                 self._complete(send, error)
-        if not self._under_way:
-            self._refusals_end(behind)
-        elif send.asks_receipt and self._link is not None:
+        if not self._in_flight:
+            self._requeue_refused(to_resend)
+        elif send.requests_receipt and self._link is not None:
             # There is none of a refused frame; those before it wait for another.
-            self._ask_for_receipt(self._link)
+            self._request_receipt(self._link)
             self._pump_soon()
 
-    def _refusals_end(self, behind: list[PendingSend]) -> None:
+    def _requeue_refused(self, to_resend: list[PendingSend]) -> None:
         """What went behind a refused send was answered as well."""
-        self._behind = None
-        for send in behind:
+        self._to_resend = None
+        for send in to_resend:
             send.frame = 0
             if send.is_abandoned and not send.is_done:
                 self._complete(send, TimeoutError(_ABANDONED))
-        self._waiting.extendleft(reversed(behind))
-        if self._pauses:
-            self._delayed_calls.at(self._clock() + NO_ROOM_S, self._resume)
+        self._waiting.extendleft(reversed(to_resend))
+        if self._is_backing_off:
+            self._delayed_calls.call_at(self._clock() + NO_ROOM_S, self._resume)
         else:
             self._pump_soon()
 
     def _resume(self) -> None:
-        self._pauses = False
+        self._is_backing_off = False
         self._pump_soon()
 
     def lost(self, send: PendingSend) -> None:
-        if self._behind:
+        if self._to_resend:
             # They went before it, and were refused.
-            for each in self._behind:
+            for each in self._to_resend:
                 each.number = each.frame = 0
-            self._returned.extend(self._behind)
-            self._behind = []
+            self._interrupted.extend(self._to_resend)
+            self._to_resend = []
         if send.is_abandoned or not self.is_numbered:
-            self._complete(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAYBE))
+            self._complete(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAY_HAVE_ARRIVED))
         else:
             send.frame = 0
-            self._returned.append(send)
+            self._interrupted.append(send)
 
     def fail(self, error: Exception) -> None:
         """Nothing will be sent any more."""
-        for send in (*self._returned, *self._waiting):
+        for send in (*self._interrupted, *self._waiting):
             if not send.is_done:
                 self._complete(send, error)
-        self._returned.clear()
+        self._interrupted.clear()
         self._waiting.clear()
-        for signal in self._room:
+        for signal in self._capacity_waiters:
             signal.set()
 
-    def fail_returned(self, error: Exception) -> None:
+    def fail_interrupted(self, error: Exception) -> None:
         """What was under way may be another broker's by now."""
-        for send in self._returned:
+        for send in self._interrupted:
             if not send.is_done:
                 self._complete(send, error)
-        self._returned.clear()
+        self._interrupted.clear()
 
     def _complete(self, send: PendingSend, error: Exception | None) -> None:
         self._messages -= 1
         self._bytes -= send.size
         send.complete(error)
-        if not self._messages and self._emptied:
-            emptied, self._emptied = self._emptied, []
-            for signal in emptied:
+        if not self._messages and self._empty_waiters:
+            waiters, self._empty_waiters = self._empty_waiters, []
+            for signal in waiters:
                 signal.set()
-        if self._room and self.has_room:
-            room, self._room = self._room, []
-            for signal in room:
+        if self._capacity_waiters and self.has_capacity:
+            capacity_waiters, self._capacity_waiters = self._capacity_waiters, []
+            for signal in capacity_waiters:
                 signal.set()
 
 
-class _ReceiptOfAll:
+class _ReceiptForAll:
     """A receipt was asked for of all that was written."""
 
     __slots__ = ("_link", "_send_buffer")
@@ -434,19 +436,19 @@ class _ReceiptOfAll:
         pass
 
     def refused(self, error: Refused) -> None:
-        self._send_buffer.not_told(self._link)
+        self._send_buffer.receipt_refused(self._link)
 
     def lost(self) -> None:
         pass
 
 
-def _not_there(link: Link, what: str) -> LocalProtocolError | None:
+def _unsupported_error(link: Link, feature: str) -> LocalProtocolError | None:
     try:
-        link.require_truenext(what)
+        link.require_truenext(feature)
     except LocalProtocolError as error:
         return error
     return None
 
 
-_MAYBE = "the connection was lost before the message was confirmed; it may have arrived"
+_MAY_HAVE_ARRIVED = "the connection was lost before the message was confirmed; it may have arrived"
 _ABANDONED = "the broker has not confirmed the message in time; it may have arrived, and is not sent again"

@@ -14,10 +14,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from truenext.client.core.buffer import ReceivedState, key_of
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
 from truenext.client.core.disposition import DONE, FAILED
-from truenext.client.core.holding import ReceivedState, place_of
-from truenext.client.core.questions import OfConnection
+from truenext.client.core.pending_requests import ConnectionStatus
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.transactions import SessionTransactions
 from truenext.client.core.waiting import Flow, Wait
@@ -26,14 +26,14 @@ from truenext.errors import ClosedError, LocalProtocolError, copy_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from truenext.client.core.buffer import Buffer, Received, Subscription
     from truenext.client.core.client import Client
     from truenext.client.core.disposition import Disposition
-    from truenext.client.core.holding import Buffer, Received, Subscription
-    from truenext.client.core.transaction_state import Numbered, TransactionState
+    from truenext.client.core.transaction_state import CallerNumber, TransactionState
 
-GATHERED_MAX = 64
+FLUSH_FRAMES = 64
 """Frames of a transaction that are written together."""
-NOTHING_NOW_S = 0.05
+RECHECK_S = 0.05
 """Seconds until the broker is asked again whether something is about to come."""
 _EXPIRED = (
     "the session has ended with the call of its handler: await what uses the session before the handler returns, or "
@@ -53,7 +53,17 @@ TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
 
 class SessionCore:
     # `consume` makes one for each message that it handles in a transaction.
-    __slots__ = ("_given", "_has_left", "_told", "buffer", "client", "is_closed", "is_expired", "mode", "transactions")
+    __slots__ = (
+        "_delivered",
+        "_has_ended",
+        "_pending",
+        "buffer",
+        "client",
+        "is_closed",
+        "is_expired",
+        "mode",
+        "transactions",
+    )
 
     def __init__(self, client: Client, mode: Mode, buffer: Buffer) -> None:
         self.client = client
@@ -62,13 +72,13 @@ class SessionCore:
         self.is_closed = False
         self.is_expired = False
         """The handler that the session was made for has returned: later calls are refused."""
-        self._has_left = False
+        self._has_ended = False
         self.transactions: SessionTransactions | None = None
         if mode in TRANSACTED:
             self.transactions = SessionTransactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
-        self._given: dict[object, list[Received]] = {}
+        self._delivered: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
-        self._told: dict[object, Received] = {}
+        self._pending: dict[object, Received] = {}
         """What each task or thread is to be handed as soon as the broker was told of it."""
 
     @property
@@ -84,79 +94,87 @@ class SessionCore:
 
     # ---- Receiving ----
 
-    def take_now(self, subscription: Subscription | None, owner: object) -> Received | None:
+    def try_receive(self, subscription: Subscription | None, owner: object) -> Received | None:
         """What is next, if it is here and nothing has to be waited for: the short way of `receive`."""
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
-        if self.transactions is not None and not self.transactions.may_go_on():
+        if self.transactions is not None and not self.transactions.is_ready():
             return None
         received = self.buffer.first(subscription)
-        if received is None or self.buffer.is_over:
+        if received is None or self.buffer.is_closed:
             return None
         subscription = received.subscription
         if subscription.pulls and subscription.requested:
             return None
         if self.mode is Mode.AUTO:
             # Asked for and handed out in one: so one frame says both.
-            self._acknowledge_given(owner, received)
-        received = self._hand_out(received, owner)
+            self._acknowledge_delivered(owner, received)
+        received = self._deliver(received, owner)
         if client.flush():
             if self.mode is Mode.AUTO:
-                self._is_given([received], owner)
+                self._note_delivered([received], owner)
             return received
         # The program gets it once the broker was told: `receive` waits for that.
-        self._told[owner] = received
+        self._pending[owner] = received
         return None
 
     def receive(
-        self, subscription: Subscription | None, most: int, deadline: float | None, owner: object, *, now: bool = False
+        self,
+        subscription: Subscription | None,
+        max_count: int,
+        deadline: float | None,
+        owner: object,
+        *,
+        no_wait: bool = False,
     ) -> Flow[list[Received]]:
-        """What is next: up to `most` messages that are here, at least one unless the deadline comes, or the end of a
-        buffer that is over. With `now` what the broker can give at this moment.
+        """What is next: up to `max_count` messages that are here, at least one unless the deadline comes, or the end of
+        a buffer that is over. With `no_wait` what the broker can give at this moment.
 
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
-        # What `take_now` could not hand out at once.
-        told = self._told.pop(owner, None)
-        taken = [] if told is None or told.state is not ReceivedState.HELD else [told]
+        # What `try_receive` could not hand out at once.
+        pending = self._pending.pop(owner, None)
+        messages = [] if pending is None or pending.state is not ReceivedState.HELD else [pending]
         try:
-            yield from self._before()
-            self._acknowledge_given(owner, None)
+            yield from self._wait_until_ready()
+            self._acknowledge_delivered(owner, None)
             while True:
-                if not taken:
+                if not messages:
                     yield from self.client.wait_until_written()
                     # Another task may have ended the unit meanwhile, or be about to.
-                    yield from self._before()
-                self._check_usable(subscription)
-                if self.buffer.is_over:
-                    self._return(taken)
+                    yield from self._wait_until_ready()
+                self._check_consumers(subscription)
+                if self.buffer.is_closed:
+                    self._undo_delivery(messages)
                     return []
-                if not taken:
-                    taken = self._take(subscription, most, owner)
-                if taken:
+                if not messages:
+                    messages = self._deliver_buffered(subscription, max_count, owner)
+                if messages:
                     # A transaction has it already, and nothing may come between that and the program.
                     if not self.client.flush() and self.transactions is None:
                         # The program gets nothing before the broker was told that it has it.
-                        rounds = [each.subscription.round_min for each in taken]
+                        rounds = [each.subscription.round_min for each in messages]
                         yield from self.client.wait_until_written()
-                        is_same = rounds == [each.subscription.round_min for each in taken] and self._has(taken)
-                        if not is_same or self._is_overtaken(subscription, taken):
+                        is_same = rounds == [each.subscription.round_min for each in messages] and self._are_held(
+                            messages
+                        )
+                        if not is_same or self._is_overtaken(subscription, messages):
                             # Its buffer was given back meanwhile, or it was itself, or something more urgent has come:
                             # it is not the true next any more.
-                            returned, taken = taken, []
-                            self._return(returned)
+                            returned, messages = messages, []
+                            self._undo_delivery(returned)
                             continue
-                    self._is_given(taken, owner)
-                    return taken
-                came = yield from self._wait(subscription, most, deadline, now=now)
-                if not came:
+                    self._note_delivered(messages, owner)
+                    return messages
+                in_time = yield from self._wait_for_messages(subscription, max_count, deadline, no_wait=no_wait)
+                if not in_time:
                     return []
         except BaseException:
-            self.not_received(subscription, taken)
+            self.receive_interrupted(subscription, messages)
             raise
 
-    def _before(self) -> Flow[None]:
+    def _wait_until_ready(self) -> Flow[None]:
         """See that the program may go on, or begin.
 
         Raises: ClosedError; RolledBack, InDoubt
@@ -166,12 +184,12 @@ class SessionCore:
             transactions.check()
         self.check_open()
         if transactions is not None:
-            yield from transactions.until_one_may_go_on()
+            yield from transactions.wait_until_ready()
 
-    def _check_usable(self, subscription: Subscription | None) -> None:
+    def _check_consumers(self, subscription: Subscription | None) -> None:
         """Raises: ClosedError; what has ended it"""
         self.check_open()
-        if not self.buffer.subscriptions and not self.buffer.is_over:
+        if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
                 raise ClosedError("the consumer is closed")
             raise LocalProtocolError("the session has no consumer, so nothing can come")
@@ -181,79 +199,81 @@ class SessionCore:
             if each.is_closed:
                 raise ClosedError("the consumer is closed")
 
-    def _take(self, subscription: Subscription | None, most: int, owner: object) -> list[Received]:
-        taken: list[Received] = []
-        while len(taken) < most:
+    def _deliver_buffered(self, subscription: Subscription | None, max_count: int, owner: object) -> list[Received]:
+        messages: list[Received] = []
+        while len(messages) < max_count:
             received = self.buffer.first(subscription)
             if received is None:
                 break
-            if taken and most > 1 and received.attempts:
+            if messages and max_count > 1 and received.attempts:
                 # It runs alone, so that no neighbour is charged with it again.
                 break
-            self._hand_out(received, owner)
-            taken.append(received)
-            if most > 1 and received.attempts:
+            self._deliver(received, owner)
+            messages.append(received)
+            if max_count > 1 and received.attempts:
                 break
-        return taken
+        return messages
 
-    def _hand_out(self, received: Received, owner: object) -> Received:
+    def _deliver(self, received: Received, owner: object) -> Received:
         client = self.client
         link = client.context.link
         assert link is not None, "what is buffered is of a connection that is there"
-        self.buffer.take(received)
+        self.buffer.pop(received)
         subscription = received.subscription
-        subscription.is_asked = True
+        subscription.is_polled = True
         received.state = ReceivedState.HELD
-        if subscription.has_missed:
-            subscription.has_missed = False
+        if subscription.may_have_missed:
+            subscription.may_have_missed = False
             received.may_have_missed = True
         if self.transactions is not None:
-            self.transactions.give(received, link, owner)
+            self.transactions.deliver(received, link, owner)
             return received
         client.subscriptions.hold(received)
         return received
 
-    def _wait(self, subscription: Subscription | None, most: int, deadline: float | None, *, now: bool) -> Flow[bool]:
+    def _wait_for_messages(
+        self, subscription: Subscription | None, max_count: int, deadline: float | None, *, no_wait: bool
+    ) -> Flow[bool]:
         """Wait for something to come. False if nothing does in time."""
         client = self.client
-        wanted = [subscription] if subscription is not None else self.buffer.subscriptions
+        subscriptions = [subscription] if subscription is not None else self.buffer.subscriptions
         pulled = []
-        for each in wanted:
-            each.is_asked = True
+        for each in subscriptions:
+            each.is_polled = True
             if each.is_paused or not each.is_open:
                 # One that comes back may be refused: whoever asks of it before that is known would be refused as well.
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
                 if not each.requested:
-                    client.subscriptions.pull(each, min(most, PULLED_MAX), waits=not now)
+                    client.subscriptions.pull(each, min(max_count, PULLED_MAX), waits=not no_wait)
             else:
                 client.subscriptions.wake(each)
         client.flush()
-        if now:
+        if no_wait:
             if client.link is not None and client.link.is_up:
                 client.link.require_truenext("receive(0)")
-            return (yield from self._wait_for_now(subscription, wanted, pulled, deadline))
-        if not (yield from self.buffer.until_woken(subscription, deadline)):
-            yield from self._withdraw(pulled)
+            return (yield from self._wait_for_available(subscription, subscriptions, pulled, deadline))
+        if not (yield from self.buffer.wait_until_woken(subscription, deadline)):
+            yield from self._cancel_pull(pulled)
             return bool(self.buffer.first(subscription))
         return True
 
-    def _withdraw(self, pulled: Iterable[Subscription]) -> Flow[None]:
+    def _cancel_pull(self, pulled: Iterable[Subscription]) -> Flow[None]:
         """Nobody waits any more: take back what was asked for, and see what has come meanwhile."""
         client = self.client
         for each in pulled:
             link = client.link
-            if each.requested and link is not None and each.is_known and not self.buffer.is_waited_for(each):
+            if each.requested and link is not None and each.is_subscribe_sent and not self.buffer.has_waiter(each):
                 client.subscriptions.pull(each, 0, waits=False)
                 client.flush()
                 while each.requested and client.link is link and not len(each):
-                    yield from self.buffer.until_woken(each)
+                    yield from self.buffer.wait_until_woken(each)
 
-    def _wait_for_now(
+    def _wait_for_available(
         self,
         subscription: Subscription | None,
-        wanted: Sequence[Subscription],
+        subscriptions: Sequence[Subscription],
         pulled: Sequence[Subscription],
         deadline: float | None,
     ) -> Flow[bool]:
@@ -266,94 +286,99 @@ class SessionCore:
                 return True
             if pulled and not any(each.requested for each in pulled):
                 # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
-                return not all(each.is_dry for each in pulled)
+                return not all(each.is_exhausted for each in pulled)
             if pulled:
-                if not (yield from self.buffer.until_woken(subscription, deadline)):
+                if not (yield from self.buffer.wait_until_woken(subscription, deadline)):
                     return False
                 continue
-            if not (yield from self._is_about_to_come(wanted, deadline)):
+            if not (yield from self._is_delivery_expected(subscriptions, deadline)):
                 return self.buffer.first(subscription) is not None
         return True
 
-    def _is_about_to_come(self, wanted: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
+    def _is_delivery_expected(self, subscriptions: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
         """Ask the broker whether a message is on its way to one of the subscriptions, or may be."""
         client = self.client
-        answers: list[OfConnection] = []
-        signal = self.buffer.wait(None)
+        replies: list[ConnectionStatus] = []
+        signal = self.buffer.add_waiter(None)
 
-        def answered(answer: OfConnection) -> None:
-            answers.append(answer)
+        def on_reply(reply: ConnectionStatus) -> None:
+            replies.append(reply)
             signal.set()
 
         link = client.link
         assert link is not None, "it is up"
-        client.questions.ask(link, "connection", None, OfConnection, answered)
+        client.requests.control_request(link, "connection", None, ConnectionStatus, on_reply)
         client.flush()
         try:
-            came = yield Wait(signal, deadline)
+            in_time = yield Wait(signal, deadline)
         finally:
-            self.buffer.leave(signal)
-        if not came:
+            self.buffer.remove_waiter(signal)
+        if not in_time:
             return False
-        if not answers:
+        if not replies:
             # A message, or the end.
             return True
-        facts = {each.id: each for each in answers[0].subscriptions}
-        about = False
-        for each in wanted:
-            fact = facts.get(each.id)
-            if fact is None:
+        statuses = {each.id: each for each in replies[0].subscriptions}
+        is_expected = False
+        for each in subscriptions:
+            status = statuses.get(each.id)
+            if status is None:
                 continue
-            about |= fact.held > len(each.held) + len(each) + self.buffer.parked
-            about |= fact.idle in _MAY_COME
-        if about and not any(map(len, wanted)):
-            yield from self.buffer.until_woken(None, client.clock() + NOTHING_NOW_S)
-        return about
+            is_expected |= status.held > len(each.held) + len(each) + self.buffer.withheld
+            is_expected |= status.idle in _TRANSIENT_IDLE_REASONS
+        if is_expected and not any(map(len, subscriptions)):
+            yield from self.buffer.wait_until_woken(None, client.clock() + RECHECK_S)
+        return is_expected
 
-    def not_received(self, subscription: Subscription | None, taken: list[Received]) -> None:
+    def receive_interrupted(self, subscription: Subscription | None, messages: list[Received]) -> None:
         """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
-        self._return(taken)
+        self._undo_delivery(messages)
         transactions = self.transactions
         transaction = self.transaction
         if (
             transactions is not None
             and transaction is not None
-            and any(each.transaction is transaction for each in taken)
+            and any(each.transaction is transaction for each in messages)
         ):
             # It was given what its code has not seen, and must not commit that.
-            transactions.doom(transaction, "receiving was interrupted when the transaction had a message already")
+            transactions.mark_rollback_only(
+                transaction, "receiving was interrupted when the transaction had a message already"
+            )
         pulled = [
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
-            if each.pulls and (each.requested or len(each)) and each.is_known and not self.buffer.is_waited_for(each)
+            if each.pulls
+            and (each.requested or len(each))
+            and each.is_subscribe_sent
+            and not self.buffer.has_waiter(each)
         ]
         if pulled:
             # What was asked for may be on its way.
             client.subscriptions.release(pulled)
         client.flush()
 
-    def _has(self, taken: Iterable[Received]) -> bool:
+    def _are_held(self, messages: Iterable[Received]) -> bool:
         """They are still here, and of the connection that is there."""
-        return all(each.state is ReceivedState.HELD and self.client.subscriptions.is_current(each) for each in taken)
+        return all(each.state is ReceivedState.HELD and self.client.subscriptions.is_current(each) for each in messages)
 
-    def _is_overtaken(self, subscription: Subscription | None, taken: Iterable[Received]) -> bool:
+    def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[Received]) -> bool:
         """Something has come that stands before one of them. Other brokers have an order of their own."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:
             return False
-        return place_of(first) < max(map(place_of, taken))
+        return key_of(first) < max(map(key_of, messages))
 
-    def _return(self, taken: Iterable[Received]) -> None:
+    def _undo_delivery(self, messages: Iterable[Received]) -> None:
         """The program was about to get them, and does not."""
-        held = [each for each in taken if each.state is ReceivedState.HELD]
+        held = [each for each in messages if each.state is ReceivedState.HELD]
         for received in held:
-            received.subscription.has_missed |= received.may_have_missed
-            self._is_settled(received)
+            received.subscription.may_have_missed |= received.may_have_missed
+            self._forget_delivered(received)
         if held:
             self._release_all(held)
-            self.buffer.ended([each for each in held if each.transaction is None])
+            self.buffer.on_settled([each for each in held if each.transaction is None])
 
     # ---- What becomes of a message ----
 
@@ -366,7 +391,7 @@ class SessionCore:
         if received.state is not ReceivedState.HELD:
             raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
         if received.transaction is not None:
-            self.transacted().check_may_settle(received, disposition)
+            self.require_transactions().check_may_settle(received, disposition)
         client = self.client
         link = client.context.link
         # Which broker it is, is known when it has answered.
@@ -378,11 +403,11 @@ class SessionCore:
             self.release(received, owner)
             return client.flush()
         if received.transaction is not None:
-            self.transacted().settle(received, disposition, owner)
+            self.require_transactions().settle(received, disposition, owner)
             return client.flush()
-        self._is_settled(received)
+        self._forget_delivered(received)
         client.subscriptions.settle(received, disposition)
-        self.buffer.ended((received,))
+        self.buffer.on_settled((received,))
         return client.flush()
 
     def release(self, received: Received, owner: object = None) -> None:
@@ -391,19 +416,19 @@ class SessionCore:
         if received.state is not ReceivedState.HELD:
             return
         if received.transaction is not None:
-            self.transacted().release(received, owner)
+            self.require_transactions().release(received, owner)
             return
-        self._is_settled(received)
+        self._forget_delivered(received)
         self._release_all([received])
-        self.buffer.ended([received])
+        self.buffer.on_settled([received])
         self.client.flush()
 
-    def ended(self, received: Received, error: BaseException) -> None:
+    def handling_failed(self, received: Received, error: BaseException) -> None:
         """The code that was to handle a message, or a whole transaction with it, has raised."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
             transaction = self.transactions.transaction
-            if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.DOOMED):
+            if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
                 self.transactions.rollback(transaction.owner, counted=counted)
         elif received.state is ReceivedState.HELD:
             if counted is CountedAttempts.ALL:
@@ -421,61 +446,61 @@ class SessionCore:
         for each in current:
             each.state = ReceivedState.DONE
             each.subscription.held.pop(each.ack_id, None)
-        client.subscriptions.put_back([each for each in messages if each not in current])
+        client.subscriptions.drop_unsettled([each for each in messages if each not in current])
 
-    def _is_given(self, taken: Iterable[Received], owner: object) -> None:
+    def _note_delivered(self, messages: Iterable[Received], owner: object) -> None:
         """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
         another may ask while they are about to be handed out."""
         if self.mode is Mode.AUTO:
-            self._given.setdefault(owner, []).extend(taken)
+            self._delivered.setdefault(owner, []).extend(messages)
 
-    def _is_settled(self, received: Received) -> None:
+    def _forget_delivered(self, received: Received) -> None:
         """What becomes of it was said, before the next one was asked for."""
-        for given in self._given.values():
-            if received in given:
-                given.remove(received)
+        for delivered in self._delivered.values():
+            if received in delivered:
+                delivered.remove(received)
 
-    def _acknowledge_given(self, owner: object, started: Received | None) -> None:
+    def _acknowledge_delivered(self, owner: object, started: Received | None) -> None:
         """In auto mode: what was handed out before is done; `started` is what the program gets now."""
-        for other in [each for each in self._given if each is not owner and self.client.context.has_ended(each)]:
+        for other in [each for each in self._delivered if each is not owner and self.client.context.has_ended(each)]:
             # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
-            for received in self._given.pop(other):
-                self._is_done(received, None)
-        given = self._given.pop(owner, None)
-        if not given:
+            for received in self._delivered.pop(other):
+                self._acknowledge(received, None)
+        delivered = self._delivered.pop(owner, None)
+        if not delivered:
             if started is not None:
                 self.client.subscriptions.report_started(started)
             return
-        last = given.pop()
-        for received in given:
-            self._is_done(received, None)
-        self._is_done(last, started)
+        last = delivered.pop()
+        for received in delivered:
+            self._acknowledge(received, None)
+        self._acknowledge(last, started)
 
-    def _is_done(self, received: Received, started: Received | None) -> None:
+    def _acknowledge(self, received: Received, started: Received | None) -> None:
         if received.state is ReceivedState.HELD:
             self.client.subscriptions.settle(received, DONE, started)
-            self.buffer.ended([received])
+            self.buffer.on_settled([received])
         elif started is not None:
             self.client.subscriptions.report_started(started)
 
-    def end_given(self, disposition: Disposition | None) -> None:
+    def settle_delivered(self, disposition: Disposition | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
-        given = [received for each in self._given.values() for received in each]
-        self._given.clear()
+        delivered = [received for each in self._delivered.values() for received in each]
+        self._delivered.clear()
         if disposition is None:
-            held = [each for each in given if each.state is ReceivedState.HELD]
+            held = [each for each in delivered if each.state is ReceivedState.HELD]
             if held:
                 self._release_all(held)
-                self.buffer.ended(held)
+                self.buffer.on_settled(held)
         else:
-            for received in given:
+            for received in delivered:
                 if received.state is ReceivedState.HELD:
                     self.settle(received, disposition)
         self.client.flush()
 
     # ---- In a transaction ----
 
-    def transacted(self) -> SessionTransactions:
+    def require_transactions(self) -> SessionTransactions:
         """Raises: LocalProtocolError; ClosedError if the handler that the session was made for has returned"""
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
@@ -483,18 +508,18 @@ class SessionCore:
             raise ClosedError(_EXPIRED)
         return self.transactions
 
-    def send_now(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
+    def try_send(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
         """Send in the transaction, if nothing has to be waited for: the short way of `send`."""
         client = self.client
         link = client.link
-        transactions = self.transacted()
+        transactions = self.require_transactions()
         if (
             self.is_closed
             or client.is_closing
             or link is None
             or not link.is_up
-            or not transactions.may_go_on()
-            or (len(link.out) >= GATHERED_MAX and not client.flush())
+            or not transactions.is_ready()
+            or (len(link.out) >= FLUSH_FRAMES and not client.flush())
         ):
             return False
         transactions.send(link, head, body, ttl_s, client.clock() if ttl_s is not None else 0.0, owner)
@@ -508,13 +533,13 @@ class SessionCore:
         """
         client = self.client
         called_at = client.clock()
-        transactions = self.transacted()
+        transactions = self.require_transactions()
         while True:
-            yield from self._before()
+            yield from self._wait_until_ready()
             link = yield from client.wait_until_up(deadline, "send")
             if not (yield from client.wait_until_written(deadline)):
                 raise TimeoutError("the broker has not taken what was sent before in time")
-            if client.link is link and transactions.may_go_on() and not self.is_closed:
+            if client.link is link and transactions.is_ready() and not self.is_closed:
                 # Nothing has ended while we waited.
                 break
         transactions.send(link, head, body, ttl_s, called_at, owner)
@@ -525,34 +550,34 @@ class SessionCore:
 
         Raises: RolledBack, with what the broker has refused; TimeoutError; LocalProtocolError
         """
-        yield from self.transacted().flush(deadline)
+        yield from self.require_transactions().flush(deadline)
 
-    def commit(self, deadline: float | None, numbered: Numbered | None = None) -> Flow[bool]:
+    def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
         """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
         nothing of it has happened now.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline;
         LocalProtocolError if nothing is in it that a number could be for
         """
-        transactions = self.transacted()
+        transactions = self.require_transactions()
         transaction = transactions.transaction
         if transaction is None:
             self.check_open()
-            if numbered is not None:
+            if caller_number is not None:
                 raise LocalProtocolError("nothing is in the transaction that is to be committed under a number")
             return True
-        return (yield from self._commit(transactions, transaction, deadline, numbered))
+        return (yield from self._commit(transactions, transaction, deadline, caller_number))
 
     def _commit(
         self,
         transactions: SessionTransactions,
         transaction: TransactionState,
         deadline: float | None,
-        numbered: Numbered | None,
+        caller_number: CallerNumber | None,
     ) -> Flow[bool]:
-        if any(each.transaction is transaction for each in self._told.values()):
-            transactions.doom(transaction, "it has a message whose receive was cancelled")
-        return (yield from transactions.commit(transaction, deadline, numbered))
+        if any(each.transaction is transaction for each in self._pending.values()):
+            transactions.mark_rollback_only(transaction, "it has a message whose receive was cancelled")
+        return (yield from transactions.commit(transaction, deadline, caller_number))
 
     def expire(self) -> None:
         """Refuse later calls: the handler that the session was made for has returned or raised."""
@@ -564,7 +589,7 @@ class SessionCore:
 
         Raises: RolledBack, InDoubt
         """
-        transactions = self.transacted()
+        transactions = self.require_transactions()
         self.expire()
         transaction = transactions.transaction
         if transaction is None:
@@ -578,32 +603,32 @@ class SessionCore:
 
         Raises: LocalProtocolError
         """
-        self.transacted().rollback(owner, counted=counted)
+        self.require_transactions().rollback(owner, counted=counted)
 
-    def fail(self, received: Received) -> None:
+    def mark_failed(self, received: Received) -> None:
         """This message made the transaction fail.
 
         Raises: LocalProtocolError if it is not one of the transaction's
         """
-        self.transacted().fail(received)
+        self.require_transactions().mark_failed(received)
 
     # ---- The end ----
 
-    def leave_to_next(self) -> None:
+    def end_for_next(self) -> None:
         """The session has expired, and another one follows: what it leaves is free for that."""
-        self._has_left = True
+        self._has_ended = True
         if self.transactions is not None:
             self.transactions.free_producer()
 
-    def leave(self, owner: object) -> None:
+    def end(self, owner: object) -> None:
         """What is open is rolled back without an attempt. Others go on with the same buffer."""
         transactions = self.transactions
         if transactions is not None:
             transactions.close(owner)
-        if self._has_left:
+        if self._has_ended:
             return
-        self.is_closed = self._has_left = True
-        self.end_given(None)
+        self.is_closed = self._has_ended = True
+        self.settle_delivered(None)
         if transactions is not None:
             transactions.free_producer()
         self.buffer.wake_all()
@@ -617,9 +642,9 @@ class SessionCore:
         """
         if self.is_expired:
             raise ClosedError(_EXPIRED)
-        self.leave(owner)
+        self.end(owner)
         if self.buffer.is_shared:
-            self.buffer.is_over = True
+            self.buffer.is_closed = True
             self.buffer.wake_all()
             return
         for subscription in list(self.buffer.subscriptions):
@@ -630,5 +655,5 @@ class SessionCore:
 PULLED_MAX = 1000
 """Messages that are asked for at once."""
 
-_MAY_COME = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
+_TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
 """Of the reasons why nothing comes those that pass by themselves. Source: docs/stomp.md, `idle`"""

@@ -1,7 +1,8 @@
 """The subscriptions of a client: what is said of them on the connection that is there, and what comes.
 
-What a program has of a connection that was lost is *foreign*: it comes again, here or elsewhere. If it comes here while
-the program still has it, it is not handed out a second time: what the program says of it counts for the new dispatch.
+What a program has of a connection that was lost is *orphaned*: it comes again, here or elsewhere. If it comes here
+while the program still has it, it is not handed out a second time: what the program says of it counts for the
+new dispatch.
 What the program has said of a message and the broker may not know is a verdict that waits for the message to come
 again.
 """
@@ -12,8 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
-from truenext.client.core.holding import Buffer, Received, ReceivedState, Subscription, Wanted
-from truenext.client.core.link import UNANSWERED_MAX, Ignored
+from truenext.client.core.buffer import Buffer, Received, ReceivedState, Subscription, SubscriptionOptions
+from truenext.client.core.link import UNANSWERED_MAX, IgnoredAnswer
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.pattern import is_pattern
@@ -31,60 +32,60 @@ VERDICTS_MAX = 100_000
 
 
 class Subscriptions:
-    def __init__(self, context: ClientContext, make: type[Received]) -> None:
-        """`make` makes messages."""
+    def __init__(self, context: ClientContext, make_message: type[Received]) -> None:
+        """`make_message` makes messages."""
         self.by_id: dict[str, Subscription] = {}
-        self.foreign: dict[str, Received] = {}
+        self.orphaned: dict[str, Received] = {}
         """Messages that the program still has, of connections that were lost, by message id."""
-        self.verdicts: dict[str, tuple[Disposition, int]] = {}
+        self.dispositions: dict[str, tuple[Disposition, int]] = {}
         """What the program has said and the broker may not know, with the attempts that the message had then."""
         self._context = context
-        self._make = make
+        self._make_message = make_message
         self._arrivals = count(1)
-        self._told = 0
+        self._settled_count = 0
         """Acknowledgements and refusals."""
 
     # ---- What is said of them ----
 
-    def add(self, wanted: Wanted, buffer: Buffer) -> Subscription:
+    def add(self, options: SubscriptionOptions, buffer: Buffer) -> Subscription:
         """A new one; the broker is told of it if there is a connection, and at each that comes."""
-        subscription = Subscription(self._context.name(), wanted, buffer)
+        subscription = Subscription(self._context.next_name(), options, buffer)
         self.by_id[subscription.id] = subscription
         buffer.subscriptions.append(subscription)
         link = self._context.link
         if link is not None and link.is_up:
-            self.say(subscription)
+            self.send_subscribe(subscription)
             self._context.flush_soon()
         return subscription
 
-    def say(self, subscription: Subscription) -> None:
+    def send_subscribe(self, subscription: Subscription) -> None:
         link = self._context.link
         assert link is not None, "it is up"
-        wanted = subscription.wanted
-        headers = {"id": subscription.id, "destination": wanted.destination, "ack": "client-individual"}
+        options = subscription.options
+        headers = {"id": subscription.id, "destination": options.destination, "ack": "client-individual"}
         is_truenext = link.is_truenext
-        if wanted.prefetch == 0:
+        if options.prefetch == 0:
             if is_truenext:
                 headers["truenext-pull"] = "true"
             else:
                 # The least that others know.
                 headers["activemq.prefetchSize"] = "1"
-        elif wanted.prefetch is not None:
-            headers["activemq.prefetchSize"] = str(wanted.prefetch)
-        if is_truenext and wanted.prefetch != 0 and _may_be_express(wanted.destination):
+        elif options.prefetch is not None:
+            headers["activemq.prefetchSize"] = str(options.prefetch)
+        if is_truenext and options.prefetch != 0 and _allows_express(options.destination):
             headers["truenext-express"] = "true"
-        if wanted.selector is not None:
-            headers["selector"] = wanted.selector
-        if wanted.priority:
-            headers["activemq.priority"] = str(wanted.priority)
-        if wanted.exclusive:
+        if options.selector is not None:
+            headers["selector"] = options.selector
+        if options.priority:
+            headers["activemq.priority"] = str(options.priority)
+        if options.exclusive:
             headers["activemq.exclusive"] = "true"
-        if wanted.durable is not None:
-            headers["activemq.subscriptionName"] = wanted.durable
-        headers |= wanted.headers
+        if options.durable is not None:
+            headers["activemq.subscriptionName"] = options.durable
+        headers |= options.headers
         headers["receipt"] = link.receipt
-        link.ask(frames.frame("SUBSCRIBE", headers), _Subscribing(self, subscription))
-        subscription.is_known = True
+        link.write_tracked(frames.frame("SUBSCRIBE", headers), _PendingSubscribe(self, subscription))
+        subscription.is_subscribe_sent = True
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
         if subscription.is_paused and is_truenext:
@@ -97,30 +98,30 @@ class Subscriptions:
         subscription.end(None)
         subscription.buffer.subscriptions.remove(subscription)
         link = self._context.link
-        if link is not None and link.is_up and subscription.is_known:
-            end = frames.frame("UNSUBSCRIBE", {"id": subscription.id})
+        if link is not None and link.is_up and subscription.is_subscribe_sent:
+            frame = frames.frame("UNSUBSCRIBE", {"id": subscription.id})
             if subscription.is_open:
-                link.write(end)
+                link.write(frame)
             else:
                 # It may yet be refused: then there is none to end.
-                link.ask(end, Ignored())
+                link.write_tracked(frame, IgnoredAnswer())
             for received in subscription.held.values():
                 received.state = ReceivedState.DONE
                 if isinstance(received.transaction, TransactionState):
                     # It was to be acknowledged with the commit, and returns now.
-                    received.transaction.doom(
+                    received.transaction.mark_rollback_only(
                         ClosedError("a consumer was closed, from which the transaction has messages")
                     )
             self._context.flush_soon()
         subscription.reset_for_connection()
-        subscription.buffer.cleared()
-        foreign = [each for each in self.foreign.values() if each.subscription is subscription]
-        self.foreign = {key: each for key, each in self.foreign.items() if each.subscription is not subscription}
-        for received in foreign:
+        subscription.buffer.on_cleared()
+        orphaned = [each for each in self.orphaned.values() if each.subscription is subscription]
+        self.orphaned = {key: each for key, each in self.orphaned.items() if each.subscription is not subscription}
+        for received in orphaned:
             # Nothing is to be said of it any more, though its transaction has not noticed yet that it was lost.
             received.state = ReceivedState.DONE
         # It may have come again to another consumer of ours.
-        self.put_back([each for each in foreign if each.transaction is None])
+        self.drop_unsettled([each for each in orphaned if each.transaction is None])
         subscription.buffer.wake_all()
 
     def pause(self, subscription: Subscription) -> None:
@@ -129,7 +130,7 @@ class Subscriptions:
         if link is None or not link.is_truenext:
             # Another broker would dispatch again what the program has.
             return
-        if subscription.is_known and (len(subscription) or not subscription.is_suspended):
+        if subscription.is_subscribe_sent and (len(subscription) or not subscription.is_suspended):
             self.release([subscription], suspend=True)
 
     def resume(self, subscription: Subscription) -> None:
@@ -155,7 +156,7 @@ class Subscriptions:
         subscription.pull_id = str(link.frames)
         link.write(frames.credit(subscription.id, messages, subscription.pull_id, waits=waits))
         subscription.is_suspended = subscription.is_suspended and not messages
-        subscription.is_dry = False
+        subscription.is_exhausted = False
         if messages:
             subscription.requested += messages
 
@@ -177,16 +178,16 @@ class Subscriptions:
             return
         for subscription in subscriptions:
             # One that may yet be refused is not named: nothing is handed out of it before it is confirmed.
-            subscription.returns = not subscription.is_open
+            subscription.is_release_due = not subscription.is_open
         subscriptions = [each for each in subscriptions if each.is_open]
         if not (subscriptions or transaction):
             return
-        going = set(returning)
+        to_release = set(returning)
         keep = []
         for subscription in subscriptions:
-            keep += [ack_id for ack_id, received in subscription.held.items() if received not in going]
+            keep += [ack_id for ack_id, received in subscription.held.items() if received not in to_release]
             subscription.clear()
-            subscription.buffer.cleared()
+            subscription.buffer.on_cleared()
             subscription.requested = 0
             subscription.is_suspended = suspend or subscription.is_paused
         link.rounds += 1
@@ -214,7 +215,7 @@ class Subscriptions:
             each
             for each in subscriptions
             if not each.is_closed
-            and not (each.wanted.prefetch == 1 or (each.pulls and not each.requested and not len(each)))
+            and not (each.options.prefetch == 1 or (each.pulls and not each.requested and not len(each)))
         ]
         if returned:
             self.release(returned)
@@ -223,7 +224,7 @@ class Subscriptions:
         self,
         link: Link,
         subscriptions: Sequence[Subscription],
-        going: set[Received],
+        to_release: set[Received],
         transaction: TransactionState | None,
     ) -> None:
         """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
@@ -233,15 +234,15 @@ class Subscriptions:
             link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
             del self.by_id[subscription.id]
             for received in subscription.held.values():
-                if received not in going:
+                if received not in to_release:
                     # What the program has comes again; this dispatch cannot be acknowledged any more.
                     received.link = 0
-                    self._is_foreign(received)
+                    self._add_orphaned(received)
             subscription.reset_for_connection()
-            subscription.buffer.cleared()
-            subscription.id = self._context.name()
+            subscription.buffer.on_cleared()
+            subscription.id = self._context.next_name()
             self.by_id[subscription.id] = subscription
-            self.say(subscription)
+            self.send_subscribe(subscription)
         self._context.flush_soon()
 
     # ---- What comes ----
@@ -257,44 +258,44 @@ class Subscriptions:
         if "truenext-unused" in headers:
             if headers.get("correlation-id") == subscription.pull_id:
                 subscription.requested = 0
-                subscription.is_dry = True
+                subscription.is_exhausted = True
                 subscription.buffer.wake_all()
             return True
         try:
-            received = self._make(headers, frame.body, next(self._arrivals), subscription, link.number)
+            received = self._make_message(headers, frame.body, next(self._arrivals), subscription, link.number)
             if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
                 return True
         except (KeyError, ValueError) as error:
             subscription.requested = max(0, subscription.requested - 1)
             self._reject_unreadable(link, headers, error)
-            self._was_not_handed_out(subscription)
+            self._on_not_delivered(subscription)
             return True
         if subscription.requested:
             subscription.requested -= 1
-        if self.foreign or self.verdicts:
-            key = received.key
-            said = self.verdicts.pop(key, None)
-            if said is not None and not (link.is_truenext or said[0].is_done or said[0].is_rejected):
+        if self.orphaned or self.dispositions:
+            message_id = received.message_id
+            known = self.dispositions.pop(message_id, None)
+            if known is not None and not (link.is_truenext or known[0].is_done or known[0].is_rejected):
                 # To say that it has failed would make it a dead letter there.
-                said = None
+                known = None
             # If it has failed once more since, that was counted.
-            if said is not None and (said[0].is_done or said[0].is_rejected or received.attempts == said[1]):
-                self._tell(link, received, said[0])
-                self._was_not_handed_out(subscription)
+            if known is not None and (known[0].is_done or known[0].is_rejected or received.attempts == known[1]):
+                self._send_settlement(link, received, known[0])
+                self._on_not_delivered(subscription)
                 return True
-            earlier = self.foreign.get(key)
+            earlier = self.orphaned.get(message_id)
             if earlier is not None:
                 # The program still has it.
-                earlier.again = received
+                earlier.redelivery = received
                 subscription.held[received.ack_id] = received
                 received.state = ReceivedState.HELD
                 self.report_started(received)
-                self._was_not_handed_out(subscription)
+                self._on_not_delivered(subscription)
                 return True
         subscription.buffer.push(received)
         return True
 
-    def _was_not_handed_out(self, subscription: Subscription) -> None:
+    def _on_not_delivered(self, subscription: Subscription) -> None:
         """What has come was asked for, and is not for whoever waits: that one asks anew."""
         if subscription.pulls:
             subscription.buffer.wake_all()
@@ -337,72 +338,76 @@ class Subscriptions:
         received.subscription.held.pop(received.ack_id, None)
         link = self._context.link
         if link is not None and received.link == link.number:
-            self._tell(link, received, disposition, started)
+            self._send_settlement(link, received, disposition, started)
             return
         self.forget(received)
-        again = received.again
-        if again is not None and self.is_current(again) and again.state is ReceivedState.HELD:
-            again.state = ReceivedState.DONE
-            again.subscription.held.pop(again.ack_id, None)
+        redelivery = received.redelivery
+        if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedState.HELD:
+            redelivery.state = ReceivedState.DONE
+            redelivery.subscription.held.pop(redelivery.ack_id, None)
             assert link is not None, "it is current"
-            self._tell(link, again, disposition)
+            self._send_settlement(link, redelivery, disposition)
         elif not received.subscription.is_closed:
             self.remember(received, disposition)
         if started is not None:
             self.report_started(started)
 
-    def _tell(self, link: Link, received: Received, disposition: Disposition, started: Received | None = None) -> None:
-        self._told += 1
+    def _send_settlement(
+        self, link: Link, received: Received, disposition: Disposition, started: Received | None = None
+    ) -> None:
+        self._settled_count += 1
         if disposition.is_done:
             ack_id = received.ack_id
             next_started = None if started is None or started.is_started or not link.is_truenext else started
             if next_started is not None:
                 next_started.is_started = True
-            if self._told % UNANSWERED_MAX == 0:
-                data = frames.ack_confirmed(ack_id, link.receipt, None if next_started is None else next_started.ack_id)
+            if self._settled_count % UNANSWERED_MAX == 0:
+                data = frames.ack_with_receipt(
+                    ack_id, link.receipt, None if next_started is None else next_started.ack_id
+                )
             elif next_started is not None:
                 data = frames.ack_and_start(ack_id, next_started.ack_id)
             else:
                 data = frames.ack(ack_id)
         else:
             headers = _nack_headers(received, disposition, link)
-            if self._told % UNANSWERED_MAX == 0:
+            if self._settled_count % UNANSWERED_MAX == 0:
                 headers["receipt"] = link.receipt
             data = frames.frame("NACK", headers)
-        link.ask(data, Answered(self, received, disposition))
+        link.write_tracked(data, PendingSettlement(self, received, disposition))
         if not (disposition.is_done or disposition.is_rejected):
             self.release_buffered([received.subscription])
 
     def remember(self, received: Received, disposition: Disposition) -> None:
         """If the message comes again, that is what is said of it."""
-        self.verdicts[received.key] = disposition, received.attempts
-        if len(self.verdicts) > VERDICTS_MAX:
-            del self.verdicts[next(iter(self.verdicts))]
+        self.dispositions[received.message_id] = disposition, received.attempts
+        if len(self.dispositions) > VERDICTS_MAX:
+            del self.dispositions[next(iter(self.dispositions))]
 
-    def _is_foreign(self, received: Received) -> None:
+    def _add_orphaned(self, received: Received) -> None:
         """The program has it, and its connection has gone. What came again while the program still had the message is
         known by what the program has."""
-        earlier = self.foreign.get(received.key)
-        if earlier is None or earlier.again is not received:
-            self.foreign[received.key] = received
+        earlier = self.orphaned.get(received.message_id)
+        if earlier is None or earlier.redelivery is not received:
+            self.orphaned[received.message_id] = received
 
     def forget(self, received: Received) -> None:
         """The program has this dispatch no more. It may have a later one of the same message."""
-        if self.foreign.get(received.key) is received:
-            del self.foreign[received.key]
+        if self.orphaned.get(received.message_id) is received:
+            del self.orphaned[received.message_id]
 
-    def put_back(self, messages: Iterable[Received]) -> None:
+    def drop_unsettled(self, messages: Iterable[Received]) -> None:
         """The program does not have messages any more, and nothing was said of them. What has come again meanwhile
         returns, and what is buffered with it: the broker may have something more urgent by now."""
         returning: dict[Subscription, None] = {}
         for received in messages:
             received.state = ReceivedState.DONE
             self.forget(received)
-            again, received.again = received.again, None
-            if again is not None and self.is_current(again) and again.state is ReceivedState.HELD:
-                again.state = ReceivedState.DONE
-                again.subscription.held.pop(again.ack_id, None)
-                returning[again.subscription] = None
+            redelivery, received.redelivery = received.redelivery, None
+            if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedState.HELD:
+                redelivery.state = ReceivedState.DONE
+                redelivery.subscription.held.pop(redelivery.ack_id, None)
+                returning[redelivery.subscription] = None
         if returning:
             self.release(list(returning))
 
@@ -412,33 +417,33 @@ class Subscriptions:
         """The connection has gone. What the program has comes again, and may do so here while the program has it."""
         # What was rolled back from elsewhere may be somebody else's here by now.
         for transaction in transactions:
-            for received in transaction.given:
+            for received in transaction.delivered:
                 if received.link == link.number:
-                    self._is_foreign(received)
+                    self._add_orphaned(received)
         for subscription in self.by_id.values():
             for received in subscription.held.values():
-                self._is_foreign(received)
+                self._add_orphaned(received)
             subscription.reset_for_connection()
-            subscription.has_missed |= was_up and subscription.wanted.is_lossy
-            subscription.buffer.cleared()
+            subscription.may_have_missed |= was_up and subscription.options.is_lossy
+            subscription.buffer.on_cleared()
 
     def connected(self) -> None:
         """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
         again when that is back."""
         for subscription in self.by_id.values():
             if not subscription.is_closed:
-                self.say(subscription)
+                self.send_subscribe(subscription)
 
 
-class Answered:
+class PendingSettlement:
     """An acknowledgement that is under way."""
 
-    __slots__ = ("_received", "_subscriptions", "_verdict")
+    __slots__ = ("_disposition", "_received", "_subscriptions")
 
     def __init__(self, subscriptions: Subscriptions, received: Received, disposition: Disposition) -> None:
         self._subscriptions = subscriptions
         self._received = received
-        self._verdict = disposition
+        self._disposition = disposition
 
     def confirmed(self, frame: Frame) -> None:
         pass
@@ -447,12 +452,12 @@ class Answered:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
 
     def lost(self) -> None:
-        if self._received.key not in self._subscriptions.foreign:
+        if self._received.message_id not in self._subscriptions.orphaned:
             # Else the program was handed it again since: the broker has heard what was said of it before.
-            self._subscriptions.remember(self._received, self._verdict)
+            self._subscriptions.remember(self._received, self._disposition)
 
 
-class _Subscribing:
+class _PendingSubscribe:
     __slots__ = ("_subscription", "_subscriptions")
 
     def __init__(self, subscriptions: Subscriptions, subscription: Subscription) -> None:
@@ -462,14 +467,14 @@ class _Subscribing:
     def confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
         self._subscription.opened.set()
-        if self._subscription.returns:
+        if self._subscription.is_release_due:
             self._subscriptions.release([self._subscription])
         # Those that pull ask anew.
         self._subscription.buffer.wake_all()
 
     def refused(self, error: Refused) -> None:
         """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
-        self._subscription.is_known = False
+        self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
 
@@ -488,7 +493,7 @@ def _nack_headers(received: Received, disposition: Disposition, link: Link) -> d
     return headers
 
 
-def _may_be_express(destination: str) -> bool:
+def _allows_express(destination: str) -> bool:
     """A pattern of queues has no express lane."""
     name = destination.partition("?")[0]
     return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)

@@ -5,10 +5,10 @@
       │                  ├──RECEIPT of a repeat──▶ REPEATED
       │                  └──connection lost──▶ IN_DOUBT ──the broker was asked──▶ COMMITTED, ROLLED_BACK, UNKNOWN
       ├──rollback──▶ ROLLED_BACK
-      └──ended from elsewhere──▶ DOOMED ──its code has ended──▶ ROLLED_BACK
+      └──ended from elsewhere──▶ ROLLBACK_ONLY ──its code has ended──▶ ROLLED_BACK
 
-A unit is *doomed* when something but its own code has ended it: the connection was lost, the broker has refused a
-frame, another task has rolled back or closed. Until its code has ended, whatever that does raises RolledBack, and the
+A unit is *rollback-only* when something but its own code has ended it: the connection was lost, the broker has refused
+a frame, another task has rolled back or closed. Until its code has ended, whatever that does raises RolledBack, and the
 next unit does not begin.
 """
 
@@ -21,7 +21,7 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
 
 if TYPE_CHECKING:
-    from truenext.client.core.holding import Received
+    from truenext.client.core.buffer import Received
     from truenext.wire.stomp.frame import Frame
 
 
@@ -34,7 +34,7 @@ class Outcome(Enum):
     """The broker was told, and has not answered."""
     IN_DOUBT = "in doubt"
     """The connection was lost meanwhile, and the broker has not said yet whether it happened."""
-    DOOMED = "doomed"
+    ROLLBACK_ONLY = "rollback only"
     """Something but its own code has ended it, and its code has not noticed yet."""
     COMMITTED = "committed"
     """All of it has happened."""
@@ -46,40 +46,40 @@ class Outcome(Enum):
     """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
 
 
-_TO_BE_ASKED = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
+_RESOLVABLE = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
 ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
 class ProducerNumbers:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
-    __slots__ = ("is_given_up", "kept", "link", "name", "number", "store")
+    __slots__ = ("durable_number", "is_retired", "link", "name", "number", "store")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = 0
         """The highest that was used."""
-        self.kept = 0
+        self.durable_number = 0
         """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
         broker has said what became of it."""
         self.link = 0
         """The connection on which the broker knew `number`."""
         self.store = ""
         """Of the broker that knows it."""
-        self.is_given_up = False
+        self.is_retired = False
         """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
 
-    def is_told(self, highest: int, link: int) -> bool:
+    def set_highest(self, highest: int, link: int) -> bool:
         """The broker has said on this connection which number is the highest that it knows; it keeps that. False if it
         has lost what no crash takes: the number stays, so that its next COMMIT is refused."""
         self.link = link
-        if highest < self.kept:
+        if highest < self.durable_number:
             return False
-        self.number = self.kept = highest
+        self.number = self.durable_number = highest
         return True
 
 
-class Numbered(NamedTuple):
+class CallerNumber(NamedTuple):
     """A number of the caller's own, under which a COMMIT happens once, whoever says it and however often. Source:
     docs/contract.md, L5"""
 
@@ -90,23 +90,23 @@ class Numbered(NamedTuple):
 class TransactionState:
     __slots__ = (
         "begin_is_refused",
+        "caller_number",
         "cause",
         "commit_is_refused",
+        "delivered",
         "failed",
-        "frame",
-        "given",
+        "frame_handler",
         "has_begun",
         "has_messages",
-        "is_kept",
+        "is_durable",
+        "last_send_frame",
         "link",
         "name",
         "number",
-        "numbered",
         "outcome",
         "owner",
         "producer",
         "resolved",
-        "sent",
     )
 
     def __init__(self, name: str, link: int, owner: object) -> None:
@@ -127,20 +127,20 @@ class TransactionState:
         self.outcome = Outcome.OPEN
         self.cause: Exception | None = None
         """Why it was doomed or rolled back, if its own code did not want that."""
-        self.given: list[Received] = []
+        self.delivered: list[Received] = []
         """Messages that it was given."""
-        self.is_kept = False
+        self.is_durable = False
         """Something persistent of a queue is in it, so that its number is on the broker's disk once it is committed."""
-        self.sent = 0
+        self.last_send_frame = 0
         """Which frame of its connection was its last send; 0 if there was none."""
         self.failed: dict[Received, None] = {}
         """Those that its code has named as failed."""
         self.producer: ProducerNumbers | None = None
         self.number = 0
         """That of its COMMIT."""
-        self.numbered: Numbered | None = None
+        self.caller_number: CallerNumber | None = None
         """The same, if it is its caller's own."""
-        self.frame = TransactionFrame(self)
+        self.frame_handler = TransactionFrame(self)
         """Hears of each of its frames."""
         self.resolved = Signal()
         """The outcome of its COMMIT is known."""
@@ -149,13 +149,13 @@ class TransactionState:
     def token(self) -> str:
         """What the broker is asked for its outcome with; empty if that is known, or nobody can be asked."""
         producer = self.producer
-        if producer is None or self.outcome not in _TO_BE_ASKED:
+        if producer is None or self.outcome not in _RESOLVABLE:
             return ""
         return f"{producer.store} {producer.name} {self.number}"
 
-    def doom(self, cause: Exception) -> None:
+    def mark_rollback_only(self, cause: Exception) -> None:
         if self.outcome is Outcome.OPEN:
-            self.outcome = Outcome.DOOMED
+            self.outcome = Outcome.ROLLBACK_ONLY
             self.cause = cause
 
     def resolve(self, outcome: Outcome, cause: Exception | None = None) -> None:
@@ -163,10 +163,10 @@ class TransactionState:
         self.cause = cause
         self.resolved.set()
 
-    def rolled_back(self) -> RolledBack:
+    def rolled_back_error(self) -> RolledBack:
         """What its code gets to see."""
-        why = "" if self.cause is None else f": {self.cause}"
-        error = RolledBack(f"the transaction was rolled back, and nothing of it happened{why}")
+        reason = "" if self.cause is None else f": {self.cause}"
+        error = RolledBack(f"the transaction was rolled back, and nothing of it happened{reason}")
         error.__cause__ = self.cause
         return error
 
@@ -184,13 +184,13 @@ class TransactionFrame:
 
     def refused(self, error: Refused) -> None:
         transaction = self._transaction
-        transaction.doom(error)
+        transaction.mark_rollback_only(error)
         if transaction.outcome is Outcome.COMMITTING and transaction.cause is None:
             # That of the COMMIT says only that something was refused before.
             transaction.cause = error
 
     def lost(self) -> None:
-        self._transaction.doom(ConnectionLost("the connection was lost"))
+        self._transaction.mark_rollback_only(ConnectionLost("the connection was lost"))
 
 
 class BeginFrame(TransactionFrame):
@@ -214,11 +214,11 @@ class CommitFrame:
     def confirmed(self, frame: Frame) -> None:
         transaction = self._transaction
         if frame.headers.get("truenext-repeat") != "true":
-            if transaction.is_kept and transaction.producer is not None:
-                transaction.producer.kept = transaction.number
+            if transaction.is_durable and transaction.producer is not None:
+                transaction.producer.durable_number = transaction.number
             transaction.resolve(Outcome.COMMITTED)
         else:
-            transaction.resolve(Outcome.UNKNOWN if transaction.numbered is None else Outcome.REPEATED)
+            transaction.resolve(Outcome.UNKNOWN if transaction.caller_number is None else Outcome.REPEATED)
 
     def refused(self, error: Refused) -> None:
         transaction = self._transaction
@@ -235,7 +235,7 @@ class CommitFrame:
             else:
                 transaction.producer.number = transaction.number - 1
             if error.code == Code.GAP:
-                transaction.producer.is_given_up = True
+                transaction.producer.is_retired = True
                 cause = TruenextError(
                     "the broker was restored from an older copy, and has lost transactions that it had confirmed: see "
                     f"what is missing, and commit again ({error})"
@@ -246,7 +246,7 @@ class CommitFrame:
         transaction = self._transaction
         if transaction.outcome is not Outcome.COMMITTING:
             return
-        if transaction.numbered is None:
+        if transaction.caller_number is None:
             transaction.outcome = Outcome.IN_DOUBT
         else:
             # The broker is not asked: an answer would settle the number, and its caller is to say it again.

@@ -8,12 +8,12 @@ from weakref import ref
 import msgspec
 
 from truenext.client.core import frames
+from truenext.client.core.buffer import ReceivedState
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.holding import ReceivedState
-from truenext.client.core.link import UNANSWERED_MAX, Ignored
-from truenext.client.core.questions import OfProducer, worded
+from truenext.client.core.link import UNANSWERED_MAX, IgnoredAnswer
+from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_ROOM_S
-from truenext.client.core.sends import ttl_line
+from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ENDED, BeginFrame, CommitFrame, Outcome, TransactionState
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
@@ -21,11 +21,11 @@ from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, R
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from truenext.client.core.buffer import Buffer, Received
     from truenext.client.core.client import Client
     from truenext.client.core.disposition import Disposition
-    from truenext.client.core.holding import Buffer, Received
     from truenext.client.core.link import Link
-    from truenext.client.core.transaction_state import Numbered
+    from truenext.client.core.transaction_state import CallerNumber
 
 _TO_QUEUE, _PERSISTENT = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _TOO_LATE = "whether the transaction happened could not be found out in time"
@@ -35,7 +35,7 @@ CANCELLED_COMMIT_S = 5.0
 
 class SessionTransactions:
     __slots__ = (
-        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_not_before", "_producer"),
+        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_retry_at", "_producer"),
         *("last", "transaction"),
     )
 
@@ -51,58 +51,58 @@ class SessionTransactions:
         self._client = client
         self._buffer = buffer
         self._acknowledges_at_commit = acknowledges_at_commit
-        self._producer = client.new_producer()
-        self._not_before = 0.0
+        self._producer = client.acquire_producer()
+        self._retry_at = 0.0
         """The broker has no room for a transaction, and is not asked again before."""
 
     # ---- Beginning ----
 
-    def may_go_on(self) -> bool:
+    def is_ready(self) -> bool:
         """A unit is open, or may begin at once."""
         transaction = self.transaction
         if transaction is None:
-            return not self._not_before and not self._may_be_forgotten
+            return not self._retry_at and not self._is_number_uncertain
         return transaction.outcome is Outcome.OPEN
 
     def check(self) -> None:
         """Raises: RolledBack if the unit was ended from elsewhere"""
         transaction = self.transaction
-        if transaction is not None and transaction.outcome is Outcome.DOOMED:
-            raise transaction.rolled_back()
+        if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
+            raise transaction.rolled_back_error()
 
-    def until_one_may_go_on(self) -> Flow[None]:
+    def wait_until_ready(self) -> Flow[None]:
         """Raises: RolledBack; InDoubt of the one before"""
         transaction = self.transaction
-        if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+        if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
             # is cancelled here has not committed anything, and waits no longer.
             yield Wait(transaction.resolved)
             self._check_resolved(transaction)
             self._end(transaction)
-        elif transaction is None and self._not_before:
-            yield Wait(Signal(), self._not_before)
-            self._not_before = 0.0
-        while self.transaction is None and self._may_be_forgotten:
-            yield from self._ask_for_number()
+        elif transaction is None and self._retry_at:
+            yield Wait(Signal(), self._retry_at)
+            self._retry_at = 0.0
+        while self.transaction is None and self._is_number_uncertain:
+            yield from self._request_number()
         self.check()
 
     @property
-    def _may_be_forgotten(self) -> bool:
+    def _is_number_uncertain(self) -> bool:
         """The last transactions had nothing persistent, and if the broker has crashed since, their numbers are the next
         again. Source: docs/contract.md, "Did it happen?"
         """
         producer = self._producer
-        if producer.number == producer.kept:
+        if producer.number == producer.durable_number:
             return False
         link = self._client.link
         return link is not None and link.is_up and link.number != producer.link and link.store == producer.store
 
-    def _ask_for_number(self) -> Flow[None]:
+    def _request_number(self) -> Flow[None]:
         """Raises: ClosedError, or what ended the connection"""
         client, producer = self._client, self._producer
         link = client.link
         assert link is not None, "it is asked"
-        head, body = worded("producer", {"producer": producer.name})
+        head, body = encode_control_request("producer", {"producer": producer.name})
         try:
             frame = yield from client.request(head, body, None)
         except ConnectionLost:
@@ -111,14 +111,14 @@ class SessionTransactions:
             # Then the broker's answer to the COMMIT says whether its number may be used.
             producer.link = link.number
             return
-        facts = msgspec.json.decode(frame.body, type=OfProducer)
+        status = msgspec.json.decode(frame.body, type=ProducerStatus)
         if client.link is link and producer.link != link.number and self.transaction is None:
-            producer.is_told(facts.commits, link.number)
+            producer.set_highest(status.commits, link.number)
 
     def _open(self, link: Link, owner: object) -> TransactionState:
         transaction = self.transaction
         if transaction is None:
-            transaction = self.transaction = TransactionState(self._client.context.name(), link.number, owner)
+            transaction = self.transaction = TransactionState(self._client.context.next_name(), link.number, owner)
             self._client.transactions[transaction] = None
         return transaction
 
@@ -131,11 +131,11 @@ class SessionTransactions:
         if len(link.unanswered) > UNANSWERED_MAX:
             # Transactions that are rolled back ask for none.
             headers["receipt"] = link.receipt
-        link.ask(frames.frame("BEGIN", headers), BeginFrame(transaction))
+        link.write_tracked(frames.frame("BEGIN", headers), BeginFrame(transaction))
 
     # ---- Its block ----
 
-    def enter(self, block: object) -> None:
+    def enter_block(self, block: object) -> None:
         """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
         if self._block is not None:
             if self._block() is not None:
@@ -150,10 +150,10 @@ class SessionTransactions:
             self._end(self.transaction)
         self._block = ref(block)
 
-    def leave(self) -> None:
+    def exit_block(self) -> None:
         self._block = None
 
-    def is_in(self, block: object) -> bool:
+    def is_in_block(self, block: object) -> bool:
         """The code of this block runs."""
         return self._block is not None and self._block() is block
 
@@ -169,13 +169,15 @@ class SessionTransactions:
 
     # ---- What is in it ----
 
-    def give(self, received: Received, link: Link, owner: object) -> None:
+    def deliver(self, received: Received, link: Link, owner: object) -> None:
         """A message is handed out in it."""
         transaction = self._open(link, owner)
         received.transaction = transaction
-        transaction.given.append(received)
-        if not transaction.is_kept:
-            transaction.is_kept = received.persistent and received.subscription.wanted.destination.startswith("/queue/")
+        transaction.delivered.append(received)
+        if not transaction.is_durable:
+            transaction.is_durable = received.persistent and received.subscription.options.destination.startswith(
+                "/queue/"
+            )
         if self._acknowledges_at_commit:
             self._client.subscriptions.hold(received)
         else:
@@ -184,14 +186,17 @@ class SessionTransactions:
 
     def _acknowledge(self, received: Received, transaction: TransactionState, link: Link) -> None:
         transaction.has_messages = True
-        link.ask(frames.ack_in(transaction.name, received.ack_id), transaction.frame)
+        link.write_tracked(frames.ack_in_transaction(transaction.name, received.ack_id), transaction.frame_handler)
 
     def _nack(self, messages: Iterable[Received], transaction: TransactionState, link: Link) -> None:
         """What has failed is refused in it."""
         for received in messages:
             self._begin(transaction, link)
             transaction.has_messages = True
-            link.ask(frames.frame("NACK", {"id": received.ack_id, "transaction": transaction.name}), transaction.frame)
+            link.write_tracked(
+                frames.frame("NACK", {"id": received.ack_id, "transaction": transaction.name}),
+                transaction.frame_handler,
+            )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
         """What the broker says of it is known at the commit."""
@@ -201,10 +206,12 @@ class SessionTransactions:
             ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
         transaction = self._open(link, owner)
         self._begin(transaction, link)
-        if not transaction.is_kept:
-            transaction.is_kept = _PERSISTENT in head and head.startswith(_TO_QUEUE)
-        said = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
-        transaction.sent = link.ask(b"".join((head, said, body, b"\0")), transaction.frame)
+        if not transaction.is_durable:
+            transaction.is_durable = _PERSISTENT in head and head.startswith(_TO_QUEUE)
+        lines = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
+        transaction.last_send_frame = link.write_tracked(
+            b"".join((head, lines, body, b"\0")), transaction.frame_handler
+        )
 
     def flush(self, deadline: float | None) -> Flow[None]:
         """Until the broker has taken all that was sent in it.
@@ -217,18 +224,18 @@ class SessionTransactions:
             transaction is None
             or link is None
             or link.number != transaction.link
-            or transaction.sent not in link.unanswered
+            or transaction.last_send_frame not in link.unanswered
         ):
             return
-        answered = link.answer_of(transaction.sent)
+        answered = link.answer_signal(transaction.last_send_frame)
         self._client.flush()
-        came = yield Wait(answered, deadline)
-        if transaction.outcome in (Outcome.DOOMED, Outcome.ROLLED_BACK):
-            raise transaction.rolled_back()
-        if not came:
+        in_time = yield Wait(answered, deadline)
+        if transaction.outcome in (Outcome.ROLLBACK_ONLY, Outcome.ROLLED_BACK):
+            raise transaction.rolled_back_error()
+        if not in_time:
             raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
 
-    def fail(self, received: Received) -> None:
+    def mark_failed(self, received: Received) -> None:
         """This message made it fail.
 
         Raises: LocalProtocolError if it is not one of the transaction's
@@ -240,36 +247,38 @@ class SessionTransactions:
 
     # ---- Commit ----
 
-    def commit(self, transaction: TransactionState, deadline: float | None, numbered: Numbered | None) -> Flow[bool]:
+    def commit(
+        self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
+    ) -> Flow[bool]:
         """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
         nothing of it has happened now.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
         """
-        if transaction.outcome is Outcome.DOOMED:
+        if transaction.outcome is Outcome.ROLLBACK_ONLY:
             self._end(transaction)
-            raise transaction.rolled_back()
+            raise transaction.rolled_back_error()
         if transaction.outcome is Outcome.OPEN:
-            self._say_commit(transaction, numbered)
+            self._send_commit(transaction, caller_number)
         yield from self._await_outcome(transaction, deadline)
         self._end(transaction)
         if transaction.outcome is Outcome.ROLLED_BACK:
-            raise transaction.rolled_back()
+            raise transaction.rolled_back_error()
         if transaction.outcome is Outcome.UNKNOWN:
             raise _in_doubt(transaction, "the broker cannot say whether the transaction happened")
         return transaction.outcome is Outcome.COMMITTED
 
-    def _say_commit(self, transaction: TransactionState, numbered: Numbered | None) -> None:
+    def _send_commit(self, transaction: TransactionState, caller_number: CallerNumber | None) -> None:
         client = self._client
         link = client.link
         assert link is not None, "it would be doomed"
         if transaction.failed:
             link.require_truenext("a commit beside a message that has failed")
-        if numbered is not None:
+        if caller_number is not None:
             link.require_truenext("a commit under a number of the caller's own")
         self._begin(transaction, link)
         if self._acknowledges_at_commit:
-            for received in transaction.given:
+            for received in transaction.delivered:
                 received.subscription.held.pop(received.ack_id, None)
                 if received not in transaction.failed:
                     self._acknowledge(received, transaction, link)
@@ -277,11 +286,11 @@ class SessionTransactions:
         self._nack(transaction.failed, transaction, link)
         if transaction.failed:
             # Nothing else may be in it.
-            transaction.is_kept = False
+            transaction.is_durable = False
         headers = {"transaction": transaction.name}
         if link.is_truenext:
-            transaction.numbered = numbered
-            name, number = numbered or self._next_number(transaction, link)
+            transaction.caller_number = caller_number
+            name, number = caller_number or self._next_number(transaction, link)
             headers |= {
                 "truenext-producer": name,
                 "truenext-number": str(number),
@@ -291,14 +300,14 @@ class SessionTransactions:
             }
         headers["receipt"] = link.receipt
         transaction.outcome = Outcome.COMMITTING
-        link.ask(frames.frame("COMMIT", headers), CommitFrame(transaction))
+        link.write_tracked(frames.frame("COMMIT", headers), CommitFrame(transaction))
         client.flush()
 
     def _next_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
-        if producer.is_given_up or producer.store not in ("", link.store):
+        if producer.is_retired or producer.store not in ("", link.store):
             # The first broker knows the numbers that were used there: back with it they would be repeats.
-            producer = self._producer = self._client.another_producer()
+            producer = self._producer = self._client.make_producer()
         producer.store = link.store
         producer.link = link.number
         transaction.producer = producer
@@ -307,7 +316,7 @@ class SessionTransactions:
 
     def _await_outcome(self, transaction: TransactionState, deadline: float | None) -> Flow[None]:
         try:
-            came = yield Wait(transaction.resolved, deadline)
+            in_time = yield Wait(transaction.resolved, deadline)
         except GeneratorExit:
             raise
         except BaseException:
@@ -321,7 +330,7 @@ class SessionTransactions:
                 # It may have been settled before the interruption came, too.
                 self._end(transaction)
             raise
-        if not came:
+        if not in_time:
             self._free_later(transaction)
             raise _in_doubt(transaction, _TOO_LATE)
         self._check_resolved(transaction)
@@ -343,29 +352,29 @@ class SessionTransactions:
             return
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, counted)
-            self._was_ended(transaction, owner, "another task has rolled back or closed the session")
+            self._on_aborted(transaction, owner, "another task has rolled back or closed the session")
             return
         if transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             raise LocalProtocolError("the transaction is being committed")
         if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
             self._end(transaction)
 
-    def _was_ended(self, transaction: TransactionState, owner: object, why: str) -> None:
+    def _on_aborted(self, transaction: TransactionState, owner: object, reason: str) -> None:
         """By its own code, or by another task."""
         if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
             transaction.outcome = Outcome.ROLLED_BACK
             self._end(transaction)
         else:
             # Its own code does not know yet.
-            transaction.outcome = Outcome.DOOMED
-            transaction.cause = RolledBack(why)
+            transaction.outcome = Outcome.ROLLBACK_ONLY
+            transaction.cause = RolledBack(reason)
             self._buffer.wake_all()
 
-    def doom(self, transaction: TransactionState, why: str) -> None:
+    def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
         """If it is open it is taken back, and its code does not know yet."""
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, CountedAttempts.NONE)
-            transaction.doom(RolledBack(why))
+            transaction.mark_rollback_only(RolledBack(reason))
 
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
         """`releases`: what it was given, and what is buffered."""
@@ -377,18 +386,18 @@ class SessionTransactions:
         if link.is_truenext and counted is not CountedAttempts.NONE:
             # What is not acknowledged in it would return without an attempt.
             is_all = counts_all and self._acknowledges_at_commit
-            self._nack(transaction.given if is_all else transaction.failed, transaction, link)
+            self._nack(transaction.delivered if is_all else transaction.failed, transaction, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
         begun = transaction if transaction.has_begun and not transaction.begin_is_refused else None
         if begun is not None and not transaction.has_messages:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
-            link.ask(frames.frame("ABORT", {"transaction": transaction.name}), Ignored())
+            link.write_tracked(frames.frame("ABORT", {"transaction": transaction.name}), IgnoredAnswer())
             begun = None
-        if releases and (subscriptions or transaction.given):
+        if releases and (subscriptions or transaction.delivered):
             client.subscriptions.release(
-                subscriptions, returning=transaction.given, transaction=begun, counts_all=counts_all
+                subscriptions, returning=transaction.delivered, transaction=begun, counts_all=counts_all
             )
-        for received in transaction.given:
+        for received in transaction.delivered:
             received.subscription.held.pop(received.ack_id, None)
         client.flush()
 
@@ -403,9 +412,9 @@ class SessionTransactions:
             raise LocalProtocolError(
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
-        if _has_lost_its_messages(transaction):
-            raise transaction.rolled_back()
-        if transaction.outcome not in (Outcome.OPEN, Outcome.DOOMED):
+        if _was_rolled_back_by_other(transaction):
+            raise transaction.rolled_back_error()
+        if transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
 
     def settle(self, received: Received, disposition: Disposition, owner: object) -> None:
@@ -414,25 +423,27 @@ class SessionTransactions:
         when the message comes again."""
         transaction = self.transaction
         assert transaction is not None and transaction is received.transaction, "it was checked"
-        transaction.given.remove(received)
+        transaction.delivered.remove(received)
         transaction.failed.pop(received, None)
         received.transaction = None
         is_open = transaction.outcome is Outcome.OPEN
         if is_open:
             # If it had no other, the refusal gives back what has to be.
-            self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.given))
+            self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered))
         elif transaction.owner is owner:
             self._end(transaction)
         self._client.subscriptions.settle(received, disposition)
-        self._buffer.ended((received,))
+        self._buffer.on_settled((received,))
         if is_open:
-            self._was_ended(transaction, owner, "another task has refused a message of it")
+            self._on_aborted(transaction, owner, "another task has refused a message of it")
 
     def release(self, received: Received, owner: object) -> None:
         """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
-        is_open = transaction.outcome in (Outcome.OPEN, Outcome.DOOMED) and not _has_lost_its_messages(transaction)
+        is_open = transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY) and not _was_rolled_back_by_other(
+            transaction
+        )
         if self._acknowledges_at_commit and is_open:
             self.rollback(owner, counted=CountedAttempts.NONE)
 
@@ -449,7 +460,7 @@ class SessionTransactions:
         if transaction.outcome in ENDED:
             self._free(transaction)
         else:
-            transaction.resolved.call(lambda: self._free(transaction))
+            transaction.resolved.add_callback(lambda: self._free(transaction))
 
     def _free(self, transaction: TransactionState) -> None:
         """Nothing of what a unit was given is its own any more."""
@@ -457,13 +468,13 @@ class SessionTransactions:
         if transaction not in client.transactions:
             return
         if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_SPACE:
-            self._not_before = client.clock() + NO_ROOM_S
-        if transaction.outcome is Outcome.DOOMED:
+            self._retry_at = client.clock() + NO_ROOM_S
+        if transaction.outcome is Outcome.ROLLBACK_ONLY:
             # What a lost connection had is with the broker already.
             if (
                 client.link is not None
                 and client.link.number == transaction.link
-                and not _has_lost_its_messages(transaction)
+                and not _was_rolled_back_by_other(transaction)
             ):
                 self._abort(transaction, CountedAttempts.NONE)
             transaction.outcome = Outcome.ROLLED_BACK
@@ -471,14 +482,14 @@ class SessionTransactions:
             self._abort(transaction, CountedAttempts.NONE)
         committed = transaction.outcome is Outcome.COMMITTED
         returning = []
-        for received in transaction.given:
+        for received in transaction.delivered:
             if committed and received not in transaction.failed:
                 client.subscriptions.forget(received)
                 received.state = ReceivedState.DONE
             else:
                 returning.append(received)
-        client.subscriptions.put_back(returning)
-        self._buffer.ended(transaction.given)
+        client.subscriptions.drop_unsettled(returning)
+        self._buffer.on_settled(transaction.delivered)
         self.last = transaction
         del client.transactions[transaction]
         client.flush()
@@ -486,7 +497,7 @@ class SessionTransactions:
     def close(self, owner: object) -> None:
         """What is open is rolled back without an attempt."""
         transaction = self.transaction
-        if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.DOOMED):
+        if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             self.rollback(owner, counted=CountedAttempts.NONE)
 
     def free_producer(self) -> None:
@@ -495,9 +506,9 @@ class SessionTransactions:
             self._client.free_producer(self._producer)
 
 
-def _has_lost_its_messages(transaction: TransactionState) -> bool:
+def _was_rolled_back_by_other(transaction: TransactionState) -> bool:
     """Another task has given them back, and its code does not know yet."""
-    return transaction.outcome is Outcome.DOOMED and isinstance(transaction.cause, RolledBack)
+    return transaction.outcome is Outcome.ROLLBACK_ONLY and isinstance(transaction.cause, RolledBack)
 
 
 def _in_doubt(transaction: TransactionState, reason: str) -> InDoubt:

@@ -15,24 +15,24 @@ T = TypeVar("T")
 class Signal:
     """Something has happened that one waits for, or several do."""
 
-    __slots__ = ("_wakes", "is_set")
+    __slots__ = ("_callbacks", "is_set")
 
     def __init__(self) -> None:
         self.is_set = False
-        self._wakes: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
         if not self.is_set:
             self.is_set = True
-            for wake in self._wakes:
-                wake()
+            for callback in self._callbacks:
+                callback()
 
-    def call(self, wake: Callable[[], None]) -> None:
+    def add_callback(self, callback: Callable[[], None]) -> None:
         """Have it called when the signal is set; only by whoever drives the flow."""
-        self._wakes.append(wake)
+        self._callbacks.append(callback)
 
-    def forget(self, wake: Callable[[], None]) -> None:
-        self._wakes.remove(wake)
+    def remove_callback(self, callback: Callable[[], None]) -> None:
+        self._callbacks.remove(callback)
 
 
 class Wait(NamedTuple):

@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.browse import QueueBrowser
+from truenext.client.core.buffer import Buffer, Received, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
-from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
+from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import DONE, Disposition
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming, HandlerWorker
 from truenext.client.core.health import Health, health
-from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
+from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
-from truenext.client.core.sending import (
+from truenext.client.core.send_flows import (
+    await_capacity,
     await_confirmed,
-    await_room,
     check_confirmed,
-    enqueue_if_room,
-    prepare,
-    prepare_one,
+    prepare_message,
+    prepare_send,
     send,
+    try_enqueue,
 )
-from truenext.client.core.sends import Outgoing, SendOptions, body_of
+from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.tasks.driver import Driver
@@ -94,7 +94,7 @@ def connect(
     client_id: str | None = None,
     heart_beat: float = 10.0,
     reconnect: bool = True,
-    beats_apart: bool = False,
+    heartbeat_thread: bool = False,
     timeout: float = CLOSE_S,
 ) -> AwaitableContext[Connection]:
     """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
@@ -105,9 +105,9 @@ def connect(
     Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
     connection, in seconds.
 
-    An event loop that is blocked for so long loses its connection, and others get its messages. With `beats_apart` a
-    thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what it
-    has.
+    An event loop that is blocked for so long loses its connection, and others get its messages. With `heartbeat_thread`
+    a thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what
+    it has.
 
     Raises: ConfigurationError if a URL is none, or a test has stopped the time of the event loop; ValueError,
     TypeError; ConnectionLost if no broker is there in time; Refused, such as for wrong credentials
@@ -119,7 +119,7 @@ def connect(
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,
-        beats_apart=beats_apart,
+        heartbeat_thread=heartbeat_thread,
     )
 
     async def make() -> Connection:
@@ -155,25 +155,25 @@ class Message(Received):
         Raises: LocalProtocolError if something was said of it already, or a transaction has acknowledged it;
         RolledBack if another task has ended its transaction; ValueError, TypeError
         """
-        await self._settle(flows.failed_for(delay, cause))
+        await self._settle(flows.failed_disposition(delay, cause))
 
     async def reject(self, *, cause: str = "") -> None:
         """It will never do: it is a dead letter from now on. Of `cause` and of its transaction as `nack`.
 
         Raises: as `nack`
         """
-        await self._settle(flows.rejected_for(cause))
+        await self._settle(flows.rejected_disposition(cause))
 
     async def release(self) -> None:
         """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        await source.driver.run(flows.release(source.core, self, source.driver.owner()))
+        await source.driver.run(flows.release(source.core, self, source.driver.current_owner()))
 
     async def _settle(self, disposition: Disposition) -> None:
         source = self._session
-        source.driver.check_place()
+        source.driver.check_caller()
         owner = None if self.transaction is None else asyncio.current_task()
         if not source.core.settle(self, disposition, owner):
             await source.driver.run(source.core.client.wait_until_written())
@@ -199,7 +199,7 @@ class Processing:
     ) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process:
-            await source.driver.leave_block(flows.leave_message(source.core, self._message, error), error)
+            await source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
 class _Source:
@@ -215,12 +215,12 @@ class _Source:
 class Consumer:
     """Messages of one destination, the true next first."""
 
-    def __init__(self, source: _Source, subscription: Subscription, *, is_own: bool) -> None:
+    def __init__(self, source: _Source, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
         self._core = source.core
         self._driver = source.driver
         self._subscription = subscription
-        self._is_own = is_own
+        self._owns_session = owns_session
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None if none comes within `timeout` seconds. 0 asks what there is at this moment.
@@ -228,10 +228,10 @@ class Consumer:
         Raises: RolledBack in a transaction that was ended from elsewhere; Refused if the broker has ended the
         subscription; ClosedError
         """
-        message = self._take()
+        message = self._try_receive()
         if message is None:
-            got = await self._receive(1, timeout)
-            return got[0] if got else None
+            messages = await self._receive(1, timeout)
+            return messages[0] if messages else None
         return message
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
@@ -246,48 +246,50 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = self._take()
+        message = self._try_receive()
         if message is None:
             try:
-                got = await self._receive(1, None)
+                messages = await self._receive(1, None)
             except ClosedError:
                 if self._subscription.error is None and self._core.client.is_closed_by_program:
                     raise StopAsyncIteration from None
                 raise
-            if not got:
+            if not messages:
                 raise StopAsyncIteration
-            message = got[0]
+            message = messages[0]
         return message
 
-    def _take(self) -> Message | None:
+    def _try_receive(self) -> Message | None:
         driver = self._driver
-        driver.check_place()
-        message = cast("Message | None", self._core.take_now(self._subscription, asyncio.current_task(driver.loop)))
+        driver.check_caller()
+        message = cast("Message | None", self._core.try_receive(self._subscription, asyncio.current_task(driver.loop)))
         if message is not None:
             message._session = self._source
         return message
 
     async def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        flow = flows.receive(self._core, self._subscription, count, timeout, self._driver.owner())
-        got = cast("list[Message]", await self._driver.run(flow))
-        for message in got:
+        flow = flows.receive(self._core, self._subscription, count, timeout, self._driver.current_owner())
+        messages = cast("list[Message]", await self._driver.run(flow))
+        for message in messages:
             message._session = self._source
-        return got
+        return messages
 
     async def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
-        self._driver.check_place()
+        self._driver.check_caller()
         self._core.client.subscriptions.pause(self._subscription)
 
     async def resume(self) -> None:
         """Go on."""
-        self._driver.check_place()
+        self._driver.check_caller()
         self._core.client.subscriptions.resume(self._subscription)
 
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        owner = self._driver.owner()
-        await self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
+        owner = self._driver.current_owner()
+        await self._driver.run(
+            flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -297,8 +299,10 @@ class Consumer:
     ) -> None:
         if os.getpid() == self._driver.process:
             owner = asyncio.current_task()
-            flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
-            await self._driver.leave_block(flow, error)
+            flow = flows.end_consumer_block(
+                self._core, self._subscription, owner, error, owns_session=self._owns_session
+            )
+            await self._driver.exit_block(flow, error)
 
 
 class Transaction:
@@ -320,16 +324,16 @@ class Transaction:
         `InDoubt`; empty otherwise."""
         return self._block.token
 
-    def failed(self, message: Message) -> None:
+    def mark_failed(self, message: Message) -> None:
         """Name the message that made it fail: it alone is charged with an attempt.
 
         Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
-        self._driver.check_place()
-        self._block.fail(message)
+        self._driver.check_caller()
+        self._block.mark_failed(message)
 
     async def __aenter__(self) -> Self:
-        self._driver.check_place()
+        self._driver.check_caller()
         self._block.enter()
         return self
 
@@ -337,7 +341,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            await self._driver.leave_block(self._block.leave(error, asyncio.current_task()), error)
+            await self._driver.exit_block(self._block.exit(error, asyncio.current_task()), error)
 
 
 class Session:
@@ -352,26 +356,26 @@ class Session:
 
         Raises: Refused, TimeoutError, ValueError
         """
-        asked = wanted(destination, options)
+        parsed = parse_consumer_options(destination, options)
 
         async def make() -> Consumer:
-            subscription = await self._source.driver.run(flows.subscribe(self._source.core, asked))
-            return Consumer(self._source, subscription, is_own=False)
+            subscription = await self._source.driver.run(flows.subscribe(self._source.core, parsed))
+            return Consumer(self._source, subscription, owns_session=False)
 
         return AwaitableContext(make)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message of all consumers, as `Consumer.receive`."""
-        got = await self.receive_many(1, timeout)
-        return got[0] if got else None
+        messages = await self.receive_many(1, timeout)
+        return messages[0] if messages else None
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
-        flow = flows.receive(self._source.core, None, count, timeout, self._source.driver.owner())
-        got = cast("list[Message]", await self._source.driver.run(flow))
-        for message in got:
+        flow = flows.receive(self._source.core, None, count, timeout, self._source.driver.current_owner())
+        messages = cast("list[Message]", await self._source.driver.run(flow))
+        for message in messages:
             message._session = self._source
-        return got
+        return messages
 
     async def send(
         self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
@@ -384,20 +388,20 @@ class Session:
         if core.transactions is None:
             await self._connection.send(destination, body, timeout=timeout, **options)
             return
-        driver.check_place()
-        said = flows.spoken_in_transaction(destination, options)
-        data = body_of(body)
+        driver.check_caller()
+        encoded = flows.encode_send_in_transaction(destination, options)
+        data = encode_body(body)
         owner = asyncio.current_task()
-        if not core.send_now(said.head, data, said.ttl_s, owner):
-            await driver.run(core.send(said.head, data, said.ttl_s, driver.loop.time() + timeout, owner))
+        if not core.try_send(encoded.head, data, encoded.ttl_s, owner):
+            await driver.run(core.send(encoded.head, data, encoded.ttl_s, driver.loop.time() + timeout, owner))
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
-        await self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
         """`async with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
-        failed says `Message.process` or `Transaction.failed`; if nothing does, all messages of it have.
+        failed says `Message.process` or `Transaction.mark_failed`; if nothing does, all messages of it have.
 
         Raises: RolledBack, InDoubt at its end
         """
@@ -430,11 +434,11 @@ class Session:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        await self._source.driver.run(flows.rollback(self._source.core, self._source.driver.owner(), counted))
+        await self._source.driver.run(flows.rollback(self._source.core, self._source.driver.current_owner(), counted))
 
     async def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        await self._source.driver.run(flows.close_session(self._source.core, self._source.driver.owner()))
+        await self._source.driver.run(flows.close_session(self._source.core, self._source.driver.current_owner()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -444,7 +448,7 @@ class Session:
     ) -> None:
         driver = self._source.driver
         if os.getpid() == driver.process:
-            await driver.leave_block(flows.close_session(self._source.core, asyncio.current_task()), error)
+            await driver.exit_block(flows.close_session(self._source.core, asyncio.current_task()), error)
 
 
 class Sent:
@@ -475,15 +479,15 @@ class Connection:
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._pending = SendBatch()
         """What was sent with `send_nowait`."""
-        self._consuming: dict[Consuming, set[asyncio.Task[None]]] = {}
+        self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
         """With the tasks that run handlers."""
-        self._browsing: set[Connection] = set()
+        self._browse_connections: set[Connection] = set()
 
     async def _open(self, timeout: float) -> None:
         driver = self._driver
         driver.start()
         try:
-            await driver.run(flows.first_connection(driver.client, driver.loop.time() + timeout))
+            await driver.run(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
         except BaseException:
             driver.client.fail(ClosedError("it was never connected"))
             await driver.stop()
@@ -510,8 +514,8 @@ class Connection:
         ValueError, TypeError if it cannot be said so
         """
         driver = self._driver
-        made = prepare(driver.client, destination, body, options)
-        await driver.run(send(driver.client, made, driver.loop.time() + timeout))
+        prepared = prepare_send(driver.client, destination, body, options)
+        await driver.run(send(driver.client, prepared, driver.loop.time() + timeout))
 
     async def send_many(
         self,
@@ -530,15 +534,15 @@ class Connection:
             raise TypeError("messages are several: for one there is send")
         driver = self._driver
         client = driver.client
-        driver.check_place()
+        driver.check_caller()
         batch = SendBatch()
         count = 0
 
         async def add(message: bytes | str | Outgoing) -> None:
             nonlocal count
-            made = prepare_one(client, destination, message, options)
-            while not enqueue_if_room(client, batch, made):
-                await driver.run(await_room(client, batch, driver.loop.time() + timeout))
+            prepared = prepare_message(client, destination, message, options)
+            while not try_enqueue(client, batch, prepared):
+                await driver.run(await_capacity(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -557,12 +561,12 @@ class Connection:
 
         Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
         """
-        self._driver.check_place()
+        self._driver.check_caller()
         client = self._driver.client
-        made = prepare(client, destination, body, options)
-        if not enqueue_if_room(client, self._pending, made):
+        prepared = prepare_send(client, destination, body, options)
+        if not try_enqueue(client, self._pending, prepared):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
-        return Sent(self, made)
+        return Sent(self, prepared)
 
     async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
         """Wait until all that was sent with `send_nowait` is confirmed.
@@ -588,15 +592,15 @@ class Connection:
 
         Raises: ValueError if no reply is wanted; otherwise as `send`
         """
-        await self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+        await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    async def ask(self, verb: str, question: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+    async def control_request(self, verb: str, arguments: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
         """The broker's answer to a question, JSON (docs/control.md).
 
         Raises: Refused, TimeoutError, ConnectionLost
         """
         driver = self._driver
-        return await driver.run(flows.ask(driver.client, verb, question, driver.loop.time() + timeout))
+        return await driver.run(flows.control_request(driver.client, verb, arguments, driver.loop.time() + timeout))
 
     # ---- Receiving ----
 
@@ -609,10 +613,10 @@ class Connection:
 
         Raises: ValueError
         """
-        mode = flows.mode_of_session(ack, transacted=transacted)
+        mode = flows.parse_session_mode(ack, transacted=transacted)
 
         async def make() -> Session:
-            self._driver.check_place()
+            self._driver.check_caller()
             return Session(self, flows.open_session(self._driver.client, mode))
 
         return AwaitableContext(make)
@@ -627,13 +631,13 @@ class Connection:
 
         Raises: Refused, TimeoutError, ValueError
         """
-        mode = flows.mode_of(ack)
-        asked = wanted(destination, options)
+        mode = flows.parse_consumer_mode(ack)
+        parsed = parse_consumer_options(destination, options)
 
         async def make() -> Consumer:
             core = CoreSession(self._driver.client, mode, Buffer())
-            subscription = await self._driver.run(flows.subscribe(core, asked))
-            return Consumer(_Source(core, self._driver), subscription, is_own=True)
+            subscription = await self._driver.run(flows.subscribe(core, parsed))
+            return Consumer(_Source(core, self._driver), subscription, owns_session=True)
 
         return AwaitableContext(make)
 
@@ -664,26 +668,26 @@ class Connection:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
-        consuming = Consuming(driver.client, flows.mode_of_session(ack, transacted=transacted), driver.beside)
-        asked = wanted(destination, options)
-        tasks = self._consuming[consuming] = set()
+        call = ConsumeCall(driver.client, flows.parse_session_mode(ack, transacted=transacted), driver.isolation)
+        parsed = parse_consumer_options(destination, options)
+        tasks = self._consume_calls[call] = set()
         caller = asyncio.current_task()
         assert caller is not None, "a coroutine runs in one"
         cancelled = caller.cancelling()
 
-        def is_over() -> bool:
+        def is_stopped() -> bool:
             # It may have swallowed a cancellation before.
-            return consuming.is_over or caller.cancelling() > cancelled
+            return call.is_stopped or caller.cancelling() > cancelled
 
         try:
-            await driver.run(consuming.subscribe(asked))
+            await driver.run(call.subscribe(parsed))
             for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._work(consuming.worker(), handler, is_over)))
-            await driver.run(consuming.until_stopped())
+                tasks.add(driver.loop.create_task(self._work(call.make_worker(), handler, is_stopped)))
+            await driver.run(call.wait_until_stopped())
         finally:
-            consuming.stop()
+            call.stop()
             try:
-                await driver.run(consuming.until_handled())
+                await driver.run(call.wait_until_handled())
             finally:
                 for task in tasks:
                     task.cancel()
@@ -691,27 +695,27 @@ class Connection:
                     if tasks:
                         await asyncio.wait(tasks)
                 finally:
-                    consuming.leave()
-                    del self._consuming[consuming]
-        if consuming.error is not None:
-            raise consuming.error
+                    call.abandon()
+                    del self._consume_calls[call]
+        if call.error is not None:
+            raise call.error
 
     async def _work(
         self,
         worker: HandlerWorker,
         handler: Callable[[Message, Session], Awaitable[None]],
-        is_over: Callable[[], bool],
+        is_stopped: Callable[[], bool],
     ) -> None:
-        """`is_over`: `consume` ends, or was cancelled, and so are the handlers."""
+        """`is_stopped`: `consume` ends, or was cancelled, and so are the handlers."""
         driver = self._driver
         session = Session(self, worker.session)
         owner = asyncio.current_task()
         ended: BaseException | None = None
         try:
-            while (got := await driver.run(worker.next(owner))) is not None:
+            while (messages := await driver.run(worker.next(owner))) is not None:
                 if session._source.core is not worker.session:
                     session = Session(self, worker.session)
-                message = cast("Message", got)
+                message = cast("Message", messages)
                 message._session = session._source
                 try:
                     await handler(message, session)
@@ -722,7 +726,7 @@ class Connection:
                         log.handler_failed(message, error)
                 except asyncio.CancelledError as error:
                     worker.failed(message, error)
-                    if is_over():
+                    if is_stopped():
                         raise
                     # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
                     log.handler_failed(message, error)
@@ -748,18 +752,18 @@ class Connection:
         return self._browse(destination, selector)
 
     async def _browse(self, destination: str, selector: str | None) -> AsyncIterator[Content]:
-        self._driver.check_place()
+        self._driver.check_caller()
         self._driver.client.check_open()
-        async with connect_as(self._login) as other:
-            self._browsing.add(other)
+        async with connect_with(self._login) as other:
+            self._browse_connections.add(other)
             driver = other._driver
             try:
-                looking = QueueBrowser(driver.client, destination, selector)
-                while (shown := await driver.run(looking.next())) is not None:
-                    driver.read_on()
-                    yield shown
+                browser = QueueBrowser(driver.client, destination, selector)
+                while (content := await driver.run(browser.next())) is not None:
+                    driver.resume_reading()
+                    yield content
             finally:
-                self._browsing.discard(other)
+                self._browse_connections.discard(other)
 
     async def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
         """End a durable subscription that nobody uses: what waits in it goes.
@@ -792,22 +796,22 @@ class Connection:
 
     async def _close(self, timeout: float) -> None:
         driver = self._driver
-        driver.check_place()
+        driver.check_caller()
         client = driver.client
         deadline = driver.loop.time() + timeout
-        for other in list(self._browsing):
+        for other in list(self._browse_connections):
             other._driver.client.fail(ClosedError("the connection is closed"))
         current = asyncio.current_task()
-        for consuming in self._consuming:
-            consuming.stop()
+        for call in self._consume_calls:
+            call.stop()
         try:
-            for consuming, tasks in list(self._consuming.items()):
-                if not await driver.run(consuming.until_handled(deadline, current)):
+            for call, tasks in list(self._consume_calls.items()):
+                if not await driver.run(call.wait_until_handled(deadline, current)):
                     for task in tasks - {current}:
                         task.cancel()
             await driver.run(client.close(deadline))
         except BaseException:
-            driver.leave()
+            driver.disconnect_nowait()
             raise
         finally:
             await driver.stop()
@@ -825,12 +829,12 @@ class Connection:
             return
         try:
             await self._close(0.0)
-        except Exception as ours:
+        except Exception as exit_error:
             # The program's exception leaves the block, whatever its end says.
-            flows.note(error, ours)
+            flows.note_exit_failure(error, exit_error)
 
 
-def connect_as(options: ConnectOptions) -> AwaitableContext[Connection]:
+def connect_with(options: ConnectOptions) -> AwaitableContext[Connection]:
     """Another connection of the same kind."""
 
     async def make() -> Connection:

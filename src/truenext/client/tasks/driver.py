@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
-from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
-from truenext.client.core.flows import note
+from truenext.client.core.flows import note_exit_failure
+from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.core.link import HEART_BEAT
-from truenext.client.tasks.heart import Heart
+from truenext.client.tasks.heartbeat_thread import HeartbeatThread
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
 from truenext.limits import READ_BYTES
@@ -34,7 +34,7 @@ from truenext.limits import READ_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.holding import Received
+    from truenext.client.core.buffer import Received
     from truenext.client.core.link import Link
     from truenext.client.core.waiting import Flow, Wait
     from truenext.url import Address
@@ -44,7 +44,7 @@ CONNECT_S = 10.0
 BLOCKED_S = 1.0
 """A timer that is so late says that something blocks the event loop."""
 
-STILL_S = 0.001
+STOPPED_CLOCK_S = 0.001
 """A clock that has told the same for so long stands still."""
 
 T = TypeVar("T")
@@ -60,34 +60,34 @@ def _at_exit() -> None:
         driver.check_confirmed()
 
 
-_beside: WeakKeyDictionary[asyncio.AbstractEventLoop, Beside] = WeakKeyDictionary()
+_isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = WeakKeyDictionary()
 
 
 class Driver:
-    def __init__(self, options: ConnectOptions, name: str, make: type[Received]) -> None:
+    def __init__(self, options: ConnectOptions, name: str, make_message: type[Received]) -> None:
         """To be made in the loop that it is to run in. Raises: ConfigurationError if that loop's time stands still"""
         self.loop = loop = asyncio.get_running_loop()
-        check_time_goes_on(loop)
+        check_clock_runs(loop)
         self.process = os.getpid()
-        self.beside = _beside.setdefault(self.loop, Beside())
+        self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Of all connections in this loop."""
         context = ClientContext(
             # Looked up each time: tests that stop the time of a program give its loop another one.
             clock=lambda: loop.time(),
-            chance=random.random,
+            random=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=log.report,
             has_ended=_has_ended,
         )
-        self.client = Client(options, name, context, make)
-        self._heart: Heart | None = None
-        self._writing = threading.Lock()
+        self.client = Client(options, name, context, make_message)
+        self._heartbeat_thread: HeartbeatThread | None = None
+        self._write_lock = threading.Lock()
         """Whoever has it writes to the socket, and changes what is left over."""
         self._sock: socket.socket | None = None
         self._link: Link | None = None
         """What the socket is for."""
-        self._rest: memoryview | None = None
+        self._unwritten: memoryview | None = None
         """What the socket did not take yet."""
         self._write_error: OSError | None = None
         self._is_flush_due = False
@@ -95,17 +95,17 @@ class Driver:
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         """When it is due. uvloop does not say that of one that was due when it was made."""
-        self._wake: asyncio.Future[None] | None = None
+        self._socket_closed: asyncio.Future[None] | None = None
         """Done when the socket is of no further use."""
         self._connecting: asyncio.Task[None] | None = None
-        self._is_checked = False
+        self._is_confirmation_checked = False
         _drivers.add(self)
 
-    def check_confirmed(self, tell: Callable[[Client], None] = log.left_open) -> None:
+    def check_confirmed(self, warn: Callable[[Client], None] = log.warn_unconfirmed) -> None:
         """Warn once if sends are lost with the program, or with its event loop."""
-        if not self._is_checked and not self._is_elsewhere:
-            self._is_checked = True
-            tell(self.client)
+        if not self._is_confirmation_checked and not self._is_forked:
+            self._is_confirmation_checked = True
+            warn(self.client)
 
     def __del__(self) -> None:
         # The event loop has gone, and nobody has closed the connection. One that was not made has no client.
@@ -113,15 +113,15 @@ class Driver:
             self.check_confirmed()
 
     def start(self) -> None:
-        self._connecting = self.loop.create_task(self._connect_for_ever(), name="truenext connection")
+        self._connecting = self.loop.create_task(self._connect_loop(), name="truenext connection")
         options = self.client.options
-        if options.beats_apart and options.heart_beat_s:
-            self._heart = Heart(self, options.heart_beat_s)
-        self._arm()
+        if options.heartbeat_thread and options.heart_beat_s:
+            self._heartbeat_thread = HeartbeatThread(self, options.heart_beat_s)
+        self._set_timer()
 
     # ---- Flows ----
 
-    def check_place(self) -> None:
+    def check_caller(self) -> None:
         """Raises: ClosedError in another process or loop than that of the connection"""
         try:
             if asyncio.get_running_loop() is self.loop:
@@ -133,70 +133,70 @@ class Driver:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
         raise ClosedError("the connection belongs to another event loop: make a new one here")
 
-    def owner(self) -> asyncio.Task[object] | None:
+    def current_owner(self) -> asyncio.Task[object] | None:
         """The running task. Raises: ClosedError, as `check_place`: in a forked child there is none"""
-        self.check_place()
+        self.check_caller()
         return asyncio.current_task()
 
     async def run(self, flow: Flow[T]) -> T:
         """Drive a flow to its end."""
-        self.check_place()
+        self.check_caller()
         try:
             wait = next(flow)
             while True:
-                self._after()
+                self._after_step()
                 try:
-                    came = await self._until(wait)
+                    in_time = await self._wait(wait)
                 except BaseException as error:
                     wait = flow.throw(error)
                 else:
-                    wait = flow.send(came)
+                    wait = flow.send(in_time)
         except StopIteration as ended:
             value: T = ended.value
             return value
         finally:
-            self._after()
+            self._after_step()
 
-    async def leave_block(self, flow: Flow[None], error: BaseException | None) -> None:
+    async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
         """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
         try:
             await self.run(flow)
-        except Exception as ours:
+        except Exception as exit_error:
             if error is None:
                 raise
-            note(error, ours)
+            note_exit_failure(error, exit_error)
 
-    async def _until(self, wait: Wait) -> bool:
+    async def _wait(self, wait: Wait) -> bool:
         signal, deadline = wait
         if signal.is_set:
             return True
         future = self.loop.create_future()
 
-        def wake() -> None:
+        def set_result() -> None:
             if not future.done():
                 future.set_result(None)
 
-        def give_up() -> None:
-            self._read_what_waits()
-            wake()
+        def on_deadline() -> None:
+            self._read_available()
+            set_result()
 
-        signal.call(wake)
-        timer = None if deadline is None else self.loop.call_at(deadline, give_up)
+        signal.add_callback(set_result)
+        timer = None if deadline is None else self.loop.call_at(deadline, on_deadline)
         try:
             await future
         finally:
-            signal.forget(wake)
+            signal.remove_callback(set_result)
             if timer is not None:
                 timer.cancel()
         return signal.is_set
 
     # ---- Connecting ----
 
-    async def _connect_for_ever(self) -> None:
+    async def _connect_loop(self) -> None:
         client = self.client
         try:
             while client.error is None:
-                address, delay = client.attempts.next()
+                address, delay = client.backoff.next()
                 if delay:
                     await asyncio.sleep(delay)
                 try:
@@ -204,25 +204,25 @@ class Driver:
                         sock = await self._connect(address)
                 except (OSError, UnicodeError) as error:
                     # A name that cannot be one of a host is as good as one that is not known.
-                    is_ours = type(error) is TimeoutError and error.errno is None
-                    client.connecting_failed(_too_late() if is_ours else error)
+                    is_own_timeout = type(error) is TimeoutError and error.errno is None
+                    client.connect_failed(_connect_timeout_error() if is_own_timeout else error)
                     continue
                 self._start_link(sock, address)
-                assert self._wake is not None, "it has begun"
-                await self._wake
+                assert self._socket_closed is not None, "it has begun"
+                await self._socket_closed
         except Exception as error:
             self._fail(error)
 
     async def _connect(self, address: Address) -> socket.socket:
-        found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         errors: list[OSError] = []
-        for family, kind, protocol, _, where in found:
+        for family, kind, protocol, _, sockaddr in infos:
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
                 # What is written is wanted at once.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self.loop.sock_connect(sock, where)
+                await self.loop.sock_connect(sock, sockaddr)
             except OSError as error:
                 sock.close()
                 # That of asyncio says the address in place of the reason.
@@ -237,33 +237,33 @@ class Driver:
     def _start_link(self, sock: socket.socket, address: Address) -> None:
         self._link = None
         self._sock = sock
-        self._rest = None
+        self._unwritten = None
         self._write_error = None
-        self._wake = self.loop.create_future()
+        self._socket_closed = self.loop.create_future()
         self.loop.add_reader(sock, self._on_readable)
         self.client.opened(address)
         self._link = self.client.link
-        self._after()
+        self._after_step()
 
-    def _end(self) -> None:
+    def _close_socket(self) -> None:
         """The socket is of no further use."""
         # In a forked child the lock may be that of a thread that is not there.
-        with contextlib.nullcontext() if self._is_elsewhere else self._writing:
+        with contextlib.nullcontext() if self._is_forked else self._write_lock:
             sock, self._sock = self._sock, None
         if sock is None:
             return
-        if not self._is_elsewhere:
+        if not self._is_forked:
             self.loop.remove_reader(sock)
             self.loop.remove_writer(sock)
             with contextlib.suppress(OSError):
                 # Also if a process that was forked from this one has it, too.
                 sock.shutdown(socket.SHUT_RDWR)
         sock.close()
-        self._rest = None
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._unwritten = None
+        if self._socket_closed is not None and not self._socket_closed.done():
+            self._socket_closed.set_result(None)
 
-    def leave(self) -> None:
+    def disconnect_nowait(self) -> None:
         """Take leave, and wait for nothing."""
         flow = self.client.close(None)
         for _ in flow:
@@ -272,10 +272,10 @@ class Driver:
 
     async def stop(self) -> None:
         """Nothing is left of it: neither socket nor task nor timer nor thread."""
-        if self._heart is not None:
-            self._heart.stop()
-            self._heart = None
-        self._end()
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.stop()
+            self._heartbeat_thread = None
+        self._close_socket()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -287,17 +287,17 @@ class Driver:
     def _fail(self, error: Exception) -> None:
         """An error of our own: whoever waits gets it."""
         self.client.fail(log.internal_error(error))
-        self._end()
+        self._close_socket()
 
     # ---- Reading and writing ----
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _is_forked(self) -> bool:
         """This is a forked child, whose copy of the loop still runs: the socket is its parent's."""
         return os.getpid() != self.process
 
     def _on_readable(self) -> None:
-        if self._is_elsewhere:
+        if self._is_forked:
             return
         assert self._sock is not None, "it is read"
         try:
@@ -311,20 +311,20 @@ class Driver:
             self._lost(ConnectionLost("the broker has closed it"))
             return
         try:
-            self.client.received(data)
-            self._after()
+            self.client.receive_data(data)
+            self._after_step()
         except Exception as error:
             self._fail(error)
         if self.client.is_full and self._sock is not None:
             self.loop.remove_reader(self._sock)
             self._is_reading = False
 
-    def _read_what_waits(self) -> None:
+    def _read_available(self) -> None:
         """Before something is decided because of the time."""
         if self._sock is not None and self._is_reading:
             self._on_readable()
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """If nothing was read any more, for enough was here."""
         if not (self._is_reading or self.client.is_full) and self._sock is not None:
             self._is_reading = True
@@ -333,18 +333,18 @@ class Driver:
     def _lost(self, error: Exception) -> None:
         if self.client.link is self._link:
             self.client.lost(error)
-        self._after()
+        self._after_step()
 
     def flush(self) -> bool:
         """Write what is to be written; whether the socket has taken all of it."""
         sock = self._sock
-        if sock is None or self._rest is not None:
+        if sock is None or self._unwritten is not None:
             return False
-        out = self.client.outgoing()
+        out = self.client.data_to_send()
         if not out:
             return True
         data = out[0] if len(out) == 1 else b"".join(out)
-        with self._writing:
+        with self._write_lock:
             try:
                 written = sock.send(data)
             except (BlockingIOError, InterruptedError):
@@ -356,56 +356,56 @@ class Driver:
                 return False
             if written == len(data):
                 return True
-            self._rest = memoryview(data)[written:]
+            self._unwritten = memoryview(data)[written:]
         self.loop.add_writer(sock, self._on_writable)
         return False
 
-    def beat(self, seen: float) -> float:
-        """Called by another thread: if nothing was written since `seen`, write what is left over, or a heart-beat.
-        Returns what to say the next time."""
-        with self._writing:
+    def beat(self, last_written_at: float) -> float:
+        """Called by another thread: if nothing was written since `last_written_at`, write what is left over, or a
+        heart-beat. Returns what to say the next time."""
+        with self._write_lock:
             link, sock = self._link, self._sock
-            if link is None or sock is None or not (link.is_up and link.beats_every_s):
-                return seen
+            if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
+                return last_written_at
             written_at = link.written_at
-            if written_at == seen:
+            if written_at == last_written_at:
                 # If the connection is lost, the loop will come upon that.
                 with contextlib.suppress(OSError):
-                    if self._rest is None:
+                    if self._unwritten is None:
                         sock.send(HEART_BEAT)
                     else:
-                        self._write_some(sock, self._rest)
+                        self._write_some(sock, self._unwritten)
             return written_at
 
-    def _write_some(self, sock: socket.socket, rest: memoryview) -> None:
+    def _write_some(self, sock: socket.socket, unwritten: memoryview) -> None:
         """Of what is left over. Raises: OSError"""
-        written = sock.send(rest)
-        self._rest = rest[written:] if written < len(rest) else None
+        written = sock.send(unwritten)
+        self._unwritten = unwritten[written:] if written < len(unwritten) else None
 
     def _on_write_error(self, sock: socket.socket) -> None:
         if self._sock is sock and self._write_error is not None:
             self._lost(self._write_error)
 
     def _on_writable(self) -> None:
-        if self._is_elsewhere:
+        if self._is_forked:
             return
         sock = self._sock
         assert sock is not None, "it is waited for"
         try:
-            with self._writing:
-                if self._rest is not None:
-                    self._write_some(sock, self._rest)
+            with self._write_lock:
+                if self._unwritten is not None:
+                    self._write_some(sock, self._unwritten)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._lost(error)
             return
-        if self._rest is not None:
+        if self._unwritten is not None:
             return
         self.loop.remove_writer(sock)
         try:
             if self.flush():
-                self.client.has_drained()
+                self.client.on_drained()
         except Exception as error:
             self._fail(error)
 
@@ -416,7 +416,7 @@ class Driver:
 
     def _flush_now(self) -> None:
         self._is_flush_due = False
-        if self._is_elsewhere:
+        if self._is_forked:
             return
         try:
             self.flush()
@@ -425,13 +425,13 @@ class Driver:
 
     # ---- Time ----
 
-    def _after(self) -> None:
+    def _after_step(self) -> None:
         """Something has happened: see whether the connection is still there, and when there is something to do."""
         if self._sock is not None and self.client.link is not self._link:
-            self._end()
-        self._arm()
+            self._close_socket()
+        self._set_timer()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         due = self.client.delayed_calls.next_at
         timer = self._timer
         if due is None or self.client.error is not None:
@@ -443,21 +443,21 @@ class Driver:
             self._timer_at = due
 
     def _tick(self) -> None:
-        if self._is_elsewhere:
+        if self._is_forked:
             return
         self._timer = None
-        late = self.loop.time() - self._timer_at
-        if late > BLOCKED_S:
-            log.report("the event loop was blocked for %(seconds)s seconds", {"seconds": round(late, 1)})
-        self._read_what_waits()
+        late_s = self.loop.time() - self._timer_at
+        if late_s > BLOCKED_S:
+            log.report("the event loop was blocked for %(seconds)s seconds", {"seconds": round(late_s, 1)})
+        self._read_available()
         try:
             self.client.tick()
-            self._after()
+            self._after_step()
         except Exception as error:
             self._fail(error)
 
 
-def check_time_goes_on(loop: asyncio.AbstractEventLoop) -> None:
+def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
     """No timer of such a loop is ever due: whoever waits in it waits for ever.
 
     Raises: ConfigurationError if a test has stopped the time of this loop
@@ -465,16 +465,16 @@ def check_time_goes_on(loop: asyncio.AbstractEventLoop) -> None:
     if type(loop).time is not asyncio.BaseEventLoop.time:
         # uvloop's own, for one, which tells the same time through a whole turn.
         return
-    told, until = loop.time(), monotonic() + STILL_S
-    while loop.time() == told:
-        if monotonic() > until:
+    start, deadline = loop.time(), monotonic() + STOPPED_CLOCK_S
+    while loop.time() == start:
+        if monotonic() > deadline:
             raise ConfigurationError(
                 "the time of the event loop stands still, so nothing that waits in it would ever go on: with freezegun "
                 "say freeze_time(..., real_asyncio=True)"
             )
 
 
-def _too_late() -> TimeoutError:
+def _connect_timeout_error() -> TimeoutError:
     return TimeoutError(f"no answer within {CONNECT_S:g} seconds")
 
 

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.browse import QueueBrowser
+from truenext.client.core.buffer import Buffer, Received, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
-from truenext.client.core.consumers import ConsumerOptions, wanted
+from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
+from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import DONE, Disposition
 from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.handling import Consuming, HandlerWorker
 from truenext.client.core.health import Health, health
-from truenext.client.core.holding import Buffer, Received, Subscription
 from truenext.client.core.message import Content
+from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
-from truenext.client.core.sending import (
+from truenext.client.core.send_flows import (
+    await_capacity,
     await_confirmed,
-    await_room,
     check_confirmed,
-    enqueue_if_room,
-    prepare,
-    prepare_one,
+    prepare_message,
+    prepare_send,
     send,
+    try_enqueue,
 )
-from truenext.client.core.sends import Outgoing, SendOptions, body_of
+from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.driver import Driver
@@ -106,14 +106,14 @@ class Message(Received):
         Raises: LocalProtocolError if something was said of it already, or a transaction has acknowledged it;
         RolledBack if another task has ended its transaction; ValueError, TypeError
         """
-        self._settle(flows.failed_for(delay, cause))
+        self._settle(flows.failed_disposition(delay, cause))
 
     def reject(self, *, cause: str = "") -> None:
         """It will never do: it is a dead letter from now on. Of `cause` and of its transaction as `nack`.
 
         Raises: as `nack`
         """
-        self._settle(flows.rejected_for(cause))
+        self._settle(flows.rejected_disposition(cause))
 
     def release(self) -> None:
         """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
@@ -147,7 +147,7 @@ class Processing:
     ) -> None:
         source = self._message._session
         if os.getpid() == source.driver.process:
-            source.driver.leave_block(flows.leave_message(source.core, self._message, error), error)
+            source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
 class _Source:
@@ -162,25 +162,25 @@ class _Source:
     def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
         core = self.core
 
-        def unseen(taken: list[Received]) -> None:
-            core.not_received(subscription, taken)
+        def on_interrupted(messages: list[Received]) -> None:
+            core.receive_interrupted(subscription, messages)
 
         flow = flows.receive(core, subscription, count, timeout, current_thread())
-        got = cast("list[Message]", self.driver.run(flow, unseen))
-        for message in got:
+        messages = cast("list[Message]", self.driver.run(flow, on_interrupted))
+        for message in messages:
             message._session = self
-        return got
+        return messages
 
 
 class Consumer:
     """Messages of one destination, the true next first."""
 
-    def __init__(self, source: _Source, subscription: Subscription, *, is_own: bool) -> None:
+    def __init__(self, source: _Source, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
         self._core = source.core
         self._driver = source.driver
         self._subscription = subscription
-        self._is_own = is_own
+        self._owns_session = owns_session
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None if none comes within `timeout` seconds. 0 asks what there is at this moment.
@@ -188,10 +188,10 @@ class Consumer:
         Raises: RolledBack in a transaction that was ended from elsewhere; Refused if the broker has ended the
         subscription; ClosedError
         """
-        message = self._take()
+        message = self._try_receive()
         if message is None:
-            got = self._receive(1, timeout)
-            return got[0] if got else None
+            messages = self._receive(1, timeout)
+            return messages[0] if messages else None
         return message
 
     def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
@@ -206,24 +206,24 @@ class Consumer:
         return self
 
     def __next__(self) -> Message:
-        message = self._take()
+        message = self._try_receive()
         if message is None:
             try:
-                got = self._receive(1, None)
+                messages = self._receive(1, None)
             except ClosedError:
                 if self._subscription.error is None and self._core.client.is_closed_by_program:
                     raise StopIteration from None
                 raise
-            if not got:
+            if not messages:
                 raise StopIteration
-            message = got[0]
+            message = messages[0]
         return message
 
-    def _take(self) -> Message | None:
-        got = self._driver.take(self._core, self._subscription, current_thread())
-        if got is None:
+    def _try_receive(self) -> Message | None:
+        messages = self._driver.try_receive(self._core, self._subscription, current_thread())
+        if messages is None:
             return None
-        message = cast("Message", got)
+        message = cast("Message", messages)
         message._session = self._source
         return message
 
@@ -241,8 +241,10 @@ class Consumer:
     def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
         owner = current_thread()
-        if not self._driver.is_at_end:
-            self._driver.run(flows.close_consumer(self._core, self._subscription, owner, is_own=self._is_own))
+        if not self._driver.is_finalizing:
+            self._driver.run(
+                flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -252,8 +254,10 @@ class Consumer:
     ) -> None:
         if os.getpid() == self._driver.process:
             owner = current_thread()
-            flow = flows.leave_consumer(self._core, self._subscription, owner, error, is_own=self._is_own)
-            self._driver.leave_block(flow, error)
+            flow = flows.end_consumer_block(
+                self._core, self._subscription, owner, error, owns_session=self._owns_session
+            )
+            self._driver.exit_block(flow, error)
 
 
 class Transaction:
@@ -275,12 +279,12 @@ class Transaction:
         `InDoubt`; empty otherwise."""
         return self._block.token
 
-    def failed(self, message: Message) -> None:
+    def mark_failed(self, message: Message) -> None:
         """Name the message that made it fail: it alone is charged with an attempt.
 
         Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
-        self._driver.call(self._block.fail, message)
+        self._driver.call(self._block.mark_failed, message)
 
     def __enter__(self) -> Self:
         self._driver.call(self._block.enter)
@@ -290,7 +294,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process:
-            self._driver.leave_block(self._block.leave(error, current_thread()), error)
+            self._driver.exit_block(self._block.exit(error, current_thread()), error)
 
 
 class Session:
@@ -305,14 +309,14 @@ class Session:
 
         Raises: Refused, TimeoutError, ValueError
         """
-        asked = wanted(destination, options)
-        subscription = self._source.driver.run(flows.subscribe(self._source.core, asked))
-        return Consumer(self._source, subscription, is_own=False)
+        parsed = parse_consumer_options(destination, options)
+        subscription = self._source.driver.run(flows.subscribe(self._source.core, parsed))
+        return Consumer(self._source, subscription, owns_session=False)
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message of all consumers, as `Consumer.receive`."""
-        got = self.receive_many(1, timeout)
-        return got[0] if got else None
+        messages = self.receive_many(1, timeout)
+        return messages[0] if messages else None
 
     def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
@@ -329,19 +333,19 @@ class Session:
         if core.transactions is None:
             self._connection.send(destination, body, timeout=timeout, **options)
             return
-        said = flows.spoken_in_transaction(destination, options)
-        data = body_of(body)
+        encoded = flows.encode_send_in_transaction(destination, options)
+        data = encode_body(body)
         owner = current_thread()
-        if not driver.call_many(core.send_now, said.head, data, said.ttl_s, owner):
-            driver.run(core.send(said.head, data, said.ttl_s, monotonic() + timeout, owner))
+        if not driver.call_many(core.try_send, encoded.head, data, encoded.ttl_s, owner):
+            driver.run(core.send(encoded.head, data, encoded.ttl_s, monotonic() + timeout, owner))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
-        self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
         """`with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
-        failed says `Message.process` or `Transaction.failed`; if nothing does, all messages of it have.
+        failed says `Message.process` or `Transaction.mark_failed`; if nothing does, all messages of it have.
 
         Raises: RolledBack, InDoubt at its end
         """
@@ -377,7 +381,7 @@ class Session:
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        if not self._source.driver.is_at_end:
+        if not self._source.driver.is_finalizing:
             self._source.driver.run(flows.close_session(self._source.core, current_thread()))
 
     def __enter__(self) -> Self:
@@ -388,7 +392,7 @@ class Session:
     ) -> None:
         driver = self._source.driver
         if os.getpid() == driver.process:
-            driver.leave_block(flows.close_session(self._source.core, current_thread()), error)
+            driver.exit_block(flows.close_session(self._source.core, current_thread()), error)
 
 
 class Sent:
@@ -423,14 +427,14 @@ class Connection:
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._pending = SendBatch()
         """What was sent with `send_nowait`."""
-        self._consuming: set[Consuming] = set()
-        self._browsing: set[Connection] = set()
+        self._consume_calls: set[ConsumeCall] = set()
+        self._browse_connections: set[Connection] = set()
 
     def _open(self, timeout: float) -> None:
         driver = self._driver
         driver.start()
         try:
-            driver.run(flows.first_connection(driver.client, monotonic() + timeout))
+            driver.run(flows.wait_for_first_connection(driver.client, monotonic() + timeout))
         except BaseException:
             driver.fail(ClosedError("it was never connected"))
             driver.stop()
@@ -457,8 +461,8 @@ class Connection:
         ValueError, TypeError if it cannot be said so
         """
         driver = self._driver
-        made = prepare(driver.client, destination, body, options)
-        driver.run(send(driver.client, made, monotonic() + timeout))
+        prepared = prepare_send(driver.client, destination, body, options)
+        driver.run(send(driver.client, prepared, monotonic() + timeout))
 
     def send_many(
         self,
@@ -477,13 +481,13 @@ class Connection:
             raise TypeError("messages are several: for one there is send")
         driver = self._driver
         client = driver.client
-        driver.check_place()
+        driver.check_caller()
         batch = SendBatch()
         count = 0
         for message in messages:
-            made = prepare_one(client, destination, message, options)
-            while not driver.call_many(enqueue_if_room, client, batch, made):
-                driver.run(await_room(client, batch, monotonic() + timeout))
+            prepared = prepare_message(client, destination, message, options)
+            while not driver.call_many(try_enqueue, client, batch, prepared):
+                driver.run(await_capacity(client, batch, monotonic() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -496,10 +500,10 @@ class Connection:
         Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
         """
         driver = self._driver
-        made = prepare(driver.client, destination, body, options)
-        if not driver.call_many(enqueue_if_room, driver.client, self._pending, made):
+        prepared = prepare_send(driver.client, destination, body, options)
+        if not driver.call_many(try_enqueue, driver.client, self._pending, prepared):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
-        return Sent(self, made)
+        return Sent(self, prepared)
 
     def flush(self, *, timeout: float = TIMEOUT_S) -> None:
         """Wait until all that was sent with `send_nowait` is confirmed.
@@ -525,15 +529,15 @@ class Connection:
 
         Raises: ValueError if no reply is wanted; otherwise as `send`
         """
-        self.send(*flows.reply_to(message), body, **(flows.reply_options(message) | options))
+        self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    def ask(self, verb: str, question: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+    def control_request(self, verb: str, arguments: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
         """The broker's answer to a question, JSON (docs/control.md).
 
         Raises: Refused, TimeoutError, ConnectionLost
         """
         driver = self._driver
-        return driver.run(flows.ask(driver.client, verb, question, monotonic() + timeout))
+        return driver.run(flows.control_request(driver.client, verb, arguments, monotonic() + timeout))
 
     # ---- Receiving ----
 
@@ -546,7 +550,7 @@ class Connection:
 
         Raises: ValueError
         """
-        mode = flows.mode_of_session(ack, transacted=transacted)
+        mode = flows.parse_session_mode(ack, transacted=transacted)
         core = self._driver.call(flows.open_session, self._driver.client, mode)
         return Session(self, core)
 
@@ -558,11 +562,11 @@ class Connection:
 
         Raises: Refused, TimeoutError, ValueError
         """
-        mode = flows.mode_of(ack)
-        asked = wanted(destination, options)
+        mode = flows.parse_consumer_mode(ack)
+        parsed = parse_consumer_options(destination, options)
         core = CoreSession(self._driver.client, mode, Buffer())
-        subscription = self._driver.run(flows.subscribe(core, asked))
-        return Consumer(_Source(core, self._driver), subscription, is_own=True)
+        subscription = self._driver.run(flows.subscribe(core, parsed))
+        return Consumer(_Source(core, self._driver), subscription, owns_session=True)
 
     def consume(
         self,
@@ -591,26 +595,26 @@ class Connection:
         if concurrency < 1:
             raise ValueError(f"concurrency is at least 1, not {concurrency}")
         driver = self._driver
-        consuming = Consuming(driver.client, flows.mode_of_session(ack, transacted=transacted), driver.beside)
-        asked = wanted(destination, options)
-        self._consuming.add(consuming)
+        call = ConsumeCall(driver.client, flows.parse_session_mode(ack, transacted=transacted), driver.isolation)
+        parsed = parse_consumer_options(destination, options)
+        self._consume_calls.add(call)
         try:
-            driver.run(consuming.subscribe(asked))
+            driver.run(call.subscribe(parsed))
             for number in range(concurrency):
-                worker = driver.call(consuming.worker)
+                worker = driver.call(call.make_worker)
                 name = f"truenext handler {number}"
                 # Those that run when the program ends do not keep it.
                 Thread(target=self._work, args=(worker, handler), name=name, daemon=True).start()
-            driver.run(consuming.until_stopped())
+            driver.run(call.wait_until_stopped())
         finally:
             try:
-                driver.call(consuming.stop)
-                driver.run(consuming.until_handled())
+                driver.call(call.stop)
+                driver.run(call.wait_until_handled())
             finally:
-                driver.call(consuming.leave)
-                self._consuming.discard(consuming)
-        if consuming.error is not None:
-            raise consuming.error
+                driver.call(call.abandon)
+                self._consume_calls.discard(call)
+        if call.error is not None:
+            raise call.error
 
     def _work(self, worker: HandlerWorker, handler: Callable[[Message, Session], None]) -> None:
         driver = self._driver
@@ -618,10 +622,10 @@ class Connection:
         owner = current_thread()
         ended: BaseException | None = None
         try:
-            while (got := driver.run(worker.next(owner))) is not None:
+            while (messages := driver.run(worker.next(owner))) is not None:
                 if session._source.core is not worker.session:
                     session = Session(self, worker.session)
-                message = cast("Message", got)
+                message = cast("Message", messages)
                 message._session = session._source
                 try:
                     handler(message, session)
@@ -647,17 +651,17 @@ class Connection:
         return self._browse(destination, selector)
 
     def _browse(self, destination: str, selector: str | None) -> Iterator[Content]:
-        self._driver.check_place()
+        self._driver.check_caller()
         self._driver.client.check_open()
-        with connect_as(self._login) as other:
-            self._browsing.add(other)
+        with connect_with(self._login) as other:
+            self._browse_connections.add(other)
             driver = other._driver
             try:
-                looking = QueueBrowser(driver.client, destination, selector)
-                while (shown := driver.run(looking.next())) is not None:
-                    yield shown
+                browser = QueueBrowser(driver.client, destination, selector)
+                while (content := driver.run(browser.next())) is not None:
+                    yield content
             finally:
-                self._browsing.discard(other)
+                self._browse_connections.discard(other)
 
     def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
         """End a durable subscription that nobody uses: what waits in it goes.
@@ -690,25 +694,25 @@ class Connection:
 
     def _close(self, timeout: float) -> None:
         driver = self._driver
-        if driver.is_at_end:
+        if driver.is_finalizing:
             return
-        driver.check_place()
+        driver.check_caller()
         client = driver.client
         deadline = monotonic() + timeout
-        for other in list(self._browsing):
+        for other in list(self._browse_connections):
             other._driver.fail(ClosedError("the connection is closed"))
         current = current_thread()
-        for consuming in list(self._consuming):
-            driver.call(consuming.stop)
+        for call in list(self._consume_calls):
+            driver.call(call.stop)
         try:
-            for consuming in list(self._consuming):
-                if not driver.run(consuming.until_handled(deadline, current)):
-                    driver.call(consuming.leave)
+            for call in list(self._consume_calls):
+                if not driver.run(call.wait_until_handled(deadline, current)):
+                    driver.call(call.abandon)
             driver.run(client.close(deadline))
         except BaseException:
-            for consuming in list(self._consuming):
-                driver.call(consuming.leave)
-            driver.leave()
+            for call in list(self._consume_calls):
+                driver.call(call.abandon)
+            driver.disconnect_nowait()
             raise
         finally:
             driver.stop()
@@ -726,12 +730,12 @@ class Connection:
             return
         try:
             self._close(0.0)
-        except Exception as ours:
+        except Exception as exit_error:
             # The program's exception leaves the block, whatever its end says.
-            flows.note(error, ours)
+            flows.note_exit_failure(error, exit_error)
 
 
-def connect_as(options: ConnectOptions) -> Connection:
+def connect_with(options: ConnectOptions) -> Connection:
     """Another connection of the same kind."""
     connection = Connection(options)
     connection._open(CLOSE_S)

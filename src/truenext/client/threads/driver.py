@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from truenext.client import log
-from truenext.client.core.beside import Beside
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
-from truenext.client.core.flows import note
-from truenext.client.threads.interrupts import Interruptible
+from truenext.client.core.flows import note_exit_failure
+from truenext.client.core.isolation import HandlerIsolation
+from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
 from truenext.limits import READ_BYTES
@@ -37,7 +37,7 @@ from truenext.limits import READ_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.holding import Received, Subscription
+    from truenext.client.core.buffer import Received, Subscription
     from truenext.client.core.link import Link
     from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
@@ -51,7 +51,7 @@ STOP_S = 1.0
 
 EXIT_S = 10.0
 """Seconds for which the end of the program waits until what was sent is confirmed, as the end of a `with` does."""
-_ENDS = "the program ends, and the connection with it"
+_PROGRAM_ENDS = "the program ends, and the connection with it"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,34 +66,34 @@ _drivers_lock = threading.Lock()
 def _at_exit() -> None:
     """Wait for confirmations while the threads of connections still run: a moment later they would lose messages of
     `send_nowait`."""
-    until = monotonic() + EXIT_S
+    deadline = monotonic() + EXIT_S
     with _drivers_lock:
         drivers = list(_drivers)
     for driver in drivers:
-        driver.confirm(until)
+        driver.wait_until_confirmed(deadline)
 
 
 class Driver:
-    def __init__(self, options: ConnectOptions, name: str, make: type[Received]) -> None:
+    def __init__(self, options: ConnectOptions, name: str, make_message: type[Received]) -> None:
         self.process = os.getpid()
-        self.beside = Beside()
+        self.isolation = HandlerIsolation()
         """Of this connection: its lock guards no other."""
         context = ClientContext(
             clock=monotonic,
-            chance=random.random,
+            random=random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=self._report,
             has_ended=_has_ended,
         )
-        self.client = Client(options, name, context, make)
+        self.client = Client(options, name, context, make_message)
         self._lock = threading.Lock()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
         self._sock: socket.socket | None = None
         self._link: Link | None = None
         """What the socket is for."""
-        self._rest: memoryview | None = None
+        self._unwritten: memoryview | None = None
         """What the socket did not take yet."""
         self._write_error: OSError | None = None
         self._is_flush_due = False
@@ -105,29 +105,29 @@ class Driver:
         self._events = 0
         """What the thread waits for at the socket."""
         self._wakes_at = inf
-        self._wakee, self._waker = socket.socketpair()
-        self._wakee.setblocking(False)
-        self._selector.register(self._wakee, selectors.EVENT_READ)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._is_woken = False
-        self._is_over = False
+        self._is_stopped = False
         with _drivers_lock:
             _drivers.add(self)
 
     def start(self) -> None:
         """Raises: ClosedError at the end of the program, when no thread begins any more"""
-        self.check_place()
+        self.check_caller()
         self._thread.start()
 
-    def confirm(self, until: float) -> None:
+    def wait_until_confirmed(self, deadline: float) -> None:
         """Wait until the broker has confirmed what was sent; warn if it has not in time."""
         client = self.client
-        if os.getpid() == self.process and client.left_open and self.run(client.confirm(until)):
+        if os.getpid() == self.process and client.unconfirmed and self.run(client.wait_until_confirmed(deadline)):
             self._log()
-            log.left_open(client)
+            log.warn_unconfirmed(client)
 
     def stop(self) -> None:
         """Nothing is left of it: neither socket nor thread. Only once the client has ended."""
-        with self.hold():
+        with self.state_lock():
             self._wake()
         if threading.get_ident() != self._thread.ident:
             self._thread.join(STOP_S)
@@ -135,99 +135,100 @@ class Driver:
 
     # ---- Callers ----
 
-    def check_place(self) -> None:
+    def check_caller(self) -> None:
         """Before the lock is touched, which nobody may ever give back in a process that was forked.
 
         Raises: ClosedError in another process than that of the connection, and at the end of the program
         """
-        # As `is_at_end`, without its call: this is asked for each message.
+        # As `is_finalizing`, without its call: this is asked for each message.
         if sys.is_finalizing():
-            raise ClosedError(_ENDS)
+            raise ClosedError(_PROGRAM_ENDS)
         if os.getpid() != self.process:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
 
     @property
-    def is_at_end(self) -> bool:
+    def is_finalizing(self) -> bool:
         """Only finalizers run, such as `__del__`: the connection's own thread has stopped, and may never give its lock
         back."""
         return sys.is_finalizing()
 
-    def hold(self) -> threading.Lock | Interruptible:
+    def state_lock(self) -> threading.Lock | SignalSafeLock:
         """The lock, for a `with` block in which nothing is waited for."""
-        return Interruptible(self._lock) if threading.get_ident() == self._main else self._lock
+        return SignalSafeLock(self._lock) if threading.get_ident() == self._main else self._lock
 
     def call(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that waits for nothing."""
-        self.check_place()
-        with self.hold():
+        self.check_caller()
+        with self.state_lock():
             try:
                 return step(*args, **kwargs)
             finally:
-                self._after()
+                self._after_step()
 
     def call_many(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `call`, for one of many that follow each other: the thread writes what they want written, together."""
-        self.check_place()
-        with self.hold():
+        self.check_caller()
+        with self.state_lock():
             try:
                 return step(*args, **kwargs)
             finally:
                 self._wake()
 
-    def take(self, session: SessionCore, subscription: Subscription, owner: object) -> Received | None:
+    def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> Received | None:
         """What is next, if it is here: the short way of receiving."""
-        self.check_place()
-        hold = self.hold()
-        with hold:
-            received = session.take_now(subscription, owner)
+        self.check_caller()
+        lock = self.state_lock()
+        with lock:
+            received = session.try_receive(subscription, owner)
             if received is not None:
                 try:
-                    if isinstance(hold, Interruptible):
-                        hold.catch_up()
+                    if isinstance(lock, SignalSafeLock):
+                        lock.run_due_handlers()
                 except BaseException:
-                    session.not_received(subscription, [received])
+                    session.receive_interrupted(subscription, [received])
                     raise
                 finally:
-                    self._after()
+                    self._after_step()
             return received
 
-    def run(self, flow: Flow[T], unseen: Callable[[T], None] | None = None) -> T:
-        """Drive a flow to its end; `unseen` gets what comes of it if the caller does not, who was interrupted."""
-        self.check_place()
-        hold = self.hold()
-        with hold:
+    def run(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
+        """Drive a flow to its end; `on_interrupted` gets what comes of it if the caller does not, who was
+        interrupted."""
+        self.check_caller()
+        lock = self.state_lock()
+        with lock:
             try:
                 wait = next(flow)
                 while True:
-                    self._after()
+                    self._after_step()
                     try:
-                        came = self._until(wait, hold)
+                        in_time = self._wait(wait, lock)
                     except BaseException as error:
                         wait = flow.throw(error)
                     else:
-                        wait = flow.send(came)
+                        wait = flow.send(in_time)
             except StopIteration as ended:
                 value: T = ended.value
-                if unseen is not None and isinstance(hold, Interruptible):
+                if on_interrupted is not None and isinstance(lock, SignalSafeLock):
                     try:
-                        hold.catch_up()
+                        lock.run_due_handlers()
                     except BaseException:
-                        unseen(value)
+                        on_interrupted(value)
                         raise
                 return value
             finally:
-                self._after()
+                self._after_step()
 
-    def leave_block(self, flow: Flow[None], error: BaseException | None) -> None:
+    def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
         """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
         try:
             self.run(flow)
-        except Exception as ours:
+        except Exception as exit_error:
             if error is None:
                 raise
-            note(error, ours)
+            note_exit_failure(error, exit_error)
 
-    def _until(self, wait: Wait, hold: threading.Lock | Interruptible) -> bool:
+    def _wait(self, wait: Wait, lock: threading.Lock | SignalSafeLock) -> bool:
         signal, deadline = wait
         if signal.is_set:
             return True
@@ -235,27 +236,27 @@ class Driver:
             raise LocalProtocolError("the connection's own thread, which writes its log, cannot wait for itself")
         waiter = threading.Lock()
         waiter.acquire()
-        wake = waiter.release
-        signal.call(wake)
+        release = waiter.release
+        signal.add_callback(release)
         timeout = -1.0 if deadline is None else min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX)
         try:
-            if isinstance(hold, Interruptible):
-                hold.wait(waiter, timeout)
+            if isinstance(lock, SignalSafeLock):
+                lock.wait(waiter, timeout)
             else:
-                hold.release()
+                lock.release()
                 try:
                     waiter.acquire(True, timeout)
                 finally:
-                    hold.acquire()
+                    lock.acquire()
         finally:
-            signal.forget(wake)
+            signal.remove_callback(release)
         return signal.is_set
 
-    def leave(self) -> None:
+    def disconnect_nowait(self) -> None:
         """Take leave, and wait for nothing."""
-        self.call(self._leave)
+        self.call(self._disconnect_nowait)
 
-    def _leave(self) -> None:
+    def _disconnect_nowait(self) -> None:
         flow = self.client.close(None)
         for _ in flow:
             self.flush()
@@ -265,7 +266,7 @@ class Driver:
         """There will be no connection any more."""
         self.call(self.client.fail, error)
 
-    def _after(self) -> None:
+    def _after_step(self) -> None:
         """A caller has done something: write what is due, and see whether the thread has something to do at once."""
         if self._is_flush_due:
             self.flush()
@@ -273,20 +274,20 @@ class Driver:
         if (
             self.client.link is not self._link
             or (due is not None and due < self._wakes_at)
-            or (self._sock is not None and self._wanted() != self._events)
+            or (self._sock is not None and self._events_needed() != self._events)
             or self._reports
         ):
             self._wake()
 
-    def _wanted(self) -> int:
+    def _events_needed(self) -> int:
         """What is to be waited for at the socket."""
         reads = 0 if self.client.is_full else selectors.EVENT_READ
-        return reads | (0 if self._rest is None else selectors.EVENT_WRITE)
+        return reads | (0 if self._unwritten is None else selectors.EVENT_WRITE)
 
     def _wake(self) -> None:
-        if not self._is_woken and not self._is_over:
+        if not self._is_woken and not self._is_stopped:
             self._is_woken = True
-            self._waker.send(b"\0")
+            self._wake_writer.send(b"\0")
 
     # ---- The thread ----
 
@@ -295,32 +296,32 @@ class Driver:
             while self.client.error is None:
                 self._connect_once()
                 while self._sock is not None:
-                    self._turn()
+                    self._run_once()
         except Exception as error:
-            ours = log.internal_error(error)
+            exit_error = log.internal_error(error)
             with self._lock:
-                self.client.fail(ours)
+                self.client.fail(exit_error)
         finally:
             with self._lock:
-                self._is_over = True
-                self._end()
+                self._is_stopped = True
+                self._close_socket()
                 self._selector.close()
-                self._wakee.close()
-                self._waker.close()
+                self._wake_reader.close()
+                self._wake_writer.close()
             self._log()
 
     def _connect_once(self) -> None:
         client = self.client
         with self._lock:
-            address, delay = client.attempts.next()
-        until = monotonic() + delay
-        while client.error is None and (now := monotonic()) < until:
-            self._select(None, 0, until - now)
+            address, delay = client.backoff.next()
+        deadline = monotonic() + delay
+        while client.error is None and (now := monotonic()) < deadline:
+            self._select(None, 0, deadline - now)
         try:
             sock = self._connect(address)
         except (OSError, UnicodeError) as error:
             with self._lock:
-                client.connecting_failed(error)
+                client.connect_failed(error)
             return
         if sock is None:
             return
@@ -329,46 +330,48 @@ class Driver:
                 sock.close()
                 return
             self._sock = sock
-            self._rest = None
+            self._unwritten = None
             self._write_error = None
             client.opened(address)
             self._link = client.link
 
     def _connect(self, address: Address) -> socket.socket | None:
         """None if there is to be no connection any more. Raises: OSError if nobody is there"""
-        until = monotonic() + CONNECT_S
+        deadline = monotonic() + CONNECT_S
         errors: list[OSError] = []
-        for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, sockaddr in socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        ):
             sock = socket.socket(family, kind, protocol)
-            is_made = False
+            is_connected = False
             try:
                 sock.setblocking(False)
                 # What is written is wanted at once.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                code = sock.connect_ex(where)
-                while code in _UNDER_WAY and self.client.error is None:
-                    if (left := until - monotonic()) <= 0:
+                code = sock.connect_ex(sockaddr)
+                while code in _IN_PROGRESS and self.client.error is None:
+                    if (left_s := deadline - monotonic()) <= 0:
                         raise TimeoutError(f"no answer within {CONNECT_S:g} seconds")
-                    if self._select(sock, selectors.EVENT_WRITE, left):
+                    if self._select(sock, selectors.EVENT_WRITE, left_s):
                         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code and code not in _UNDER_WAY:
+                if code and code not in _IN_PROGRESS:
                     raise OSError(code, os.strerror(code))
-                is_made = self.client.error is None
-                return sock if is_made else None
+                is_connected = self.client.error is None
+                return sock if is_connected else None
             except OSError as error:
                 errors.append(error)
             finally:
-                if not is_made:
+                if not is_connected:
                     self._register(None, 0)
                     sock.close()
         raise errors[0] if errors else OSError(f"{address.host} has no address")
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Wait until the connection has something to do, and do it."""
         with self._lock:
             sock = self._sock
             assert sock is not None, "it is there"
-            self._events = self._wanted()
+            self._events = self._events_needed()
         ready = self._select(sock, self._events)
         data: bytes | None = None
         error: Exception | None = None
@@ -377,62 +380,62 @@ class Driver:
                 data = sock.recv(READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 pass
-            except OSError as failed:
-                error = failed
+            except OSError as read_error:
+                error = read_error
         with self._lock:
             if data:
-                self.client.received(data)
+                self.client.receive_data(data)
             elif data is not None:
                 error = ConnectionLost("the broker has closed it")
             if ready & selectors.EVENT_WRITE:
-                self._write_rest(sock)
+                self._write_unwritten(sock)
             if self._is_flush_due:
                 self.flush()
             error = error or self._write_error
             if error is not None and self.client.link is self._link:
                 self.client.lost(error)
             if self.client.link is not self._link:
-                self._end()
+                self._close_socket()
 
-    def _select(self, sock: socket.socket | None, events: int, longest: float = inf) -> int:
+    def _select(self, sock: socket.socket | None, events: int, max_wait_s: float = inf) -> int:
         """Wait for the socket, or until somebody wakes the thread; run the timers. What the socket is ready for."""
         with self._lock:
             due = self.client.delayed_calls.next_at
-            wakes_at = monotonic() + longest
+            wakes_at = monotonic() + max_wait_s
             self._wakes_at = wakes_at = wakes_at if due is None else min(due, wakes_at)
         self._register(sock, events)
         timeout = None if wakes_at == inf else max(0.0, wakes_at - monotonic())
         ready = 0
         woken = False
         for key, mask in self._selector.select(timeout):
-            if key.fileobj is self._wakee:
+            if key.fileobj is self._wake_reader:
                 woken = True
             else:
                 ready = mask
         with self._lock:
             if woken:
-                self._wakee.recv(1)
+                self._wake_reader.recv(1)
                 self._is_woken = False
             self.client.tick()
         self._log()
         return ready
 
     def _register(self, sock: socket.socket | None, events: int) -> None:
-        before, were = self._registered
-        if before is sock and were == events:
+        sock_before, events_before = self._registered
+        if sock_before is sock and events_before == events:
             return
-        if before is not None and were:
-            self._selector.unregister(before)
+        if sock_before is not None and events_before:
+            self._selector.unregister(sock_before)
         if sock is not None and events:
             self._selector.register(sock, events)
         self._registered = (sock, events)
 
-    def _end(self) -> None:
+    def _close_socket(self) -> None:
         """The socket is of no further use."""
         self._register(None, 0)
         self._link = None
         sock, self._sock = self._sock, None
-        self._rest = None
+        self._unwritten = None
         if sock is not None:
             with contextlib.suppress(OSError):
                 # Also if a process that was forked from this one has it, too.
@@ -445,9 +448,9 @@ class Driver:
         """Write what is to be written; whether the socket has taken all of it."""
         self._is_flush_due = False
         sock = self._sock
-        if sock is None or self._rest is not None:
+        if sock is None or self._unwritten is not None:
             return False
-        out = self.client.outgoing()
+        out = self.client.data_to_send()
         if not out:
             return True
         data = out[0] if len(out) == 1 else b"".join(out)
@@ -462,34 +465,34 @@ class Driver:
             return False
         if written == len(data):
             return True
-        self._rest = memoryview(data)[written:]
+        self._unwritten = memoryview(data)[written:]
         return False
 
-    def _write_rest(self, sock: socket.socket) -> None:
-        rest = self._rest
-        if rest is None:
+    def _write_unwritten(self, sock: socket.socket) -> None:
+        unwritten = self._unwritten
+        if unwritten is None:
             return
         try:
-            written = sock.send(rest)
+            written = sock.send(unwritten)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._write_error = error
             return
-        if written < len(rest):
-            self._rest = rest[written:]
+        if written < len(unwritten):
+            self._unwritten = unwritten[written:]
             return
-        self._rest = None
+        self._unwritten = None
         if self.flush():
-            self.client.has_drained()
+            self.client.on_drained()
 
     def _flush_soon(self) -> None:
         self._is_flush_due = True
 
     # ---- The log ----
 
-    def _report(self, what: str, facts: dict[str, object]) -> None:
-        self._reports.append((what, facts))
+    def _report(self, text: str, fields: dict[str, object]) -> None:
+        self._reports.append((text, fields))
 
     def _log(self) -> None:
         while self._reports:
@@ -500,4 +503,4 @@ def _has_ended(owner: object) -> bool:
     return isinstance(owner, threading.Thread) and not owner.is_alive()
 
 
-_UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, errno.EINTR})
+_IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, errno.EINTR})

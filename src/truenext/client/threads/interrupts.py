@@ -28,27 +28,27 @@ _set_handler = cast("Callable[[int, Handler], object]", _raw.signal)
 _handler = cast("Callable[[int], object]", _raw.getsignal)
 
 
-class Interruptible:
+class SignalSafeLock:
     """The lock of a connection, for the main thread. For one `with` block."""
 
-    __slots__ = ("_handlers", "_is_waiting", "_lock", "_put_off")
+    __slots__ = ("_deferred", "_handlers", "_is_waiting", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._handlers: dict[int, Handler] = {}
         """Those that were replaced."""
         self._is_waiting = False
-        self._put_off: list[int] = []
+        self._deferred: list[int] = []
 
     def __enter__(self) -> None:
-        put_off = self._on_signal
+        defer = self._on_signal
         try:
             for number in SIGNALS:
                 handler = _handler(number)
                 # One that was set in C, or is none, does not run between two steps.
                 if callable(handler):
                     self._handlers[number] = cast("Handler", handler)
-                    _set_handler(number, put_off)
+                    _set_handler(number, defer)
         except BaseException:
             # A handler that was not replaced yet.
             self._restore()
@@ -65,7 +65,7 @@ class Interruptible:
             # A handler that is back already.
             self._restore()
             raise
-        self._run_put_off()
+        self._run_deferred()
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
@@ -77,30 +77,30 @@ class Interruptible:
         self._lock.release()
         try:
             self._is_waiting = True
-            self._run_put_off()
+            self._run_deferred()
             waiter.acquire(True, timeout)
         finally:
             self._is_waiting = False
             self._lock.acquire()
 
-    def catch_up(self) -> None:
+    def run_due_handlers(self) -> None:
         """Run the handlers that are due, without the lock. They may raise."""
-        if self._put_off:
+        if self._deferred:
             self._lock.release()
             try:
                 self._is_waiting = True
-                self._run_put_off()
+                self._run_deferred()
             finally:
                 self._is_waiting = False
                 self._lock.acquire()
 
-    def _run_put_off(self) -> None:
-        while self._put_off:
-            number = self._put_off.pop(0)
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            number = self._deferred.pop(0)
             self._handlers[number](number, None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_waiting:
             self._handlers[number](number, frame)
         else:
-            self._put_off.append(number)
+            self._deferred.append(number)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.client.core.questions import OfProducer
+from truenext.client.core.pending_requests import ProducerStatus
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage.committing import BrokerAway
 from truenext.stage.core.failure import said_of
@@ -426,8 +426,8 @@ class Relay:
     async def _resolve(self, unit: StoredUnit) -> str | None:
         """What became of its COMMIT, for good, if it can be settled now. Raises: one of AWAY"""
         question = {"producer": unit.producer, "commit": unit.number, "resolve": True}
-        answer = await self._pool.connection.ask("producer", question, timeout=ASK_S)
-        return msgspec.json.decode(answer, type=OfProducer).outcome
+        answer = await self._pool.connection.control_request("producer", question, timeout=ASK_S)
+        return msgspec.json.decode(answer, type=ProducerStatus).outcome
 
     async def _is_sent_behind_a_gap(self, unit: StoredUnit) -> bool:
         """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
@@ -467,8 +467,8 @@ class Relay:
 
     async def _highest(self, name: str) -> int:
         """Number of a COMMIT that the broker knows of it. Raises: one of AWAY"""
-        answer = await self._pool.connection.ask("producer", {"producer": name}, timeout=ASK_S)
-        return msgspec.json.decode(answer, type=OfProducer).commits
+        answer = await self._pool.connection.control_request("producer", {"producer": name}, timeout=ASK_S)
+        return msgspec.json.decode(answer, type=ProducerStatus).commits
 
 
 def _cannot_be_read(unit: StoredUnit, error: UnreadableUnit) -> BrokerAway:

@@ -32,7 +32,16 @@ class ReceivedState(IntEnum):
 class Received(Content):
     """One dispatch of a message."""
 
-    __slots__ = ("ack_id", "again", "is_started", "link", "may_have_missed", "state", "subscription", "transaction")
+    __slots__ = (
+        "ack_id",
+        "is_started",
+        "link",
+        "may_have_missed",
+        "redelivery",
+        "state",
+        "subscription",
+        "transaction",
+    )
 
     def __init__(
         self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
@@ -47,13 +56,13 @@ class Received(Content):
         """The broker was told that the program has it."""
         self.transaction: object | None = None
         """The transaction that was given it."""
-        self.again: Received | None = None
+        self.redelivery: Received | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""
         self.may_have_missed: bool = False
         """It is the first of a topic after the connection was lost: what was sent meanwhile did not come here."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a subscription asks for."""
 
     destination: str
@@ -75,14 +84,35 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Subscription:
     __slots__ = (
-        *("_heap", "buffer", "error", "has_missed", "held", "id", "is_asked", "is_closed", "is_dry", "is_known"),
-        *("is_open", "is_paused", "opened", "is_suspended", "returns", "round_min", "wanted", "pull_id", "requested"),
+        *(
+            "_heap",
+            "buffer",
+            "error",
+            "may_have_missed",
+            "held",
+            "id",
+            "is_polled",
+            "is_closed",
+            "is_exhausted",
+            "is_subscribe_sent",
+        ),
+        *(
+            "is_open",
+            "is_paused",
+            "opened",
+            "is_suspended",
+            "is_release_due",
+            "round_min",
+            "options",
+            "pull_id",
+            "requested",
+        ),
     )
 
-    def __init__(self, name: str, wanted: Wanted, buffer: Buffer) -> None:
+    def __init__(self, name: str, options: SubscriptionOptions, buffer: Buffer) -> None:
         self.id = name
         """As it is called on the wire."""
-        self.wanted = wanted
+        self.options = options
         self.buffer = buffer
         self.held: dict[str, Received] = {}
         """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
@@ -91,7 +121,7 @@ class Subscription:
         """What comes of an earlier round was given back."""
         self.requested = 0
         """Messages that were asked for, if it pulls, and have not come."""
-        self.is_dry = False
+        self.is_exhausted = False
         """The broker had not as many as were asked for last."""
         self.pull_id = ""
         """The name of what was asked for last."""
@@ -99,25 +129,25 @@ class Subscription:
         """The broker was told to send nothing until it is woken."""
         self.is_paused = False
         """The program wants nothing of it for now."""
-        self.returns = False
+        self.is_release_due = False
         """What has come is to be given back as soon as it is confirmed."""
-        self.is_asked = False
+        self.is_polled = False
         """The program has asked for a message since somebody looked last."""
-        self.is_known = False
+        self.is_subscribe_sent = False
         """The broker of this connection has been told of it."""
         self.is_open = False
         """... and has confirmed it."""
         self.is_closed = False
         self.error: TruenextError | None = None
         """Why it has ended."""
-        self.has_missed = False
+        self.may_have_missed = False
         """The next message is the first after a time without a connection, in which others may have been lost."""
         self.opened = Signal()
         """It is open, or has ended."""
 
     @property
     def pulls(self) -> bool:
-        return self.wanted.prefetch == 0
+        return self.options.prefetch == 0
 
     def end(self, error: TruenextError | None) -> None:
         self.is_closed = True
@@ -131,7 +161,7 @@ class Subscription:
 
     def first(self) -> Received | None:
         """What may be handed out next."""
-        return self._heap[0][2] if self._heap and not (self.is_paused or self.returns) else None
+        return self._heap[0][2] if self._heap and not (self.is_paused or self.is_release_due) else None
 
     def pop(self) -> Received:
         """Take the first one out."""
@@ -154,7 +184,7 @@ class Subscription:
         self.clear()
         self.held.clear()
         self.round_min = self.requested = 0
-        self.is_suspended = self.returns = self.is_known = self.is_open = False
+        self.is_suspended = self.is_release_due = self.is_subscribe_sent = self.is_open = False
         if self.opened.is_set and not self.is_closed:
             # Whoever has not looked yet waits for the next.
             self.opened = Signal()
@@ -168,14 +198,14 @@ class Buffer:
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
-        self._waiting: dict[Signal, Subscription | None] = {}
-        self.is_over = False
+        self._waiters: dict[Signal, Subscription | None] = {}
+        self.is_closed = False
         """Nothing is handed out any more, and who waits is told so."""
 
     def push(self, received: Received) -> None:
         subscription = received.subscription
         subscription.push(received)
-        if self._waiting:
+        if self._waiters:
             self._wake_one(subscription)
 
     def first(self, subscription: Subscription | None = None) -> Received | None:
@@ -185,60 +215,60 @@ class Buffer:
         if len(self.subscriptions) == 1:
             return self.subscriptions[0].first()
         firsts = [first for each in self.subscriptions if (first := each.first()) is not None]
-        return min(firsts, key=place_of, default=None)
+        return min(firsts, key=key_of, default=None)
 
-    def take(self, received: Received) -> None:
+    def pop(self, received: Received) -> None:
         """What `first` has said is handed out."""
         received.subscription.pop()
 
-    def ended(self, messages: Iterable[Received]) -> None:
+    def on_settled(self, messages: Iterable[Received]) -> None:
         """The program is done with messages that were handed out."""
 
-    def cleared(self) -> None:
+    def on_cleared(self) -> None:
         """Subscriptions have lost what they had."""
 
     def __len__(self) -> int:
         return sum(map(len, self.subscriptions))
 
-    parked = 0
+    withheld = 0
     """Messages that have come and may not be handed out yet."""
 
     # ---- Who waits ----
 
-    def wait(self, subscription: Subscription | None) -> Signal:
-        """Set when something has come, or everybody is to look again; to be given to `leave`."""
+    def add_waiter(self, subscription: Subscription | None) -> Signal:
+        """Set when something has come, or everybody is to look again; to be given to `remove_waiter`."""
         signal = Signal()
-        self._waiting[signal] = subscription
+        self._waiters[signal] = subscription
         return signal
 
-    def leave(self, signal: Signal) -> None:
+    def remove_waiter(self, signal: Signal) -> None:
         """Whoever waited does not any more. What it may have been woken for is for the next one."""
-        subscription = self._waiting.pop(signal)
-        if signal.is_set and self._waiting and self.first(subscription) is not None:
+        subscription = self._waiters.pop(signal)
+        if signal.is_set and self._waiters and self.first(subscription) is not None:
             self._wake_one(subscription)
 
-    def until_woken(self, subscription: Subscription | None, deadline: float | None = None) -> Flow[bool]:
-        """Wait as `wait` says. False if nothing has come in time."""
-        signal = self.wait(subscription)
+    def wait_until_woken(self, subscription: Subscription | None, deadline: float | None = None) -> Flow[bool]:
+        """Wait as `add_waiter` says. False if nothing has come in time."""
+        signal = self.add_waiter(subscription)
         try:
             return (yield Wait(signal, deadline))
         finally:
-            self.leave(signal)
+            self.remove_waiter(signal)
 
     def _wake_one(self, subscription: Subscription | None) -> None:
-        for signal, wanted in self._waiting.items():
-            if not signal.is_set and (wanted is subscription or wanted is None or subscription is None):
+        for signal, awaited in self._waiters.items():
+            if not signal.is_set and (awaited is subscription or awaited is None or subscription is None):
                 signal.set()
                 return
 
     def wake_all(self) -> None:
-        for signal in self._waiting:
+        for signal in self._waiters:
             signal.set()
 
-    def is_waited_for(self, subscription: Subscription) -> bool:
+    def has_waiter(self, subscription: Subscription) -> bool:
         """Somebody would take what comes to it."""
-        return any(wanted is None or wanted is subscription for wanted in self._waiting.values())
+        return any(awaited is None or awaited is subscription for awaited in self._waiters.values())
 
 
-def place_of(received: Received) -> tuple[int, int]:
+def key_of(received: Received) -> tuple[int, int]:
     return received.rank, received.sequence

@@ -14,39 +14,39 @@ from weakref import ref
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-LOOKS = 2
+CHECKS_PER_INTERVAL = 2
 """In each interval: then it is never longer than the interval from one byte to the next."""
 STOP_S = 1.0
 """Seconds that the end waits for the thread, which does nothing that waits."""
 
 
-class Beating(Protocol):
+class HeartbeatTarget(Protocol):
     """What a heart beats for."""
 
     loop: AbstractEventLoop
 
-    def beat(self, seen: float) -> float:
-        """If nothing was written since `seen`, beat. Returns what to say the next time."""
+    def beat(self, last_written_at: float) -> float:
+        """If nothing was written since `last_written_at`, beat. Returns what to say the next time."""
 
 
-class Heart:
-    def __init__(self, driver: Beating, heart_beat_s: float) -> None:
+class HeartbeatThread:
+    def __init__(self, driver: HeartbeatTarget, heart_beat_s: float) -> None:
         # A driver that nobody has any more is not kept alive.
         self._driver = ref(driver)
-        self._every_s = heart_beat_s / LOOKS
-        self._is_over = threading.Event()
+        self._interval_s = heart_beat_s / CHECKS_PER_INTERVAL
+        self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="truenext heart-beat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._is_stopped.set()
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        seen = 0.0
-        while not self._is_over.wait(self._every_s):
+        last_written_at = 0.0
+        while not self._is_stopped.wait(self._interval_s):
             driver = self._driver()
             if driver is None or driver.loop.is_closed():
                 return
-            seen = driver.beat(seen)
+            last_written_at = driver.beat(last_written_at)
             del driver

@@ -61,7 +61,7 @@ class Outgoing:
         self.options = options
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class EncodedSend(msgspec.Struct, frozen=True):
     """What of a SEND does not depend on when it is written."""
 
     head: bytes
@@ -70,8 +70,8 @@ class Spoken(msgspec.Struct, frozen=True):
     number: int
 
 
-_KEPT_MAX = 1000
-_kept: dict[tuple[str, tuple[tuple[str, object], ...]], Spoken] = {}
+_CACHE_ENTRIES_MAX = 1000
+_cache: dict[tuple[str, tuple[tuple[str, object], ...]], EncodedSend] = {}
 _RESERVED = frozenset(
     {
         *("destination", "receipt", "transaction", "content-length", "priority", "persistent"),
@@ -85,23 +85,23 @@ def is_reserved(header: str) -> bool:
     return header in _RESERVED or header.startswith("truenext-")
 
 
-_TEXT, _WHOLE, _YES_NO, _SECONDS = (str,), (int,), (bool,), (float, int)
-_KINDS: dict[str, tuple[type, ...]] = {
-    "priority": _WHOLE,
-    "persistent": _YES_NO,
-    "ttl": _SECONDS,
-    "delay": _SECONDS,
-    "period": _SECONDS,
-    "repeat": _WHOLE,
-    "cron": _TEXT,
-    "group": _TEXT,
-    "closes_group": _YES_NO,
-    "reply_to": _TEXT,
-    "correlation_id": _TEXT,
-    "content_type": _TEXT,
+_STR, _INT, _BOOL, _NUMBER = (str,), (int,), (bool,), (float, int)
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "priority": _INT,
+    "persistent": _BOOL,
+    "ttl": _NUMBER,
+    "delay": _NUMBER,
+    "period": _NUMBER,
+    "repeat": _INT,
+    "cron": _STR,
+    "group": _STR,
+    "closes_group": _BOOL,
+    "reply_to": _STR,
+    "correlation_id": _STR,
+    "content_type": _STR,
     "headers": (Mapping,),
-    "producer": _TEXT,
-    "number": _WHOLE,
+    "producer": _STR,
+    "number": _INT,
 }
 
 
@@ -109,40 +109,40 @@ _IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
 """Text that needs no escape, and less room than `frames.check` leaves."""
 
 
-def spoken(destination: str, options: SendOptions) -> Spoken:
+def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     """Raises: ValueError if an option is not what it may be"""
     if "headers" in options or "number" in options:
-        return _speak(destination, options)
+        return _encode_send(destination, options)
     correlation = options.get("correlation_id")
     if type(correlation) is str and _IS_PLAIN(correlation):
         # Each reply has one of its own, and is like the others otherwise.
         others = options.copy()
         del others["correlation_id"]
-        said = spoken(destination, others)
-        return Spoken(said.head + f"correlation-id:{correlation}\n".encode(), said.ttl_s, None, 0)
+        encoded = encode_send(destination, others)
+        return EncodedSend(encoded.head + f"correlation-id:{correlation}\n".encode(), encoded.ttl_s, None, 0)
     key = (destination, tuple(options.items()))
     try:
-        known = _kept.get(key)
+        cached = _cache.get(key)
     except TypeError:
         # What cannot be a key is no option, either.
-        return _speak(destination, options)
-    if known is None:
-        if len(_kept) >= _KEPT_MAX:
-            _kept.clear()
-        known = _kept[key] = _speak(destination, options)
-    return known
+        return _encode_send(destination, options)
+    if cached is None:
+        if len(_cache) >= _CACHE_ENTRIES_MAX:
+            _cache.clear()
+        cached = _cache[key] = _encode_send(destination, options)
+    return cached
 
 
-def _speak(destination: str, options: SendOptions) -> Spoken:
+def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
     unknown = options.keys() - SendOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")
     if not isinstance(destination, str):
         raise TypeError(f"a destination is text, not {destination!r}")
-    for name, said in options.items():
-        kinds = _KINDS[name]
-        if not isinstance(said, kinds) or (isinstance(said, bool) and bool not in kinds):
-            raise TypeError(f"{name} is {kinds[0].__name__}, not {said!r}")
+    for name, option in options.items():
+        types = _OPTION_TYPES[name]
+        if not isinstance(option, types) or (isinstance(option, bool) and bool not in types):
+            raise TypeError(f"{name} is {types[0].__name__}, not {option!r}")
     priority = options.get("priority", 4)
     if not 0 <= priority <= PRIORITY_MAX:
         raise ValueError(f"priority is 0 to {PRIORITY_MAX}, not {priority}")
@@ -160,9 +160,9 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
     elif options.get("closes_group"):
         raise ValueError("closes_group needs a group")
     for name in ("reply_to", "correlation_id", "content_type"):
-        said = options.get(name)
-        if said:
-            headers[name.replace("_", "-")] = str(said)
+        option = options.get(name)
+        if option:
+            headers[name.replace("_", "-")] = str(option)
     for name, value in options.get("headers", {}).items():
         if is_reserved(name) or name in headers:
             raise ValueError(f"{name} is no header of a program, or has been said by an option")
@@ -180,7 +180,7 @@ def _speak(destination: str, options: SendOptions) -> Spoken:
     frames.check(headers)
     if producer is not None:
         frames.check({"truenext-producer": producer})
-    return Spoken(frames.head("SEND", headers), ttl, producer, number)
+    return EncodedSend(frames.head("SEND", headers), ttl, producer, number)
 
 
 def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
@@ -194,10 +194,10 @@ def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
         headers["AMQ_SCHEDULED_CRON"] = options["cron"]
 
 
-def _milliseconds(name: str, seconds: float, most_ms: int) -> int:
+def _milliseconds(name: str, seconds: float, max_ms: int) -> int:
     # Not a number is not between them, either.
-    if not 0.001 <= seconds <= most_ms / 1000:
-        raise ValueError(f"{name} is 0.001 to {most_ms // 1000} seconds, not {seconds}")
+    if not 0.001 <= seconds <= max_ms / 1000:
+        raise ValueError(f"{name} is 0.001 to {max_ms // 1000} seconds, not {seconds}")
     return round(seconds * 1000)
 
 
@@ -209,7 +209,7 @@ def ttl_line(left_s: float) -> str:
     return f"truenext-ttl:{left_ms}\n"
 
 
-def body_of(body: bytes | bytearray | memoryview | str) -> bytes:
+def encode_body(body: bytes | bytearray | memoryview | str) -> bytes:
     """Text is sent as UTF-8.
 
     Raises: TypeError; ValueError if it is too large

@@ -26,7 +26,7 @@ _SUBSCRIPTION = "replies"
 T = TypeVar("T")
 
 
-class OfProducer(msgspec.Struct):
+class ProducerStatus(msgspec.Struct):
     """What the broker knows of a producer. Source: docs/stomp.md, /control/producer"""
 
     sends: int
@@ -36,7 +36,7 @@ class OfProducer(msgspec.Struct):
     """What became of the COMMIT that was asked for."""
 
 
-class OfSubscription(msgspec.Struct):
+class SubscriptionStatus(msgspec.Struct):
     id: str
     held: int
     """Messages that it holds."""
@@ -44,94 +44,102 @@ class OfSubscription(msgspec.Struct):
     """Why nothing comes."""
 
 
-class OfConnection(msgspec.Struct):
+class ConnectionStatus(msgspec.Struct):
     """What the broker knows of this connection. Source: docs/stomp.md, /control/connection"""
 
-    subscriptions: list[OfSubscription]
+    subscriptions: list[SubscriptionStatus]
 
 
-def worded(verb: str, question: object) -> tuple[bytes, bytes]:
+def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
     """Head and body of a question to the broker. Raises: ValueError if no frame can say so"""
     headers = {"destination": f"/control/{verb}"}
     frames.check(headers)
-    return frames.head("SEND", headers), b"" if question is None else msgspec.json.encode(question)
+    return frames.head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
 
 
-class _Question:
-    __slots__ = ("answered", "failed")
+class _PendingRequest:
+    __slots__ = ("on_failure", "on_reply")
 
-    def __init__(self, answered: Callable[[Frame], None], failed: Callable[[Exception], None]) -> None:
-        self.answered = answered
-        self.failed = failed
+    def __init__(self, on_reply: Callable[[Frame], None], on_failure: Callable[[Exception], None]) -> None:
+        self.on_reply = on_reply
+        self.on_failure = on_failure
 
-    # As link.Unanswered, of the SEND that asks.
+    # As link.AnswerHandler, of the SEND that asks.
 
     def confirmed(self, frame: Frame) -> None:
         pass
 
     def refused(self, error: Refused) -> None:
-        self.failed(error)
+        self.on_failure(error)
 
     def lost(self) -> None:
         pass
 
 
-class Questions:
+class PendingRequests:
     def __init__(self) -> None:
-        self._open: dict[str, _Question] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         """By correlation id."""
         self._numbers = count(1)
-        self._subscribed: Link | None = None
+        self._subscribed_link: Link | None = None
 
     @property
-    def are_none(self) -> bool:
+    def is_empty(self) -> bool:
         """Nobody waits for a reply."""
-        return not self._open
+        return not self._pending
 
-    def ask(self, link: Link, verb: str, question: object, shape: type[T], answered: Callable[[T], None]) -> None:
+    def control_request(
+        self, link: Link, verb: str, arguments: object, reply_type: type[T], on_reply: Callable[[T], None]
+    ) -> None:
         """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
         forgets the question."""
-        head, body = worded(verb, question)
-        self.send(link, head, body, lambda frame: answered(msgspec.json.decode(frame.body, type=shape)), _must_answer)
+        head, body = encode_control_request(verb, arguments)
+        self.send(
+            link,
+            head,
+            body,
+            lambda frame: on_reply(msgspec.json.decode(frame.body, type=reply_type)),
+            _raise_connection_lost,
+        )
 
     def forget(self, correlation: str) -> None:
         """Nobody waits any more."""
-        self._open.pop(correlation, None)
+        self._pending.pop(correlation, None)
 
     def send(
         self,
         link: Link,
         head: bytes,
         body: bytes,
-        answered: Callable[[Frame], None],
-        failed: Callable[[Exception], None],
+        on_reply: Callable[[Frame], None],
+        on_failure: Callable[[Exception], None],
     ) -> str:
         """Returns the name of the question."""
-        if self._subscribed is not link:
-            self._subscribed = link
+        if self._subscribed_link is not link:
+            self._subscribed_link = link
             link.write(frames.frame("SUBSCRIBE", {"id": _SUBSCRIPTION, "destination": REPLIES, "ack": "auto"}))
         correlation = str(next(self._numbers))
-        question = self._open[correlation] = _Question(answered, failed)
-        said = f"reply-to:{REPLIES}\ncorrelation-id:{correlation}\ncontent-length:{len(body)}\n\n".encode()
-        link.ask(b"".join((head, said, body, b"\0")), question)
+        request = self._pending[correlation] = _PendingRequest(on_reply, on_failure)
+        lines = f"reply-to:{REPLIES}\ncorrelation-id:{correlation}\ncontent-length:{len(body)}\n\n".encode()
+        link.write_tracked(b"".join((head, lines, body, b"\0")), request)
         return correlation
 
     def on_message(self, frame: Frame) -> bool:
         """Whether it is a reply, wanted or not."""
         if frame.headers.get("subscription") != _SUBSCRIPTION:
             return False
-        question = self._open.pop(frame.headers.get("correlation-id", ""), None)
-        if question is not None:
-            question.answered(frame)
+        request = self._pending.pop(frame.headers.get("correlation-id", ""), None)
+        if request is not None:
+            request.on_reply(frame)
         return True
 
     def lost(self, error: Exception) -> None:
         """The connection has gone."""
-        questions, self._open = self._open, {}
-        for question in questions.values():
-            if question.failed is not _must_answer:
-                question.failed(error)
+        requests, self._pending = self._pending, {}
+        for request in requests.values():
+            if request.on_failure is not _raise_connection_lost:
+                request.on_failure(error)
 
 
-def _must_answer(error: Exception) -> None:
+def _raise_connection_lost(error: Exception) -> None:
     raise ConnectionLost(f"the broker refused a question: {error}") from error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.client.core.questions import OfConnection
+from truenext.client.core.pending_requests import ConnectionStatus
 from truenext.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from truenext.client.core.buffer import Subscription
     from truenext.client.core.context import ClientContext
-    from truenext.client.core.holding import Subscription
     from truenext.client.core.link import Link
-    from truenext.client.core.questions import Questions
+    from truenext.client.core.pending_requests import PendingRequests
     from truenext.client.core.subscriptions import Subscriptions
 
 IDLE_S = 5.0
@@ -25,37 +25,39 @@ CHECKS_MAX = 3
 """Looks that differ in the same way, until that is no coincidence."""
 
 
-class Agreement:
+class Reconciler:
     def __init__(
         self,
         context: ClientContext,
         subscriptions: Subscriptions,
-        questions: Questions,
-        end: Callable[[ConnectionLost], None],
+        requests: PendingRequests,
+        end_connection: Callable[[ConnectionLost], None],
     ) -> None:
-        """`end` ends the connection."""
+        """`end_connection` ends the connection."""
         self._context = context
         self._subscriptions = subscriptions
-        self._questions = questions
-        self._end = end
-        context.delayed_calls.at(context.clock() + IDLE_S, self._release_idle)
+        self._requests = requests
+        self._end_connection = end_connection
+        context.delayed_calls.call_at(context.clock() + IDLE_S, self._release_idle)
 
     def _release_idle(self) -> None:
-        self._context.delayed_calls.at(self._context.clock() + IDLE_S, self._release_idle)
+        self._context.delayed_calls.call_at(self._context.clock() + IDLE_S, self._release_idle)
         link = self._context.link
         if link is None or not link.is_truenext:
             return
         for subscription in self._subscriptions.by_id.values():
             buffer = subscription.buffer
-            was_asked, subscription.is_asked = subscription.is_asked, False
+            was_polled, subscription.is_polled = subscription.is_polled, False
             # One that rests may have something, too: what its program had of an earlier connection, and has no more.
-            if len(subscription) and not (was_asked or buffer.is_waited_for(subscription)):
+            if len(subscription) and not (was_polled or buffer.has_waiter(subscription)):
                 self._subscriptions.release([subscription], suspend=True)
 
     def start(self, link: Link) -> None:
         if link.is_truenext:
             differences: dict[str, tuple[int, int]] = {}
-            self._context.delayed_calls.at(self._context.clock() + CHECK_S, lambda: self._check(link, differences, 0))
+            self._context.delayed_calls.call_at(
+                self._context.clock() + CHECK_S, lambda: self._check(link, differences, 0)
+            )
 
     def _check(self, link: Link, before: dict[str, tuple[int, int]], times: int) -> None:
         """Ask the broker what it has of this connection. What comes meanwhile makes a difference for a moment; one that
@@ -63,10 +65,10 @@ class Agreement:
         if self._context.link is not link:
             return
 
-        def answered(facts: OfConnection) -> None:
+        def on_reply(status: ConnectionStatus) -> None:
             if self._context.link is not link:
                 return
-            held = {each.id: each.held for each in facts.subscriptions}
+            held = {each.id: each.held for each in status.subscriptions}
             both = {
                 each.id: (held.get(each.id, -1), _held(each))
                 for each in self._subscriptions.by_id.values()
@@ -75,20 +77,20 @@ class Agreement:
             differences = {name: counts for name, counts in both.items() if counts[0] != counts[1]}
             same = {name: counts for name, counts in differences.items() if before.get(name) == counts}
             if same and times + 1 >= CHECKS_MAX:
-                self._end(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
+                self._end_connection(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
                 return
-            self._context.delayed_calls.at(
+            self._context.delayed_calls.call_at(
                 self._context.clock() + (CHECK_AGAIN_S if differences else CHECK_S),
                 lambda: self._check(link, same or differences, times + 1 if same else 0),
             )
 
         if any(not each.is_closed for each in self._subscriptions.by_id.values()):
-            self._questions.ask(link, "connection", None, OfConnection, answered)
+            self._requests.control_request(link, "connection", None, ConnectionStatus, on_reply)
             self._context.flush_soon()
         else:
-            self._context.delayed_calls.at(self._context.clock() + CHECK_S, lambda: self._check(link, {}, 0))
+            self._context.delayed_calls.call_at(self._context.clock() + CHECK_S, lambda: self._check(link, {}, 0))
 
 
 def _held(subscription: Subscription) -> int:
     """Messages of a subscription that the broker should know it to hold."""
-    return len(subscription.held) + len(subscription) + subscription.buffer.parked
+    return len(subscription.held) + len(subscription) + subscription.buffer.withheld

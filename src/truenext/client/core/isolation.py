@@ -8,58 +8,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from truenext.client.core.holding import Buffer
+from truenext.client.core.buffer import Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.client.core.holding import Received, Subscription
+    from truenext.client.core.buffer import Received, Subscription
 
 
-class Beside:
+class HandlerIsolation:
     """Of all handlers of a process: of each `consume`, and of each connection that may be asked in the same thread."""
 
-    __slots__ = ("_alone_next", "_buffers", "_is_alone", "_running")
+    __slots__ = ("_buffers", "_is_isolated", "_isolated_next", "_running")
 
     def __init__(self) -> None:
         self._running = 0
         """Messages that handlers have."""
-        self._is_alone = False
-        self._alone_next: SharedBuffer | None = None
+        self._is_isolated = False
+        self._isolated_next: SharedBuffer | None = None
         """What it has next is to run alone, as soon as nothing else runs: so nothing else begins."""
         self._buffers: WeakSet[SharedBuffer] = WeakSet()
 
-    def joined(self, buffer: SharedBuffer) -> None:
+    def add(self, buffer: SharedBuffer) -> None:
         self._buffers.add(buffer)
 
     def may_start(self, received: Received, buffer: SharedBuffer) -> bool:
         """It is the first of `buffer`."""
-        if self._is_alone:
+        if self._is_isolated:
             return False
         if received.was_lost:
-            if self._running and self._alone_next is None:
-                self._alone_next = buffer
+            if self._running and self._isolated_next is None:
+                self._isolated_next = buffer
             return not self._running
-        waiting = self._alone_next
+        waiting = self._isolated_next
         if waiting is None or waiting is buffer:
             return True
-        if waiting.waits_to_be_alone:
+        if waiting.waits_for_isolation:
             return False
         # It was given back meanwhile.
-        self._alone_next = None
+        self._isolated_next = None
         return True
 
     def start(self, received: Received, buffer: SharedBuffer) -> None:
         self._running += 1
-        self._is_alone = received.was_lost
-        if self._alone_next is buffer:
-            self._alone_next = None
+        self._is_isolated = received.was_lost
+        if self._isolated_next is buffer:
+            self._isolated_next = None
 
-    def ended(self, count: int) -> None:
+    def on_settled(self, count: int) -> None:
         """So many handlers have no message any more."""
-        others_wait = self._is_alone or self._alone_next is not None
+        others_wait = self._is_isolated or self._isolated_next is not None
         self._running -= count
-        self._is_alone = False
+        self._is_isolated = False
         if others_wait:
             for buffer in list(self._buffers):
                 buffer.wake_all()
@@ -71,53 +71,53 @@ class SharedBuffer(Buffer):
 
     is_shared = True
 
-    def __init__(self, beside: Beside) -> None:
-        """`beside` is of all handlers of the process."""
+    def __init__(self, isolation: HandlerIsolation) -> None:
+        """`isolation` is of all handlers of the process."""
         super().__init__()
-        self._beside = beside
-        beside.joined(self)
+        self._isolation = isolation
+        isolation.add(self)
         self._groups: set[str] = set()
         """Those of which a handler has a message."""
-        self._parked: dict[str, list[Received]] = {}
+        self._withheld: dict[str, list[Received]] = {}
         """What waits for one of its group, by group."""
 
     @property
-    def waits_to_be_alone(self) -> bool:
+    def waits_for_isolation(self) -> bool:
         first = super().first()
-        return first is not None and first.was_lost and not self.is_over
+        return first is not None and first.was_lost and not self.is_closed
 
     def first(self, subscription: Subscription | None = None) -> Received | None:
         while (first := super().first(subscription)) is not None:
-            if not self._beside.may_start(first, self):
+            if not self._isolation.may_start(first, self):
                 return None
             group = first.group
             if not group or group not in self._groups:
                 return first
             first.subscription.pop()
-            self._parked.setdefault(group, []).append(first)
+            self._withheld.setdefault(group, []).append(first)
         return None
 
-    def take(self, received: Received) -> None:
-        super().take(received)
-        self._beside.start(received, self)
+    def pop(self, received: Received) -> None:
+        super().pop(received)
+        self._isolation.start(received, self)
         if received.group:
             self._groups.add(received.group)
 
-    def ended(self, messages: Iterable[Received]) -> None:
+    def on_settled(self, messages: Iterable[Received]) -> None:
         count = 0
         for received in messages:
             count += 1
             if received.group:
                 self._groups.discard(received.group)
-                for parked in self._parked.pop(received.group, ()):
-                    parked.subscription.push(parked)
+                for withheld in self._withheld.pop(received.group, ()):
+                    withheld.subscription.push(withheld)
         # Each of those who wait may find something now.
-        self._beside.ended(count)
+        self._isolation.on_settled(count)
         self.wake_all()
 
-    def cleared(self) -> None:
-        self._parked.clear()
+    def on_cleared(self) -> None:
+        self._withheld.clear()
 
     @property
-    def parked(self) -> int:  # type: ignore[override]
-        return sum(map(len, self._parked.values()))
+    def withheld(self) -> int:  # type: ignore[override]
+        return sum(map(len, self._withheld.values()))

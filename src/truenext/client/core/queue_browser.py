@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
-from truenext.client.core.message import Content, content_of
+from truenext.client.core.message import Content, make_content
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ConnectionLost, Refused
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.wire.stomp.frame import Frame
 
-BROWSED_MAX = 1000
+UNREAD_MAX = 1000
 """Messages that are here and nobody has looked at: beyond that nothing more is read."""
 
 
@@ -30,42 +30,42 @@ class QueueBrowser:
         if selector is not None:
             self._headers["selector"] = selector
         frames.check(self._headers)
-        self._shown: deque[Frame] = deque()
-        self._is_asked = False
-        self._is_over = False
+        self._frames: deque[Frame] = deque()
+        self._is_subscribed = False
+        self._is_complete = False
         self._error: Exception | None = None
         self._signal = Signal()
 
     def next(self) -> Flow[Content | None]:
         """None at the end. Raises: Refused, ConnectionLost"""
         client = self._client
-        if not self._is_asked:
-            self._is_asked = True
+        if not self._is_subscribed:
+            self._is_subscribed = True
             link = yield from client.wait_until_up(None, "browse")
-            client.browse = self
+            client.browser = self
             self._headers["receipt"] = link.receipt
-            link.ask(frames.frame("SUBSCRIBE", self._headers), self)
+            link.write_tracked(frames.frame("SUBSCRIBE", self._headers), self)
             client.flush_soon()
-        while not self._shown:
+        while not self._frames:
             if self._error is not None:
                 raise self._error
-            if self._is_over:
+            if self._is_complete:
                 return None
             self._signal = Signal()
             yield Wait(self._signal)
-        shown = content_of(self._shown.popleft())
-        client.is_full = len(self._shown) > BROWSED_MAX
-        return shown
+        content = make_content(self._frames.popleft())
+        client.is_full = len(self._frames) > UNREAD_MAX
+        return content
 
     def on_message(self, frame: Frame) -> None:
         if frame.headers.get("browser") == "end":
-            self._is_over = True
+            self._is_complete = True
         else:
-            self._shown.append(frame)
-            self._client.is_full = len(self._shown) > BROWSED_MAX
+            self._frames.append(frame)
+            self._client.is_full = len(self._frames) > UNREAD_MAX
         self._signal.set()
 
-    # As link.Unanswered.
+    # As link.AnswerHandler.
 
     def confirmed(self, frame: Frame) -> None:
         pass
@@ -79,6 +79,6 @@ class QueueBrowser:
 
     def ended(self, error: Exception) -> None:
         """The connection has gone, and what was not shown yet is not known."""
-        if not self._is_over:
+        if not self._is_complete:
             self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
         self._signal.set()

@@ -19,18 +19,18 @@ QUICK_FAILURES_MAX = 3
 """Others count as failures, but not as so many that the pauses get long: the broker is there."""
 
 
-class Attempts:
-    def __init__(self, addresses: Sequence[Address], chance: Callable[[], float]) -> None:
+class ConnectBackoff:
+    def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
         self.failures = 0
         """Since the last success."""
-        self._chance = chance
-        self._at = 0
+        self._random = random
+        self._index = 0
 
     @property
     def address(self) -> Address:
         """The one that is tried, or connected to."""
-        return self.addresses[self._at % len(self.addresses)]
+        return self.addresses[self._index % len(self.addresses)]
 
     def next(self) -> tuple[Address, float]:
         """Where to, and after how many seconds."""
@@ -39,13 +39,13 @@ class Attempts:
             return address, 0.0
         rounds = (self.failures - 1) // len(self.addresses)
         longest = min(DELAY_FIRST_S * 2 ** min(rounds, 20), DELAY_MAX_S)
-        return address, longest * (0.5 + self._chance() / 2)
+        return address, longest * (0.5 + self._random() / 2)
 
     def failed(self) -> None:
         """Nobody was there, or nobody who would have us: the next address is next."""
         self.failures += 1
-        self._at += 1
+        self._index += 1
 
-    def ended(self, lived_s: float) -> None:
+    def ended(self, lifetime_s: float) -> None:
         """A connection has ended; its address is next."""
-        self.failures = 0 if lived_s >= STABLE_S else min(self.failures + 1, QUICK_FAILURES_MAX)
+        self.failures = 0 if lifetime_s >= STABLE_S else min(self.failures + 1, QUICK_FAILURES_MAX)

@@ -1,0 +1,145 @@
+"""What a program waits for when it sends outside transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from truenext.client.core.frames import escape_value
+from truenext.client.core.send_buffer import BatchWaiter, PendingSend, SendBatch
+from truenext.client.core.send_options import Outgoing, SendOptions, encode_body, encode_send
+from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.errors import ClosedError, ConnectionLost
+
+if TYPE_CHECKING:
+    from truenext.client.core.client import Client
+
+
+def prepare_send(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:
+    """Raises: ValueError, TypeError if it cannot be said so; ClosedError, or what ended the connection"""
+    client.check_open()
+    encoded = encode_send(destination, options)
+    expires_at = None if encoded.ttl_s is None else client.clock() + encoded.ttl_s
+    producer_lines = ""
+    if encoded.producer is not None:
+        producer_lines = f"truenext-producer:{escape_value(encoded.producer)}\ntruenext-number:{encoded.number}\n"
+    return PendingSend(encoded.head, encode_body(body), expires_at, producer_lines)
+
+
+def prepare_message(
+    client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions
+) -> PendingSend:
+    """One of many, which may say itself how it differs from the others. Raises: as `prepare_send`"""
+    if isinstance(message, Outgoing):
+        return prepare_send(client, destination, message.body, cast("SendOptions", {**options, **message.options}))
+    return prepare_send(client, destination, message, options)
+
+
+def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
+    """False if too many wait for their confirmation. Raises: as `enqueue`"""
+    if not client.send_buffer.has_capacity:
+        return False
+    enqueue(client, send)
+    batch.add(send)
+    return True
+
+
+def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
+    """Returns once the broker has the message as safe as it will be: durable, if it is persistent.
+
+    Raises: Refused, TimeoutError if that is not known in time, ConnectionLost if it never will be
+    """
+    yield from _await_capacity(client, deadline)
+    send.completed = Signal()
+    is_alone = not client.send_buffer.unconfirmed
+    enqueue(client, send)
+    if is_alone:
+        # It waits for no others that may be sent in this pass of the loop: who waits for it is the only one that sends.
+        client.flush()
+    try:
+        in_time = yield Wait(send.completed, deadline)
+    except BaseException:
+        client.send_buffer.abandon(send)
+        raise
+    if not in_time:
+        refused = client.send_buffer.abandon(send)
+        if refused is not None:
+            raise TimeoutError(f"the message was not taken: {refused}") from refused
+        if client.send_buffer.no_room_error is not None:
+            refused = client.send_buffer.no_room_error
+            raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
+        raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
+    if send.error is not None:
+        raise send.error
+
+
+def enqueue(client: Client, send: PendingSend) -> None:
+    """Raises: ClosedError, or what has ended the connection meanwhile: another thread may have"""
+    client.check_open()
+    client.send_buffer.add(send)
+    client.pump_soon()
+    if client.send_buffer.is_flush_due:
+        client.flush()
+
+
+def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
+    """Until one more of a batch may be under way. Raises: TimeoutError; then none of the batch is repeated"""
+    try:
+        yield from _await_capacity(client, deadline)
+    except TimeoutError as error:
+        raise _give_up_batch(client, batch, str(error)) from client.send_buffer.no_room_error
+
+
+def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
+    """Until one more may be under way."""
+    while not client.send_buffer.has_capacity:
+        in_time = yield Wait(client.send_buffer.capacity_signal(), deadline)
+        if not in_time:
+            raise TimeoutError("too many messages wait for their confirmation, and none was confirmed in time")
+        client.check_open()
+
+
+def check_confirmed(batch: SendBatch) -> None:
+    """At the end of a connection: was something lost of which nobody was told?
+
+    Raises: the first error; TimeoutError for what was not confirmed
+    """
+    error, batch.error = batch.error, None
+    if isinstance(error, ClosedError | ConnectionLost):
+        raise TimeoutError(
+            "messages were not confirmed before the connection was closed; they may have arrived"
+        ) from error
+    if error is not None:
+        raise error
+
+
+def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
+    """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
+    if batch.unsettled:
+        awaited = BatchWaiter()
+        batch.waiters.append(awaited)
+        try:
+            in_time = yield Wait(awaited.completed, deadline)
+        finally:
+            if not awaited.completed.is_set:
+                batch.waiters.remove(awaited)
+        if not in_time:
+            default_text = f"the broker has not confirmed {batch.unsettled} messages in time; they may have arrived"
+            raise _give_up_batch(client, batch, default_text) from client.send_buffer.no_room_error
+        error = awaited.error
+    else:
+        error, batch.error = batch.error, None
+    if error is not None:
+        raise error
+
+
+def _give_up_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
+    """Give up those of a batch that are not confirmed; the error says why, and what `default_text` says if the broker
+    has not said that it has no room."""
+    count, confirmed = batch.unsettled, batch.confirmed
+    is_none_accepted = client.send_buffer.abandon_all(batch) is not None
+    if client.send_buffer.no_room_error is None:
+        return TimeoutError(default_text)
+    summary = "1 message was" if count == 1 else f"{count:,} messages were"
+    summary += " not taken" if is_none_accepted else " not confirmed and may have arrived"
+    after_confirmed = f", behind {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
+    return TimeoutError(f"{summary}{after_confirmed}: {client.send_buffer.no_room_error}")
