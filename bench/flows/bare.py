@@ -10,8 +10,8 @@ from bench.flows.shop import messages
 from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
 from truenext import Message, Session, connect
-from truenext.stage.committing import CONTENT_TYPE
-from truenext.stage.core.said import OutputMessage
+from truenext.stage.broker_transaction import CONTENT_TYPE
+from truenext.stage.core.output import OutputMessage
 
 Handler = Callable[[Message, Session], Awaitable[None]]
 

@@ -30,11 +30,11 @@ from bench.progress import say
 from bench.workers import Gate
 from truenext import Outgoing, connect
 from truenext.stage import Endpoint
-from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
-from truenext.stage.core.said import Said
+from truenext.stage.core.output import Output
 from truenext.stage.sql.tables import outbox
 
 TARGET = 0.5
@@ -103,7 +103,7 @@ def _sent(order: Order) -> Iterator[tuple[str, list[EncodedMessage]]]:
     later: Endpoint[Asked, None] = app.remote(_later(order), Asked)
     for number in range(order.flows):
         id = ServiceContext.new_id()
-        said = Said(id, app.name)
+        said = Output(id, app.name)
         Initiation(said, time.time_ns() // 1_000_000, {}).send(later, Asked(number), trace=f"order {number}")
         yield id, [each.encode({}) for each in said.outgoing]
 

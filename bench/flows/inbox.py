@@ -17,8 +17,8 @@ from bench.flows.once import side
 from bench.flows.pairs import Side, begin, compare
 from bench.flows.work import Order, Sizes
 from bench.progress import say
-from truenext.stage.sql import applied_schema
-from truenext.stage.sql.outbox import KEPT_MS
+from truenext.stage.sql import apply_schema
+from truenext.stage.sql.outbox import RETENTION_MS
 from truenext.stage.sql.tables import inbox
 
 TARGET = 0.9
@@ -75,7 +75,7 @@ def _with_rows(broker: Truenext, database: str) -> Side:
 
 def _old(connection: Connection) -> int:
     """Rows that clean-up is to remove."""
-    before = (time.time() * 1000) - KEPT_MS
+    before = (time.time() * 1000) - RETENTION_MS
     return connection.execute(select(func.count()).select_from(inbox).where(inbox.c.marked_ms < before)).scalar_one()
 
 
@@ -92,11 +92,11 @@ def _another(database: str) -> str:
 
 
 def _fill(database: str, rows: int) -> None:
-    applied_schema(database)
+    apply_schema(database)
     engine = create_engine(database)
     fill = _FILL[engine.dialect.name]
     now_ms = int(time.time() * 1000)
-    ages = {"old": rows // 2, "before": now_ms - KEPT_MS - _HOUR_MS - rows, "lately": now_ms - _HOUR_MS - rows}
+    ages = {"old": rows // 2, "before": now_ms - RETENTION_MS - _HOUR_MS - rows, "lately": now_ms - _HOUR_MS - rows}
     _index(engine, is_there=False)
     for first in range(1, rows + 1, STEP):
         with engine.begin() as connection:

@@ -20,10 +20,10 @@ from bench.client.work import Done
 from bench.flows import sql
 from bench.flows.work import Order
 from bench.workers import Gate
-from truenext.stage.core.numbers import Number, OutboxProducer
+from truenext.stage.core.numbers import CommitNumber, OutboxProducer
 from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.sql import exactly_once
-from truenext.stage.worker import Handling
+from truenext.stage.worker import MessageHandler
 
 NOBODY = OutboxProducer("nobody", "nobody", 0)
 """Who has it in the outbox is asked by no relay."""
@@ -46,25 +46,25 @@ _UNNUMBERED = {
 
 def serve_without_numbers(gate: Gate, order: Order) -> Done:
     """Until the last flow has ended, and all of it is confirmed."""
-    with _without_numbers(Number(NOBODY, 1)), patch.object(exactly_once, "_WRITE", _UNNUMBERED):
+    with _without_numbers(CommitNumber(NOBODY, 1)), patch.object(exactly_once, "_WRITE", _UNNUMBERED):
         return sql.serve_once(gate, order)
 
 
 def serve_inbox_alone(gate: Gate, order: Order) -> Done:
     """The same."""
-    ended = ExactlyOnce.ended
+    ended = ExactlyOnce.on_committed
 
     def nothing_sent(self: ExactlyOnce, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         ended(self, id, was_sent=False, is_acknowledged=is_acknowledged)
 
-    with _without_numbers(None), patch.object(ExactlyOnce, "ended", nothing_sent):
+    with _without_numbers(None), patch.object(ExactlyOnce, "on_committed", nothing_sent):
         return sql.serve_once(gate, order)
 
 
 class _Lent:
     """In place of a borrowed producer."""
 
-    def __init__(self, number: Number | None) -> None:
+    def __init__(self, number: CommitNumber | None) -> None:
         self._number = number
 
     async def __aenter__(self) -> _Lent:
@@ -75,20 +75,22 @@ class _Lent:
     ) -> None:
         pass
 
-    def number(self) -> Number | None:
+    def number(self) -> CommitNumber | None:
         return self._number
 
 
 @contextmanager
-def _without_numbers(number: Number | None) -> Iterator[None]:
-    commit = Handling._commit
+def _without_numbers(number: CommitNumber | None) -> Iterator[None]:
+    commit = MessageHandler._commit
 
-    async def unnumbered(self: Handling, messages: Sequence[Any], work: Any, number: Number | None = None) -> bool:
+    async def unnumbered(
+        self: MessageHandler, messages: Sequence[Any], work: Any, number: CommitNumber | None = None
+    ) -> bool:
         return await commit(self, messages, work)
 
     lent = _Lent(number)
     with (
-        patch.object(ExactlyOnce, "borrowed", lambda self: lent),
-        patch.object(Handling, "_commit", unnumbered),
+        patch.object(ExactlyOnce, "borrow_producer", lambda self: lent),
+        patch.object(MessageHandler, "_commit", unnumbered),
     ):
         yield

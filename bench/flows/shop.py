@@ -18,10 +18,10 @@ from bench.client.work import Done, Stopwatch
 from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
 from truenext.stage import Endpoint, Flow, Service
-from truenext.stage.core.definitions import Stateful
+from truenext.stage.core.definitions import StatefulEndpoint
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.said import OutputMessage, Said
+from truenext.stage.core.output import Output, OutputMessage
 
 TOGETHER = 100
 """Flows that are begun in one initiation."""
@@ -62,7 +62,7 @@ def service(order: Order, *, exactly_once: bool = False) -> Service:
     )
 
 
-def passing(app: Service, name: str, ended: Ended) -> Stateful[Asked, None, Memo]:
+def passing(app: Service, name: str, ended: Ended) -> StatefulEndpoint[Asked, None, Memo]:
     """Three stages that do nothing but go on."""
     place = app.endpoint(name, Asked, state=Memo)
 
@@ -75,7 +75,7 @@ def passing(app: Service, name: str, ended: Ended) -> Stateful[Asked, None, Memo
     return place
 
 
-def _begin(place: Stateful[Asked, R, Memo]) -> None:
+def _begin(place: StatefulEndpoint[Asked, R, Memo]) -> None:
     """The stages before the last."""
 
     @place.stage
@@ -91,7 +91,7 @@ def _begin(place: Stateful[Asked, R, Memo]) -> None:
         flow.next(asked)
 
 
-def answering(app: Service, name: str, ended: Ended) -> Stateful[Asked, Placed, Memo]:
+def answering(app: Service, name: str, ended: Ended) -> StatefulEndpoint[Asked, Placed, Memo]:
     """The same with a reply. Only the interactive flows count."""
     place = app.endpoint(name, Asked, Placed, state=Memo)
 
@@ -185,13 +185,13 @@ async def messages(name: str) -> list[OutputMessage]:
     app = Service("bench", concurrency=CONCURRENCY)
     place = passing(app, name, Ended(1))
     now_ms = time.time_ns() // 1_000_000
-    said = Said("0" * 32, app.name)
+    said = Output("0" * 32, app.name)
     Initiation(said, now_ms, app.stages).send(place, Asked(1), trace="order 1")
     sent: list[OutputMessage] = []
     for stage in place.stages:
         sent += said.outgoing
         envelope = decode(sent[-1].encode({}).body)
-        said = Said(envelope.id, f"{app.name} {stage.queue}")
+        said = Output(envelope.id, f"{app.name} {stage.queue}")
         flow = Flow(stage, envelope, said, now_ms)
         await stage.function(flow.message, flow.state, flow)
     return sent

@@ -16,8 +16,8 @@ from bench.flows.shop import Asked, Memo, serve_until, service
 from bench.flows.work import CONCURRENCY, STAGES, Ended, Order, run
 from bench.workers import Gate
 from truenext.stage import Flow, Service
-from truenext.stage.core.definitions import Stateful
-from truenext.stage.sql import applied_schema
+from truenext.stage.core.definitions import StatefulEndpoint
+from truenext.stage.sql import apply_schema
 from truenext.stage.sql.tables import inbox, outbox
 
 _METADATA = MetaData()
@@ -33,7 +33,7 @@ DONE = Table(
 
 def prepare(database: str, *, empties_inbox: bool = True) -> None:
     """An empty table, and those that remember what has happened once."""
-    applied_schema(database)
+    apply_schema(database)
     engine = create_engine(database)
     _METADATA.drop_all(engine)
     _METADATA.create_all(engine)
@@ -56,7 +56,7 @@ def check(database: str, flows: int) -> None:
         raise ValueError(f"{flows} flows of {STAGES} stages, {rows} rows, {different} different ones")
 
 
-def inserting(app: Service, name: str, ended: Callable[[int], None]) -> Stateful[Asked, None, Memo]:
+def inserting(app: Service, name: str, ended: Callable[[int], None]) -> StatefulEndpoint[Asked, None, Memo]:
     """Three stages that insert a row each. `ended` is told which flow is in its last."""
     place = app.endpoint(name, Asked, state=Memo)
 

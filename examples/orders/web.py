@@ -96,8 +96,8 @@ async def buy(engine: AsyncEngine, order: Order, *, leaves: bool) -> None:
     """What the handler of a request does. Raises: Cancelled, and nothing has happened"""
     async with AsyncSession(engine) as sql, sql.begin():
         await sql.execute(INSERT, {"id": order.id, "item": order.item})
-        async with app.initiate(sql, key=order.id) as begin:
-            begin.send(place, order, trace=order.id, interactive=True)
+        async with app.initiate(sql, key=order.id) as initiation:
+            initiation.send(place, order, trace=order.id, interactive=True)
         if leaves:
             raise Cancelled
 
@@ -140,9 +140,9 @@ async def batch(orders: OrderList, count: int) -> None:
 async def has_started(part: list[Order]) -> bool:
     """All of them, or none. A broker that is not there is waited for."""
     try:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for order in part:
-                begin.send(place, order, trace=order.id)
+                initiation.send(place, order, trace=order.id)
     except RolledBack:
         return False
     except InDoubt as doubt:

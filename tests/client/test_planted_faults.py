@@ -104,7 +104,7 @@ FAULTS = [
         "what was acknowledged on a lost connection is forgotten",
         PendingSettlement,
         "lost",
-        "self._subscriptions.remember(self._received, self._verdict)",
+        "self._subscriptions.remember(self._received, self._disposition)",
         "pass",
         ("lose", "answer"),
     ),

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from truenext.cli.main import HOMES, main
+from truenext.cli.main import COMMAND_MODULES, main
 
 LOADED = [
-    *sorted({f"truenext.cli.{home}" for home in HOMES.values()}),
+    *sorted({f"truenext.cli.{module}" for module in COMMAND_MODULES.values()}),
     "aiosqlite",
     "psycopg",
     "sqlalchemy.ext.asyncio",
     "tests.integration.forked",
     "tests.integration.held_disk",
     "truenext.cli.serve",
-    "truenext.cli.stages.running",
+    "truenext.cli.stages.run",
     "truenext.stage.sql",
     "tests.integration.frozen_heap",
 ]

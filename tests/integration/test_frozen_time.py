@@ -192,8 +192,8 @@ def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(
         async with stages(app, database="sqlite://") as t:
             MOVES[move](now)
             order = Order(datetime.datetime.now(UTC), date.today())
-            async with t.sql() as sql, app.initiate(sql) as begin:
-                begin.send(take, order, trace="t")
+            async with t.sql() as sql, app.initiate(sql) as initiation:
+                initiation.send(take, order, trace="t")
             await t.wait_until_ended()
             assert came == [order]
 

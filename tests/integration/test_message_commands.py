@@ -104,7 +104,7 @@ def test_lines_that_are_interrupted_say_how_many_were_sent_at_most(broker: Broke
 
 def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"{number}\n" for number in range(3500)))
-    with mock.patch.object(totals, "PROGRESS_SECONDS", 0.0):
+    with mock.patch.object(totals, "REPORT_INTERVAL_S", 0.0):
         words = ["send", queue, "--lines", "--file", str(tmp_path / "file"), "--transient", "--url", url(broker)]
         done = CliRunner().invoke(main, words)
     assert (done.exit_code, done.stdout) == (0, "")

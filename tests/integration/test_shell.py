@@ -242,7 +242,7 @@ def test_a_store_is_not_closed_in_the_middle_of_a_batch_when_the_broker_fails(
         mock.patch.object(serve, "MemoryStore", StoreThatSeesItsEnd),
         mock.patch.object(serve, "new_event_loop", StoreThatSeesItsEnd.new_event_loop),
         mock.patch.object(write_time, "INLINE_SMALL_WRITE_SECONDS_MAX", -1),
-        mock.patch.object(serve, "_spare_the_collector"),
+        mock.patch.object(serve, "_tune_garbage_collector"),
         mock.patch("sys.setswitchinterval"),
         pytest.raises(TruenextError, match=r"internal error, the broker stops: .*a bug"),
     ):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, ExecutionOutcome, MessageToSend
+from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, MessageToSend
 
 FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7", "size": 10}
 
@@ -16,5 +16,7 @@ def send(destination: str = "price", **other: Any) -> MessageToSend:
     return MessageToSend(destination=destination, **(FACTS | other))
 
 
-def ending(outcome: ExecutionOutcome = "ended", error: BaseException | None = None, run: float | None = 0.02) -> Ending:
-    return Ending(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)
+def ending(
+    outcome: ExecutionOutcome = "ended", error: BaseException | None = None, run: float | None = 0.02
+) -> ExecutionResult:
+    return ExecutionResult(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from truenext.cli.stages import answering as module
-from truenext.cli.stages.answering import answering
+from truenext.cli.stages import health_server as module
+from truenext.cli.stages.health_server import serve_health
 from truenext.errors import ConfigurationError
 from truenext.stage.core.health import ServiceFacts, ServiceHealth
 from truenext.stage.interceptors.metrics import Metrics
@@ -16,7 +16,7 @@ from truenext.stage.interceptors.metrics import Metrics
 
 def health(*, live: bool = True, ready: bool = True) -> ServiceHealth:
     facts = ServiceFacts(service="shop", state="running", broker=[], database="", stages=[])
-    return ServiceHealth(live=live, ready=ready, why=[], facts=facts)
+    return ServiceHealth(live=live, ready=ready, reasons=[], facts=facts)
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def served(now: ServiceHealth, metrics: Metrics | None = None, port: int =
     async def figures() -> str:
         return "" if metrics is None else metrics.exposition()
 
-    async with answering("127.0.0.1", port, lambda: now, figures) as url:
+    async with serve_health("127.0.0.1", port, lambda: now, figures) as url:
         yield int(url.rpartition(":")[2])
 
 

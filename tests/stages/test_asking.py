@@ -132,7 +132,7 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind_and_its_flow_goes_on() -
 
     async def work(t: Stages) -> None:
         asking = asyncio.create_task(t.ask(slow, Number(1)))
-        await until(lambda: bool(t._running.busy))
+        await until(lambda: bool(t._running.active_stages))
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
@@ -265,7 +265,7 @@ def test_a_message_whose_type_raises_is_a_dead_letter_at_once() -> None:
 
 
 def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("truenext.stage.asking.PAUSE_S", 0.01)
+    monkeypatch.setattr("truenext.stage.pending_replies.PAUSE_S", 0.01)
     app = Service("shop")
     asked, may_end = asyncio.Event(), asyncio.Event()
 
@@ -277,7 +277,7 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
         return number
 
     async def work(t: Stages) -> None:
-        asking = t._running.initiator._asking
+        asking = t._running.initiator._pending_replies
         refused = 0
 
         class Refusing:
@@ -444,8 +444,8 @@ def test_a_service_used_in_another_event_loop_says_so() -> None:
         return Number(2 * number.n)
 
     async def initiates() -> None:
-        async with app.initiate() as begin:
-            begin.send(double, Number(), trace="t")
+        async with app.initiate() as initiation:
+            initiation.send(double, Number(), trace="t")
 
     async def outside(call: Any) -> None:
         with pytest.raises(ClosedError, match="shop belongs to the event loop in which it was connected"):

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.integration.broker_process import BrokerProcess
 from truenext.cli.main import main
-from truenext.cli.stages.running import QueueInfo, left_over
+from truenext.cli.stages.run import QueueInfo, orphaned_queues
 from truenext.stage import Service
 from truenext.stage.core.references import references_of
 
@@ -489,7 +489,7 @@ def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
         queue("other.work.stage.middle"),
         queue("DLQ.left.work.stage.middle"),
     ]
-    assert left_over([gone, *others], service) == [gone]
+    assert orphaned_queues([gone, *others], service) == [gone]
 
 
 DAMAGED = [

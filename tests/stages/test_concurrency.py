@@ -63,9 +63,9 @@ def test_8_messages_of_a_stage_are_handled_at_once_unless_told(is_async: bool) -
     take.stage(asynchronous if is_async else plain)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(24):
-                begin.send(take, Number(n), trace=f"{n}")
+                initiation.send(take, Number(n), trace=f"{n}")
         await t.wait_until_ended()
         assert crowd.most == 8
 
@@ -100,10 +100,10 @@ def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoin
         await wait_in("stage")
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for to in (of_service, of_endpoint, of_stage):
                 for n in range(6):
-                    begin.send(to, Number(n), trace=f"{n}")
+                    initiation.send(to, Number(n), trace=f"{n}")
         await until(lambda: all_of_them.most >= sum(counts.values()))
         await t.wait_until_ended()
         assert {name: crowd.most for name, crowd in crowds.items()} == counts

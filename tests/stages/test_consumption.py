@@ -11,7 +11,7 @@ from truenext.client.tasks.connection import Connection
 from truenext.errors import ClosedError, Refused
 from truenext.stage import Service
 from truenext.stage import consumption as consuming
-from truenext.stage.core.health import judge
+from truenext.stage.core.health import assess
 from truenext.testing.stages import stages
 
 
@@ -49,12 +49,12 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
     async def run() -> None:
         async with stages(app) as t:
             why = f"taking.jobs takes no interactive messages yet: {error}"
-            while why not in (health := judge(t._running.facts(), stalled_after_s=300)).why:
+            while why not in (health := assess(t._running.facts(), stalled_after_s=300)).reasons:
                 await asyncio.sleep(0.001)
             assert (health.live, health.ready) == (True, False)
             await t.send(app.endpoints["taking.jobs"], Job(1))
             await t.wait_until_ended()
-            while not judge(t._running.facts(), stalled_after_s=300).ready:
+            while not assess(t._running.facts(), stalled_after_s=300).ready:
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())
@@ -68,11 +68,12 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
     async def run() -> None:
         async with stages(app) as t:
             with pytest.raises(ClosedError, match="does not want this user"):
-                await t._running.until_failed()
-            health = judge(t._running.facts(), stalled_after_s=300)
+                await t._running.wait_until_failed()
+            health = assess(t._running.facts(), stalled_after_s=300)
             assert not health.live
             assert (
-                "taking.jobs takes no interactive messages any more: ClosedError: the broker does not" in health.why[0]
+                "taking.jobs takes no interactive messages any more: ClosedError: the broker does not"
+                in health.reasons[0]
             )
 
     asyncio.run(run())
@@ -87,7 +88,7 @@ def test_a_login_that_is_refused_later_ends_the_process(monkeypatch: pytest.Monk
             for lane in t._running._pools:
                 lane.connection._driver.client.fail(Refused("this user is not known"))
             with pytest.raises(Refused, match="this user is not known"):
-                await t._running.until_failed()
+                await t._running.wait_until_failed()
 
     asyncio.run(run())
 
@@ -122,7 +123,7 @@ def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatc
             await t.send(jobs, Job(1))
             await t.wait_until_ended()
             async with asyncio.timeout(30):
-                while not judge(t._running.facts(), stalled_after_s=300).ready:
+                while not assess(t._running.facts(), stalled_after_s=300).ready:
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())

@@ -26,7 +26,7 @@ from tests.stages.postgres import PostgresServer, own_server
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from truenext.stage import Service
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.crashing:app"
 IS_WHOLE = "TRUENEXT_STAGES" in os.environ
@@ -137,9 +137,9 @@ class _Trial:
             return
         sender = Service("sender", broker=self._url)
         to = sender.remote("crashing.work", Job)
-        async with sender.connected(), sender.initiate() as begin:
+        async with sender.connected(), sender.initiate() as initiation:
             for number in range(MESSAGES):
-                begin.send(to, Job(number), trace=f"job {number}")
+                initiation.send(to, Job(number), trace=f"job {number}")
 
     def _begin_in_transactions(self) -> None:
         assert self._database is not None, "it has the outbox"
@@ -147,8 +147,8 @@ class _Trial:
         to = app.remote("crashing.work", Job)
         engine = create_engine(self._database)
         for number in range(MESSAGES):
-            with Session(engine) as session, session.begin(), app.initiate(session) as begin:
-                begin.send(to, Job(number), trace=f"job {number}")
+            with Session(engine) as session, session.begin(), app.initiate(session) as initiation:
+                initiation.send(to, Job(number), trace=f"job {number}")
         engine.dispose()
 
     @staticmethod
@@ -195,7 +195,7 @@ def _try(
         assert postgres is not None
         victim, revive = postgres.pid, postgres.start_again
     if once and table is not None:
-        applied_schema(table.url)
+        apply_schema(table.url)
     done = _Trial(
         broker, folder, case, None if table is None else table.url, victim, once=once, processes=processes
     ).run(revive)

@@ -15,9 +15,9 @@ from tests.drawing import one_of
 from tests.stages.postgres import PostgresServer
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service
-from truenext.stage.core.health import judge
-from truenext.stage.gate import FREE
-from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.core.health import assess
+from truenext.stage.gate import UNCOUNTED_RETRIES
+from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.testing.stages import stages
 
 MESSAGES = 400
@@ -49,9 +49,9 @@ def test_while_the_database_is_away_nothing_is_charged_and_then_all_goes_on(
         async with stages(app, database=own_postgres.url(name)) as t:
             async with t.sql() as sql:
                 await sql.execute(text("CREATE TABLE inserted (number INTEGER)"))
-            async with app.initiate() as begin:
+            async with app.initiate() as initiation:
                 for number in range(1, MESSAGES + 1):
-                    begin.send(work, Job(number), trace=f"job {number}")
+                    initiation.send(work, Job(number), trace=f"job {number}")
             while sum(attempts.values()) < MESSAGES // 4:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(own_postgres.stop)
@@ -101,7 +101,7 @@ def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_time
 
     asyncio.run(main())
     assert sorted(done) == [1, 2, 3]
-    assert attempts == {1: 1 + FREE[Trouble.AWAY], 2: 1}
+    assert attempts == {1: 1 + UNCOUNTED_RETRIES[DatabaseErrorKind.UNAVAILABLE], 2: 1}
 
 
 def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold_up_its_stage(tmp_path: Path) -> None:
@@ -124,15 +124,15 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
             await is_started.wait()
             gate = t._running.context.gate
             assert gate is not None
-            gate.close(DatabaseAway("for a moment"))
+            gate.close(DatabaseUnavailable("for a moment"))
             await gate.until_open()
             await t.send(work, Job(1))
             why = "work takes no other messages yet: what it had in hand when the database went has not ended"
-            while why not in judge(t._running.facts(), stalled_after_s=300).why:
+            while why not in assess(t._running.facts(), stalled_after_s=300).reasons:
                 await asyncio.sleep(0.001)
             may_end.set()
             await t.wait_until_ended()
-            assert not any("went" in each for each in judge(t._running.facts(), stalled_after_s=300).why)
+            assert not any("went" in each for each in assess(t._running.facts(), stalled_after_s=300).reasons)
 
     asyncio.run(main())
     assert done == [0, 1]

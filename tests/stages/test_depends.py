@@ -41,7 +41,7 @@ VALUES = {"flow": FLOW, "sql": SQL}
 
 
 def plan_of(function: Callable[..., Any], **options: Any) -> Plan:
-    return parameters_of(function, given=GIVEN, **options)
+    return parameters_of(function, provided=GIVEN, **options)
 
 
 def run(function: Callable[..., Any], **options: Any) -> Any:
@@ -201,7 +201,7 @@ def test_parameters_that_the_caller_places_are_left_to_it() -> None:
     def stage(mail: str, memo: int, flow: Flow[int]) -> None:
         pass
 
-    assert plan_of(stage, placed=("mail", "memo")).arguments(VALUES) == {"flow": FLOW}
+    assert plan_of(stage, positional=("mail", "memo")).arguments(VALUES) == {"flow": FLOW}
 
 
 def test_a_stage_without_factories_says_so() -> None:

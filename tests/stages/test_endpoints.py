@@ -39,8 +39,8 @@ def test_the_reply_comes_to_whom_the_sender_has_named_with_the_state_that_was_gi
         came.append((reply, memo))
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(double, Number(21), trace="test", reply_to=take, reply_state=Memo(7, "x"))
+        async with app.initiate() as initiation:
+            initiation.send(double, Number(21), trace="test", reply_to=take, reply_state=Memo(7, "x"))
         await t.wait_until_ended()
         assert came == [(Number(42), Memo(7, "x"))]
 
@@ -122,9 +122,11 @@ def test_flows_that_go_on_at_the_same_time_keep_apart() -> None:
         replies[memo.n] = reply.n
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(50):
-                begin.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n=n), interactive=n % 2 == 0)
+                initiation.send(
+                    outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n=n), interactive=n % 2 == 0
+                )
         await t.wait_until_ended()
         assert replies == {n: (n * 6 + 1) * 2 + n for n in range(50)}
 
@@ -436,9 +438,9 @@ def test_a_stage_that_returns_none_may_have_replied_or_gone_on_or_may_end_the_fl
         came.append(memo.text)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for how in ("reply", "next", "next_direct", "goto"):
-                begin.send(chain, Text(how), trace="t", reply_to=take, reply_state=Memo(0, how))
+                initiation.send(chain, Text(how), trace="t", reply_to=take, reply_state=Memo(0, how))
         await t.wait_until_ended()
         assert sorted(came) == ["goto", "next", "next_direct", "reply"]
 

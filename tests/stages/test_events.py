@@ -29,7 +29,7 @@ from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import Settings
 from truenext.stage.core.envelope import Envelope, FlowContext
 from truenext.stage.events import TRACE_MAX, StageEvents
-from truenext.stage.interceptors.interceptor import Ending
+from truenext.stage.interceptors.interceptor import ExecutionResult
 from truenext.testing import broker
 
 DAY_S = 24 * 3600.0
@@ -85,7 +85,7 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
     with told(tmp_path / "new" / "folder") as events:
         started = events.started(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
         events.sql_committed(started)
-        ending = Ending(outcome="failed", error=ValueError("secret"), run=0.25, commit=None, total=0.5)
+        ending = ExecutionResult(outcome="failed", error=ValueError("secret"), run=0.25, commit=None, total=0.5)
         events.ended(started, ending)
     opened, first, second, third, closed = lines(tmp_path / "new" / "folder")
     process = opened["process"]
@@ -241,7 +241,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr("truenext.stage.events.os.write", half)
-    monkeypatch.setattr("truenext.stage.events.AGAIN_S", 0.01)
+    monkeypatch.setattr("truenext.stage.events.RETRY_S", 0.01)
     caplog.set_level(logging.WARNING, "truenext.stage")
     with told(tmp_path) as events:
         events.started(STAGE, message(1), envelope())

@@ -13,7 +13,7 @@ import truenext
 from tests.stages.flows import Memo, Number, Text, gone, run, until
 from truenext.limits import CAUSE_BYTES_MAX
 from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
-from truenext.stage.core.failure import cause_of, said_of
+from truenext.stage.core.failure import cause_of, describe
 from truenext.stage.core.retry import Retry, RetryRules
 from truenext.testing.stages import Stages
 
@@ -66,8 +66,8 @@ def test_a_stage_that_fails_for_ever_is_tried_so_often_and_its_message_is_a_dead
         replies.append(reply)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(fails, Number(3), trace="o3", reply_to=take)
+        async with app.initiate() as initiation:
+            initiation.send(fails, Number(3), trace="o3", reply_to=take)
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.trace, letter.message, letter.attempts) == ("fails", "o3", {"n": 3}, 2)
         assert (ran, replies) == ([1, 2], [])
@@ -189,7 +189,7 @@ def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_f
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
         for attempt, delay_s in ((1, 2), (2, 10), (3, 60), (4, 60)):
-            await until(lambda: not t._running.busy and ran == list(range(1, attempt + 1)))  # noqa: B023
+            await until(lambda: not t._running.active_stages and ran == list(range(1, attempt + 1)))  # noqa: B023
             await t.advance(seconds=delay_s - 0.5)
             await asyncio.sleep(0.02)
             assert len(ran) == attempt
@@ -368,10 +368,10 @@ def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
 
     async def work(t: Stages) -> None:
         logging.getLogger("truenext.stage").setLevel(logging.ERROR)
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(1, 61):
-                begin.send(take, Number(-n), trace="poison")
-                begin.send(take, Number(n), trace="healthy")
+                initiation.send(take, Number(-n), trace="poison")
+                initiation.send(take, Number(n), trace="healthy")
         # Healthy ones come while poison waits for its next try.
         await until(lambda: len(came) == 60)
         letters = await t.wait_until_ended(dead_letters=60)
@@ -410,8 +410,8 @@ def test_a_dead_letter_that_is_redriven_continues_its_flow() -> None:
 
     async def work(t: Stages) -> None:
         nonlocal is_up
-        async with app.initiate() as begin:
-            begin.send(outer, Number(4), trace="o4", reply_to=take, reply_state=Memo(8))
+        async with app.initiate() as initiation:
+            initiation.send(outer, Number(4), trace="o4", reply_to=take, reply_state=Memo(8))
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.queue == "outer.stage.two"
         is_up = True
@@ -488,7 +488,7 @@ def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
         cause = cause_of(each, "stage", "process")
         assert len(cause.encode()) <= CAUSE_BYTES_MAX and cause.endswith("\nin stage stage, by process")
         assert told <= most
-    assert said_of(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
+    assert describe(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
 
 
 def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
@@ -640,7 +640,7 @@ def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
 
 
 def test_a_service_that_finds_no_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truenext.stage.running, "CONNECT_S", 0.2)
+    monkeypatch.setattr(truenext.stage.service_run, "CONNECT_TIMEOUT_S", 0.2)
     app = Service("shop", broker="stomp://127.0.0.1:1")
 
     @app.terminator("take", Number)

@@ -119,8 +119,8 @@ def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transac
     chain.stage(name="two")(two_async if is_async else two)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            id = begin.send(chain, Number(3), trace="t", attachments={"a": b"a"})
+        async with app.initiate() as initiation:
+            id = initiation.send(chain, Number(3), trace="t", attachments={"a": b"a"})
         await t.wait_until_ended()
         assert seen == [Text("directly"), 3, {"set": "by one"}, id, {}, 0, not is_async]
         assert came == [Text("one"), Text("two")]

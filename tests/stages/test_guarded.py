@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 import truenext
 from tests.stages.flows import Number, run
 from truenext.stage import Flow, Service
-from truenext.stage.guarded import in_own_task
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor
+from truenext.stage.user_code import run_user_coroutine
 from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages, stages
 
@@ -128,7 +128,7 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
     is_started = asyncio.Event()
 
     class Ended(Interceptor):
-        def ended(self, execution: Execution, ending: Ending) -> None:
+        def ended(self, execution: Execution, ending: ExecutionResult) -> None:
             told.append(ending.outcome)
 
     app = Service("shop", interceptors=[Ended()])
@@ -213,7 +213,7 @@ def test_a_stage_that_is_cancelled_before_it_began_is_not_said_to_be_never_await
         raise AssertionError("it has not begun")
 
     async def main() -> None:
-        task = asyncio.ensure_future(in_own_task(stage()))
+        task = asyncio.ensure_future(run_user_coroutine(stage()))
         # Until it has made its own task, which has not begun then.
         await asyncio.sleep(0)
         task.cancel()

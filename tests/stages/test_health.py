@@ -4,20 +4,28 @@ from typing import Any
 
 import pytest
 
-from truenext.stage.core.health import LOST_S, BrokerFacts, ServiceFacts, ServiceHealth, ServiceState, StageFacts, judge
+from truenext.stage.core.health import (
+    LOST_S,
+    BrokerFacts,
+    ServiceFacts,
+    ServiceHealth,
+    ServiceState,
+    StageFacts,
+    assess,
+)
 
 
 def broker(state: str = "connected", since_s: float = 5.0, *, has_room: bool = True) -> BrokerFacts:
-    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_room=has_room)
+    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_room)
 
 
 def stage(**other: Any) -> StageFacts:
     facts: dict[str, Any] = {
-        "busy": 0,
+        "active": 0,
         "waits_for_database": False,
-        "waits_for_broker": "",
+        "broker_wait_reason": "",
         "without_progress_s": 0.0,
-        "ended": "",
+        "end_reason": "",
     }
     return StageFacts(stage="order.place", pool="other", **(facts | other))
 
@@ -32,28 +40,28 @@ def judged(
     facts = ServiceFacts(
         service="shop", state=state, broker=[lost or broker()], database=database, stages=stages or [stage()]
     )
-    return judge(facts, stalled_after_s=300)
+    return assess(facts, stalled_after_s=300)
 
 
 def test_a_service_that_runs_is_live_and_ready() -> None:
-    health = judged(stages=[stage(busy=3, without_progress_s=299)])
-    assert (health.live, health.ready, health.why) == (True, True, [])
+    health = judged(stages=[stage(active=3, without_progress_s=299)])
+    assert (health.live, health.ready, health.reasons) == (True, True, [])
 
 
 def test_a_stage_that_ends_none_of_its_messages_is_not_live() -> None:
-    health = judged(stages=[stage(busy=2, without_progress_s=301)])
+    health = judged(stages=[stage(active=2, without_progress_s=301)])
     assert (health.live, health.ready) == (False, False)
-    assert health.why == ["order.place has 2 other messages in hand, and none has ended for 301 seconds"]
+    assert health.reasons == ["order.place has 2 other messages in hand, and none has ended for 301 seconds"]
 
 
 def test_a_stage_without_messages_is_live_however_long_none_has_ended() -> None:
-    assert judged(stages=[stage(busy=0, without_progress_s=9999)]).live
+    assert judged(stages=[stage(active=0, without_progress_s=9999)]).live
 
 
 def test_a_stage_that_takes_nothing_any_more_is_not_live() -> None:
-    health = judged(stages=[stage(ended="ClosedError: refused")])
+    health = judged(stages=[stage(end_reason="ClosedError: refused")])
     assert not health.live
-    assert health.why == ["order.place takes no other messages any more: ClosedError: refused"]
+    assert health.reasons == ["order.place takes no other messages any more: ClosedError: refused"]
 
 
 def test_a_broker_that_has_just_been_lost_is_not_ready_but_live() -> None:
@@ -68,23 +76,23 @@ def test_a_broker_that_is_not_found_again_is_not_live(lost: BrokerFacts) -> None
 
 def test_a_database_that_is_away_is_not_ready_but_live() -> None:
     health = judged(database="the database is away: refused")
-    assert (health.live, health.ready, health.why) == (True, False, ["the database is away: refused"])
+    assert (health.live, health.ready, health.reasons) == (True, False, ["the database is away: refused"])
 
 
 def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
-    health = judged(stages=[stage(), stage(waits_for_broker="no more consumers")])
+    health = judged(stages=[stage(), stage(broker_wait_reason="no more consumers")])
     assert (health.live, health.ready) == (True, False)
-    assert health.why == ["order.place takes no other messages yet: no more consumers"]
+    assert health.reasons == ["order.place takes no other messages yet: no more consumers"]
 
 
 def test_a_broker_without_room_is_not_ready_but_live() -> None:
     health = judged(lost=broker(has_room=False))
     assert (health.live, health.ready) == (True, False)
-    assert health.why == ["the broker has no room on its disk for what stages send of other messages"]
+    assert health.reasons == ["the broker has no room on its disk for what stages send of other messages"]
 
 
 @pytest.mark.parametrize("state", ["waiting for the broker", "waiting for the database", "stopping"])
 def test_a_service_that_comes_up_or_stops_is_live_and_not_ready(state: ServiceState) -> None:
-    stages = [stage(busy=1, without_progress_s=9999, ended="it was stopped")]
+    stages = [stage(active=1, without_progress_s=9999, end_reason="it was stopped")]
     health = judged(state, lost=broker("connecting", 9999), stages=stages)
-    assert (health.live, health.ready, health.why) == (True, False, [f"it is {state}"])
+    assert (health.live, health.ready, health.reasons) == (True, False, [f"it is {state}"])

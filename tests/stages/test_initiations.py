@@ -11,7 +11,7 @@ import pytest
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Memo, Number, Text, gone, run, until
 from truenext.errors import InDoubt, LocalProtocolError, RolledBack
-from truenext.stage import Endpoint, Flow, FlowError, Service, committing, initiator
+from truenext.stage import Endpoint, Flow, FlowError, Service, broker_transaction, initiator
 from truenext.testing.stages import Stages, stages
 
 
@@ -49,11 +49,11 @@ def test_all_that_an_initiation_says_is_sent_and_comes_once() -> None:
         return asked
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(5):
-                begin.send(shop.take, Number(n), trace=f"{n}", interactive=n % 2 == 0, persistent=n % 3 == 0)
-                begin.send(leaf, Number(10 + n), trace=f"{n}", reply_to=shop.take)
-                begin.publish(topic, Number(20 + n), trace=f"{n}")
+                initiation.send(shop.take, Number(n), trace=f"{n}", interactive=n % 2 == 0, persistent=n % 3 == 0)
+                initiation.send(leaf, Number(10 + n), trace=f"{n}", reply_to=shop.take)
+                initiation.publish(topic, Number(20 + n), trace=f"{n}")
             assert (await t.broker.queue("take")).waiting == 0
             await asyncio.sleep(0.02)
             assert shop.came == []
@@ -68,8 +68,8 @@ def test_an_initiation_whose_block_raises_sends_nothing_and_the_error_is_the_pro
 
     async def work(t: Stages) -> None:
         with pytest.raises(ZeroDivisionError):
-            async with shop.app.initiate() as begin:
-                begin.send(shop.take, Number(1), trace="t")
+            async with shop.app.initiate() as initiation:
+                initiation.send(shop.take, Number(1), trace="t")
                 raise ZeroDivisionError
         await t.wait_until_ended()
         assert shop.came == []
@@ -93,8 +93,8 @@ def test_a_plain_function_begins_flows_with_with() -> None:
     shop = Shop()
 
     def begins() -> str:
-        with shop.app.initiate() as begin:
-            return begin.send(shop.take, Number(7), trace="t")
+        with shop.app.initiate() as initiation:
+            return initiation.send(shop.take, Number(7), trace="t")
 
     async def work(t: Stages) -> None:
         id = await asyncio.to_thread(begins)
@@ -151,8 +151,8 @@ def test_a_flow_that_a_stage_begins_is_called_after_its_parent() -> None:
         flow.send(take, Number(1), trace="child")
         flow.send(take, Number(2), trace="!alone")
         flow.send(take, Number(3))
-        async with app.initiate() as begin:
-            begin.send(take, Number(4), trace="of its own")
+        async with app.initiate() as initiation:
+            initiation.send(take, Number(4), trace="of its own")
         begin_again(flow)
 
     def begin_again(flow: Flow) -> None:
@@ -179,8 +179,8 @@ def test_a_flow_that_a_stage_begins_is_interactive_and_persistent_as_that_of_the
     async def begins(number: Number, flow: Flow) -> None:
         flow.send(take, Number(number.n + 1))
         flow.send(take, Number(number.n + 2), interactive=False, persistent=True, properties={"b": 2})
-        async with app.initiate() as begin:
-            begin.send(take, Number(number.n + 3), trace="t")
+        async with app.initiate() as initiation:
+            initiation.send(take, Number(number.n + 3), trace="t")
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number(0), interactive=True, persistent=False, properties={"a": 1})
@@ -208,8 +208,8 @@ def test_what_a_stage_begins_with_its_flow_goes_with_its_failure_and_what_it_ini
     @app.terminator("fails", Number, attempts=1)
     async def fails(number: Number, flow: Flow) -> None:
         flow.send(shop.take, Number(1))
-        async with app.initiate() as begin:
-            begin.send(shop.take, Number(2), trace="of its own")
+        async with app.initiate() as initiation:
+            initiation.send(shop.take, Number(2), trace="of its own")
         await app.send(shop.take, Number(3), trace="of its own")
         raise ValueError("no")
 
@@ -355,7 +355,7 @@ def test_after_commit_is_called_once_all_is_committed_and_its_errors_are_only_lo
 def test_a_hook_that_never_ends_is_cancelled_and_logged_and_its_worker_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.stage.hooks.HOOK_S", 0.05)
+    monkeypatch.setattr("truenext.stage.hooks.HOOK_TIMEOUT_S", 0.05)
     app = Service("shop", concurrency=1)
     ended: list[int] = []
 
@@ -427,9 +427,9 @@ def test_an_initiation_whose_connection_is_lost_during_its_commit_happens_once(w
 
     async def work(t: Stages) -> None:
         t.broker.lose_commit("before" if when == "before" else "after")
-        async with shop.app.initiate() as begin:
-            begin.send(shop.take, Number(1), trace="t")
-            begin.send(shop.take, Number(2), trace="t")
+        async with shop.app.initiate() as initiation:
+            initiation.send(shop.take, Number(1), trace="t")
+            initiation.send(shop.take, Number(2), trace="t")
         await t.wait_until_ended()
         assert shop.came == [1, 2]
 
@@ -497,7 +497,7 @@ def test_an_initiation_for_which_there_is_no_room_is_tried_again_a_few_times_and
 
     async def send_all(session: Any, *said: Any) -> None:
         tried.append(said)
-        await committing.send_all(session, *said)
+        await broker_transaction.send_all(session, *said)
 
     async def work(t: Stages) -> None:
         monkeypatch.setattr(initiator, "send_all", send_all)
@@ -539,9 +539,9 @@ def test_what_the_broker_refuses_of_an_initiation_is_rolled_back_at_once() -> No
 
     async def work(t: Stages) -> None:
         with pytest.raises(RolledBack):
-            async with app.initiate() as begin:
+            async with app.initiate() as initiation:
                 for _ in range(2):
-                    begin.send(take, Text("x" * 9_000_000), trace="t")
+                    initiation.send(take, Text("x" * 9_000_000), trace="t")
         await t.send(take, Text("small"))
         assert (await t.broker.queue("take")).waiting == 1
 
@@ -582,9 +582,9 @@ def test_a_reply_may_go_to_a_topic_with_its_state() -> None:
         came.append((reply.n, memo))
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(double, Number(2), trace="t", reply_to=topic, reply_state=Memo(7))
-            begin.send(double, Number(3), trace="t", reply_to=topic)
+        async with app.initiate() as initiation:
+            initiation.send(double, Number(2), trace="t", reply_to=topic, reply_state=Memo(7))
+            initiation.send(double, Number(3), trace="t", reply_to=topic)
         await t.wait_until_ended()
         assert sorted(came, key=lambda each: each[0]) == [(4, Memo(7)), (6, Memo())]
 
@@ -597,8 +597,8 @@ def test_a_child_that_was_forked_is_told_to_connect_itself_and_can(broker: Broke
     to = app.remote("work", Number, None)
 
     def say() -> None:
-        with app.initiate(timeout=3) as begin:
-            begin.send(to, Number(1), trace="1")
+        with app.initiate(timeout=3) as initiation:
+            initiation.send(to, Number(1), trace="1")
 
     def in_child() -> str:
         try:
@@ -607,8 +607,8 @@ def test_a_child_that_was_forked_is_told_to_connect_itself_and_can(broker: Broke
             said = str(error)
 
         async def again() -> None:
-            async with app.connected(), app.initiate() as begin:
-                begin.send(to, Number(2), trace="2")
+            async with app.connected(), app.initiate() as initiation:
+                initiation.send(to, Number(2), trace="2")
 
         asyncio.run(again())
         return said
@@ -636,9 +636,9 @@ def test_a_stage_whose_own_initiation_the_broker_refuses_has_failed() -> None:
 
     @app.terminator("begins", Number, attempts=2)
     async def begins(number: Number) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for _ in range(2):
-                begin.send(take, Text("x" * 9_000_000), trace="t")
+                initiation.send(take, Text("x" * 9_000_000), trace="t")
 
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
@@ -656,8 +656,8 @@ def test_each_block_of_an_initiation_sends_its_own_messages() -> None:
     async def work(t: Stages) -> None:
         initiating = app.initiate()
         for n in (1, 2):
-            async with initiating as begin:
-                begin.send(shop.take, Number(n), trace="t")
+            async with initiating as initiation:
+                initiation.send(shop.take, Number(n), trace="t")
         await t.wait_until_ended()
         assert sorted(shop.came) == [1, 2]
         async with initiating:

@@ -29,12 +29,12 @@ def test_40_interactive_flows_that_come_later_are_all_there_before_400_others() 
     async def work(t: Stages) -> None:
         # The ordinary worker of the first stage is busy while the others come.
         await t.send(chain, Number(-1))
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(400):
-                begin.send(chain, Number(n), trace=f"{n}")
-        async with app.initiate() as begin:
+                initiation.send(chain, Number(n), trace=f"{n}")
+        async with app.initiate() as initiation:
             for n in range(40):
-                begin.send(chain, Number(n), trace=f"i{n}", interactive=True)
+                initiation.send(chain, Number(n), trace=f"i{n}", interactive=True)
         await until(lambda: len(order) == 40)
         go_on.set()
         await t.wait_until_ended()
@@ -93,7 +93,7 @@ def test_all_messages_of_an_interactive_flow_have_priority_9_and_those_of_others
     async def work(t: Stages) -> None:
         for interactive in (False, True):
             await t.send(chain, Number(), interactive=interactive)
-        await until(lambda: not t._running.busy)
+        await until(lambda: not t._running.active_stages)
         for _ in range(100):
             waiting = [*(await t.broker.queue("there")).messages, *(await t.broker.queue("beside")).messages]
             if len(waiting) == 4:

@@ -33,12 +33,12 @@ def test_forty_interactive_flows_of_five_stages_end_before_the_thousands_that_we
 
     async def main() -> None:
         async with stages(app) as t:
-            async with app.initiate() as begin:
+            async with app.initiate() as initiation:
                 for number in range(BATCH):
-                    begin.send(endpoint, Job(number), trace=f"batch {number}")
-            async with app.initiate() as begin:
+                    initiation.send(endpoint, Job(number), trace=f"batch {number}")
+            async with app.initiate() as initiation:
                 for number in range(INTERACTIVE):
-                    begin.send(endpoint, Job(number), trace=f"somebody waits for {number}", interactive=True)
+                    initiation.send(endpoint, Job(number), trace=f"somebody waits for {number}", interactive=True)
             await t.wait_until_ended(timeout=100)
 
     asyncio.run(main())

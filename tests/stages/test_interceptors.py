@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages.executions import ending, execution, send
 from truenext.stage.interceptors.chain import Chain
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 
 
 class Noting(Interceptor):
@@ -40,8 +40,8 @@ class Noting(Interceptor):
         self._note(f"sends {send.destination}")
         send.carrier[self._name] = "1"
 
-    def ended(self, execution: Execution, ending: Ending) -> None:
-        self._note(ending.outcome)
+    def ended(self, execution: Execution, result: ExecutionResult) -> None:
+        self._note(result.outcome)
 
 
 @pytest.fixture
@@ -107,13 +107,13 @@ def test_two_messages_share_neither_carrier_nor_what_interceptors_keep() -> None
     one.carrier["a"] = "1"
     assert other.carrier == {}
     first, second = execution(), execution()
-    first.kept[Interceptor()] = 1
-    assert second.kept == {}
+    first.interceptor_data[Interceptor()] = 1
+    assert second.interceptor_data == {}
 
 
 def test_a_hook_that_nobody_overrides_is_not_called() -> None:
     class OnlyEnded(Interceptor):
-        def ended(self, execution: Execution, ending: Ending) -> None:
+        def ended(self, execution: Execution, result: ExecutionResult) -> None:
             pass
 
     chain = Chain([Interceptor(), OnlyEnded()])

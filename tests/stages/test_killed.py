@@ -20,9 +20,9 @@ async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
     url = f"stomp://127.0.0.1:{broker.port}"
     async with truenext.connect(url) as connection:
         app.broker = (url,)
-        async with app.connected(), app.initiate() as begin:
+        async with app.connected(), app.initiate() as initiation:
             for number in range(MESSAGES):
-                begin.send(work, Job(number, kills=number == MESSAGES // 3), trace=f"job {number}")
+                initiation.send(work, Job(number, kills=number == MESSAGES // 3), trace=f"job {number}")
         started = 0
         process = None
         try:

@@ -32,9 +32,9 @@ def test_ten_messages_of_a_megabyte_go_through_a_request_and_a_reply() -> None:
         came.append(memo.n)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(10):
-                begin.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n))
+                initiation.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n))
         await t.wait_until_ended()
         assert sorted(came) == list(range(10))
 

@@ -10,7 +10,7 @@ def status_after(calls: str) -> int:
     """Of a process in which nothing else ends."""
     program = f"""
 import time
-from truenext.cli.stages.leaving import Deadline
+from truenext.cli.stages.process_exit import Deadline
 deadline = Deadline()
 {calls}
 time.sleep({SECONDS})
@@ -25,7 +25,7 @@ def test_of_several_deadlines_the_earliest_counts_also_if_it_was_set_first() -> 
 
 
 def test_no_deadline_is_left_once_it_is_lifted() -> None:
-    assert status_after("deadline.set(0.5, 7); deadline.lift(); time.sleep(1); raise SystemExit(3)") == 3
+    assert status_after("deadline.set(0.5, 7); deadline.cancel(); time.sleep(1); raise SystemExit(3)") == 3
 
 
 def test_it_ends_though_nobody_reads_what_it_says() -> None:
@@ -33,7 +33,7 @@ def test_it_ends_though_nobody_reads_what_it_says() -> None:
     program = """
 import os, threading, time
 from truenext.cli import logs
-from truenext.cli.stages.leaving import Deadline
+from truenext.cli.stages.process_exit import Deadline
 logs.configure("warning")
 os.set_blocking(2, False)
 try:

@@ -58,7 +58,7 @@ def test_stages_and_factories_get_the_value_by_its_type() -> None:
         pool.notes.append(connection)
 
     lifespan = Lifespan(decorated)
-    plan = parameters_of(stage, given={lifespan.kind: "lifespan"})
+    plan = parameters_of(stage, provided={lifespan.kind: "lifespan"})
 
     async def main() -> list[str]:
         async with lifespan.running() as pool, plan.values({"lifespan": pool}) as arguments:

@@ -55,7 +55,7 @@ def test_messages_are_counted_by_the_stage_that_sends_them() -> None:
     metrics.sending(execution(), send("mail"))
     metrics.sending(None, send())
     assert metrics.snapshot()[KEY].sent == 2
-    assert metrics.sent_outside == 1
+    assert metrics.sent_outside_stages == 1
 
 
 def test_a_snapshot_does_not_change_any_more() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.stages.flows import Number, run, until
 from truenext.stage import Flow, Service
-from truenext.stage.core.health import judge
+from truenext.stage.core.health import assess
 from truenext.testing.stages import Stages
 
 
@@ -27,14 +27,14 @@ def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses(
 
     async def work(t: Stages) -> None:
         t.at("run", t.broker.fill_disk)
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(4):
-                begin.send(work_on, Number(n), trace=f"{n}")
+                initiation.send(work_on, Number(n), trace=f"{n}")
         await asyncio.sleep(1.2)
         # Each of the four at first, after half a second, and after one more, at most.
         assert len(attempts) <= 16
         assert not ended
-        assert any("no room" in why for why in judge(t._running.facts(), stalled_after_s=300).why)
+        assert any("no room" in why for why in assess(t._running.facts(), stalled_after_s=300).reasons)
         t.broker.free_disk()
         await t.wait_until_ended()
         assert sorted(ended) == [0, 1, 2, 3]
@@ -56,7 +56,7 @@ def test_a_stop_does_not_wait_for_a_rest_to_end(monkeypatch: pytest.MonkeyPatch)
     async def work(t: Stages) -> None:
         t.at("run", t.broker.fill_disk)
         await t.send(take, Number(1))
-        await until(lambda: any("no room" in why for why in judge(t._running.facts(), stalled_after_s=300).why))
+        await until(lambda: any("no room" in why for why in assess(t._running.facts(), stalled_after_s=300).reasons))
         # Not to be cancelled for want of time.
         await t._running.stop(3600.0)
         t.broker.free_disk()

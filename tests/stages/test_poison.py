@@ -21,9 +21,9 @@ def test_each_poison_message_has_exactly_its_attempts_and_the_others_one(broker:
 
     async def main() -> list[truenext.Content]:
         app.broker = (url,)
-        async with app.connected(), app.initiate() as begin:
+        async with app.connected(), app.initiate() as initiation:
             for number in range(MESSAGES):
-                begin.send(work, Job(number), trace=f"job {number}")
+                initiation.send(work, Job(number), trace=f"job {number}")
         environment = {"RUNS": str(runs)}
         service = "tests.stages.services.poisoned:app"
         processes = [ServiceProcess(tmp_path, service, url, environment=environment) for _ in range(2)]

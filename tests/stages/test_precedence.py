@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from truenext.stage import precedence
-from truenext.stage.precedence import Precedence
+from truenext.stage import interactive_priority
+from truenext.stage.interactive_priority import InteractivePriority
 
 LONG = 1000.0
 
@@ -20,27 +20,27 @@ async def is_through(turn: asyncio.Task[None]) -> bool:
 
 def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() -> None:
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
-        turn = order.turn()
+        order = InteractivePriority(asyncio.get_running_loop())
+        turn = order.wait_for_turn()
         with pytest.raises(StopIteration):
             turn.send(None)
-        with order.ahead():
+        with order.interactive():
             pass
         with pytest.raises(StopIteration):
-            order.turn().send(None)
+            order.wait_for_turn().send(None)
 
     asyncio.run(program())
 
 
 def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
+        order = InteractivePriority(asyncio.get_running_loop())
         turns: list[asyncio.Task[None]] = []
-        with order.ahead():
-            with order.ahead():
-                turns += [asyncio.ensure_future(order.turn()) for _ in range(3)]
+        with order.interactive():
+            with order.interactive():
+                turns += [asyncio.ensure_future(order.wait_for_turn()) for _ in range(3)]
                 assert not await is_through(turns[0])
             assert not await is_through(turns[0])
         assert [await is_through(turn) for turn in turns] == [True] * 3
@@ -49,14 +49,14 @@ def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: p
 
 
 def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
-        with order.ahead():
-            turn = asyncio.ensure_future(order.turn())
+        order = InteractivePriority(asyncio.get_running_loop())
+        with order.interactive():
+            turn = asyncio.ensure_future(order.wait_for_turn())
             assert not await is_through(turn)
-        with order.ahead():
+        with order.interactive():
             assert not await is_through(turn)
         assert await is_through(turn)
 
@@ -65,36 +65,36 @@ def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypat
 
 def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment() -> None:
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
-        with order.ahead():
-            await asyncio.wait_for(order.turn(), 20)
+        order = InteractivePriority(asyncio.get_running_loop())
+        with order.interactive():
+            await asyncio.wait_for(order.wait_for_turn(), 20)
             # Nor does it hold up the next one.
             with pytest.raises(StopIteration):
-                order.turn().send(None)
+                order.wait_for_turn().send(None)
 
     asyncio.run(program())
 
 
 def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a_moment() -> None:
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
-        turn = asyncio.ensure_future(order.turn())
+        order = InteractivePriority(asyncio.get_running_loop())
+        turn = asyncio.ensure_future(order.wait_for_turn())
         deadline = asyncio.get_running_loop().time() + 20
         while not turn.done():
             assert asyncio.get_running_loop().time() < deadline
-            with order.ahead():
+            with order.interactive():
                 await asyncio.sleep(0.001)
 
     asyncio.run(program())
 
 
 def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "MOMENT_S", LONG)
+    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
-        order = Precedence(asyncio.get_running_loop())
-        with order.ahead():
-            turn = asyncio.ensure_future(order.turn())
+        order = InteractivePriority(asyncio.get_running_loop())
+        with order.interactive():
+            turn = asyncio.ensure_future(order.wait_for_turn())
             assert not await is_through(turn)
             turn.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -238,7 +238,7 @@ def test_a_service_waits_for_its_broker_and_says_how_it_is(broker: BrokerProcess
     assert get(port, "/live")[0] == 200
     status, said = get(port, "/ready")
     assert status == 503
-    assert json.loads(said)["why"] == ["it is waiting for the broker"]
+    assert json.loads(said)["reasons"] == ["it is waiting for the broker"]
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 
@@ -256,7 +256,7 @@ def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, star
         assert time.monotonic() < deadline, answer
         time.sleep(0.005)
     said = answer[1]
-    busy = {(each["stage"], each["pool"]): each["busy"] for each in json.loads(said)["stages"]}
+    busy = {(each["stage"], each["pool"]): each["active"] for each in json.loads(said)["stages"]}
     assert busy.pop(("work.never", "other")) == 1
     assert set(busy.values()) == {0}
     assert 'truenext_stage_running{endpoint="work.never",stage="never"} 1' in get(port, "/metrics")[1]

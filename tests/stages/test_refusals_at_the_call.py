@@ -68,14 +68,14 @@ def heard() -> Mapping[str, str]:
     shop = Shop(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS)
 
     async def work(t: Stages) -> None:
-        async with shop.app.initiate() as begin:
+        async with shop.app.initiate() as initiation:
             for name in IN_THE_FIRST | PAIRS:
                 # Somebody waits for the reply.
-                begin.send(shop.chain, Text(name), trace="t", reply_to=shop.sink)
+                initiation.send(shop.chain, Text(name), trace="t", reply_to=shop.sink)
             for name in IN_THE_LAST:
-                begin.send(shop.chain, Text(name), trace="t", state=Memo(1, name), reply_to=shop.sink)
+                initiation.send(shop.chain, Text(name), trace="t", state=Memo(1, name), reply_to=shop.sink)
             for name in IN_A_TERMINATOR:
-                begin.send(shop.terminator, Text(name), trace="t")
+                initiation.send(shop.terminator, Text(name), trace="t")
         await t.wait_until_ended(dead_letters=len(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS))
         assert not (await t.broker.queue("sink")).waiting
 
@@ -242,9 +242,9 @@ def test_what_is_wrong_with_an_initiation_is_said_at_its_call_and_nothing_of_it_
 
     async def work(t: Stages) -> None:
         with pytest.raises(FlowError, match=r"Text.*Number"):
-            async with app.initiate() as begin:
-                begin.send(shop.stateless, Number(), trace="t")
-                begin.send(shop.stateless, Text("x"), trace="t")  # type: ignore[misc]
+            async with app.initiate() as initiation:
+                initiation.send(shop.stateless, Number(), trace="t")
+                initiation.send(shop.stateless, Text("x"), trace="t")  # type: ignore[misc]
         with pytest.raises(FlowError, match=r"trace.*not empty"):
             await app.send(shop.stateless, Number(), trace="")
         with pytest.raises(FlowError, match=r"ttl.*0.001"):

@@ -48,8 +48,8 @@ def test_two_requests_bring_two_replies_each_with_the_state_of_its_request() -> 
         return reply
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(outer, Number(), trace="test", reply_to=end, reply_state=Memo(text="mine"))
+        async with app.initiate() as initiation:
+            initiation.send(outer, Number(), trace="test", reply_to=end, reply_state=Memo(text="mine"))
         await t.wait_until_ended()
         assert seen == Counter(["a1", "b2", "a10", "a11", "a12", "b20", "b21", "b22"])
         assert ended == {"mine": 6}
@@ -135,8 +135,8 @@ def test_an_initial_state_comes_to_the_first_stage_of_what_is_sent_or_asked() ->
         flow.send(take, number, state=Memo(3))
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(outer, Number(), trace="t", state=Memo(1), reply_to=take, reply_state=Memo(2))
+        async with app.initiate() as initiation:
+            initiation.send(outer, Number(), trace="t", state=Memo(1), reply_to=take, reply_state=Memo(2))
         await t.send(begins, Number())
         await t.wait_until_ended()
         assert sorted(memo.n for memo in seen) == [1, 1, 2, 3]
@@ -157,11 +157,11 @@ def test_a_state_that_was_not_given_is_an_empty_one() -> None:
         seen.append(memo)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(take, Number(), trace="t")
-            begin.send(take, Number(), trace="t", state=None)
-            begin.send(leaf, Number(), trace="t", reply_to=take)
-            begin.send(leaf, Number(), trace="t", reply_to=take, reply_state=None)
+        async with app.initiate() as initiation:
+            initiation.send(take, Number(), trace="t")
+            initiation.send(take, Number(), trace="t", state=None)
+            initiation.send(leaf, Number(), trace="t", reply_to=take)
+            initiation.send(leaf, Number(), trace="t", reply_to=take, reply_state=None)
         await t.wait_until_ended()
         assert seen == [Memo()] * 4
 
@@ -197,8 +197,8 @@ def test_attachments_go_with_one_message_and_no_further() -> None:
         return number
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(outer, Number(), trace="t", attachments={"first": b"1"})
+        async with app.initiate() as initiation:
+            initiation.send(outer, Number(), trace="t", attachments={"first": b"1"})
         await t.wait_until_ended()
         assert seen == [
             ("one", {"first": b"1"}),
@@ -219,10 +219,10 @@ def test_messages_of_one_transaction_have_attachments_and_properties_of_their_ow
         seen[number.n] = dict(flow.attachments), flow.properties
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(take, Number(0), trace="t", attachments={"x": b"0"}, properties={"p": 0})
-            begin.send(take, Number(1), trace="t")
-            begin.send(take, Number(2), trace="t", attachments={"y": b"2"}, properties={"q": [2]})
+        async with app.initiate() as initiation:
+            initiation.send(take, Number(0), trace="t", attachments={"x": b"0"}, properties={"p": 0})
+            initiation.send(take, Number(1), trace="t")
+            initiation.send(take, Number(2), trace="t", attachments={"y": b"2"}, properties={"q": [2]})
         await t.wait_until_ended()
         assert seen == {0: ({"x": b"0"}, {"p": 0}), 1: ({}, {}), 2: ({"y": b"2"}, {"q": [2]})}
 
@@ -327,7 +327,7 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
 
 
 @pytest.mark.parametrize("begin", ["ask", "send with reply_to"])
-def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(begin: str) -> None:
+def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(initiation: str) -> None:
     app = Service("shop")
     down, reached = count_down(app)
     came: list[Number] = []
@@ -338,7 +338,7 @@ def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(begin: str) -> None:
 
     async def work(t: Stages) -> None:
         async def begins(count: int) -> None:
-            if begin == "ask":
+            if initiation == "ask":
                 with suppress(TimeoutError):
                     came.append(await t.ask(down, Number(count), timeout=10 if count == 34 else 0.1))
             else:

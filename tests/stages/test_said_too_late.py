@@ -57,9 +57,9 @@ def test_what_is_said_when_the_stage_or_the_block_has_ended_is_refused() -> None
 
     async def work(t: Stages) -> None:
         started: list[Initiation] = []
-        async with app.initiate() as begin:
-            started.append(begin)
-            begin.send(take, Number(1), trace="t")
+        async with app.initiate() as initiation:
+            started.append(initiation)
+            initiation.send(take, Number(1), trace="t")
         with pytest.raises(FlowError, match="too late"):
             started[0].send(take, Number(2), trace="t")
         await until(lambda: bool(kept))

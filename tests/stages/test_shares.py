@@ -7,22 +7,22 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from truenext.stage.shares import Shares
+from truenext.stage.fair_semaphore import FairSemaphore
 
 
 class Sharing:
     """Some who want a share, in the order in which they come, and who has had it so far."""
 
     def __init__(self, total: int) -> None:
-        self.shares = Shares(total)
+        self.semaphore = FairSemaphore(total)
         self.had: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def begin(self, name: str, share: int) -> asyncio.Task[None]:
+    async def begin(self, name: str, count: int) -> asyncio.Task[None]:
         end = self._ends[name] = asyncio.Event()
 
         async def have() -> None:
-            async with self.shares.taken(share):
+            async with self.semaphore.acquired(count):
                 self.had.append(name)
                 await end.wait()
 
@@ -106,7 +106,7 @@ async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_
 async def test_a_block_that_raises_gives_its_share_back() -> None:
     sharing = Sharing(10)
     with pytest.raises(ValueError, match="of the block"):
-        async with sharing.shares.taken(10):
+        async with sharing.semaphore.acquired(10):
             raise ValueError("of the block")
     await sharing.begin("all", 10)
     assert sharing.had == ["all"]

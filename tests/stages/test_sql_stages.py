@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
 from truenext.stage import Depends, Endpoint, Flow, Reject, Service
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.testing.stages import Point, Stages
 
 INSERT = text("INSERT INTO orders VALUES (:n)")
@@ -462,7 +462,7 @@ def test_while_a_database_cannot_be_used_its_stages_rest_and_others_go_on(databa
         attempts.append(flow.attempt)
         await sql.execute(INSERT, {"n": number.n})
         if len(attempts) == 1:
-            raise DatabaseAway("it is full")
+            raise DatabaseUnavailable("it is full")
 
     @app.terminator("other", Number)
     async def other(number: Number) -> None:
@@ -490,7 +490,7 @@ def test_a_service_whose_database_is_not_there_does_not_start() -> None:
     async def work(t: Stages) -> None:
         raise AssertionError("not reached")
 
-    with pytest.raises(DatabaseAway, match="there is no file"):
+    with pytest.raises(DatabaseUnavailable, match="there is no file"):
         run(app, work, database="sqlite:////nowhere/shop.db")
 
 

@@ -21,7 +21,7 @@ from tests.stages.postgres import PostgresServer
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from truenext.stage import Service
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.crashing:app"
 PATIENCE_S = 120
@@ -80,9 +80,9 @@ async def _try(broker: BrokerProcess, folder: Path, database: _Database, *, once
         async with truenext.connect(url) as connection, asyncio.timeout(PATIENCE_S):
             sender = Service("sender", broker=url)
             to = sender.remote("crashing.work", Job)
-            async with sender.connected(), sender.initiate() as begin:
+            async with sender.connected(), sender.initiate() as initiation:
                 for number in range(MESSAGES):
-                    begin.send(to, Job(number), trace=f"job {number}")
+                    initiation.send(to, Job(number), trace=f"job {number}")
             while not happened.exists():
                 await asyncio.sleep(0.05)
             second = ServiceProcess(folder, SERVICE, url, environment=environment)
@@ -119,5 +119,5 @@ def test_under_best_effort_it_is_done_twice(broker: BrokerProcess, tmp_path: Pat
 def test_where_effects_happen_once_it_is_done_and_sent_once(
     broker: BrokerProcess, tmp_path: Path, shop: _Database
 ) -> None:
-    applied_schema(shop.url)
+    apply_schema(shop.url)
     assert asyncio.run(_try(broker, tmp_path, shop, once=True)) == (1, 1)

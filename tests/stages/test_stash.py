@@ -50,15 +50,15 @@ def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits()
         replies.append(f"{memo.n}: {reply.text}")
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(outer, Number(5), trace="o5", reply_to=take, reply_state=Memo(9))
+        async with app.initiate() as initiation:
+            initiation.send(outer, Number(5), trace="o5", reply_to=take, reply_state=Memo(9))
         # The flow stays where it is: nobody has gone on with it.
         await t.wait_until_ended()
         assert replies == []
         (data,) = stashed
         for text in ("first", "second"):
-            async with app.initiate() as begin:
-                flow = begin.unstash(data)
+            async with app.initiate() as initiation:
+                flow = initiation.unstash(data)
                 assert (flow.message, flow.state, flow.trace) == (Text("x"), Memo(5, "before"), "o5")
                 flow.next(Text(text))
         await t.wait_until_ended()
@@ -86,9 +86,9 @@ def test_each_unstash_is_a_continuation_of_its_own_in_one_initiation_too() -> No
         await t.send(chain, Number())
         await t.wait_until_ended()
         for _ in range(2):
-            async with app.initiate() as begin:
-                begin.unstash(stashed[0]).next(Number(1))
-                begin.unstash(stashed[0]).next(Number(2))
+            async with app.initiate() as initiation:
+                initiation.unstash(stashed[0]).next(Number(1))
+                initiation.unstash(stashed[0]).next(Number(2))
         await t.wait_until_ended()
         assert len(set(ids)) == 4
 
@@ -120,23 +120,23 @@ def test_what_was_stashed_may_reply_request_and_go_elsewhere() -> None:
         replies.append(reply)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(chain, Number(), trace="t", reply_to=take)
+        async with app.initiate() as initiation:
+            initiation.send(chain, Number(), trace="t", reply_to=take)
         await t.wait_until_ended()
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).reply(Text("at once"))
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).reply(Text("at once"))
         await t.wait_until_ended()
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).request(leaf, Number(1))
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).request(leaf, Number(1))
         await t.wait_until_ended()
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).goto(leaf, Number(2))
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).goto(leaf, Number(2))
         await t.wait_until_ended()
         assert replies == [Text("at once"), Text("kept leaf 1"), Text("leaf 2")]
         # What it was refused in its stage it is refused here.
         with pytest.raises(FlowError):
-            async with app.initiate() as begin:
-                begin.unstash(stashed[0]).reply(Number())
+            async with app.initiate() as initiation:
+                initiation.unstash(stashed[0]).reply(Number())
 
     run(app, work)
 
@@ -161,8 +161,8 @@ def test_next_direct_has_no_stage_to_go_on_with_from_a_stash() -> None:
         await t.send(chain, Number())
         await t.wait_until_ended()
         with pytest.raises(FlowError, match="next_direct"):
-            async with app.initiate() as begin:
-                begin.unstash(stashed[0]).next_direct(Number())
+            async with app.initiate() as initiation:
+                initiation.unstash(stashed[0]).next_direct(Number())
 
     run(app, work)
 
@@ -179,8 +179,8 @@ def test_a_stage_that_has_stashed_may_go_on_at_the_same_time() -> None:
 
     async def work(t: Stages) -> None:
         assert await t.ask(chain, Number()) == Text("first answer")
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).reply(Text("dropped, for nobody waits any more"))
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).reply(Text("dropped, for nobody waits any more"))
         await t.wait_until_ended()
 
     run(app, work)
@@ -201,12 +201,12 @@ def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None
     run(other, of_others)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for data in (b"", b"{}", b"\xff", b"[" * 100_000):
                 with pytest.raises(FlowError, match="not what a stage has stashed"):
-                    begin.unstash(data)
+                    initiation.unstash(data)
             with pytest.raises(FlowError, match=r"theirs.*not of this service"):
-                begin.unstash(stashed[0])
+                initiation.unstash(stashed[0])
 
     run(app, work)
 
@@ -235,15 +235,15 @@ def test_after_commit_of_what_was_unstashed_is_called_when_its_initiation_is_com
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
         await t.wait_until_ended()
-        async with app.initiate() as begin:
-            flow = begin.unstash(stashed[0])
+        async with app.initiate() as initiation:
+            flow = initiation.unstash(stashed[0])
             flow.after_commit(called.append, "committed")
             flow.next(Number())
             assert called == []
         assert called == ["committed"]
         with pytest.raises(ZeroDivisionError):
-            async with app.initiate() as begin:
-                flow = begin.unstash(stashed[0])
+            async with app.initiate() as initiation:
+                flow = initiation.unstash(stashed[0])
                 flow.after_commit(called.append, "never")
                 raise ZeroDivisionError
         assert called == ["committed"]
@@ -268,13 +268,13 @@ def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
     async def work(t: Stages) -> None:
         await t.send(chain, Number(), ttl=100)
         await t.wait_until_ended()
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).next(Number())
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).next(Number())
         await t.wait_until_ended()
         assert ended == ["last"]
         await t.advance(seconds=101)
-        async with app.initiate() as begin:
-            begin.unstash(stashed[0]).next(Number())
+        async with app.initiate() as initiation:
+            initiation.unstash(stashed[0]).next(Number())
         await t.wait_until_ended()
         assert ended == ["last"]
 
@@ -292,10 +292,10 @@ def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
     async def asynchronous() -> None:
         called.append(True)
 
-    def begin() -> None:
+    def initiation() -> None:
         here = threading.current_thread()
-        with app.initiate() as begin:
-            flow = begin.unstash(stashed[0])
+        with app.initiate() as initiation:
+            flow = initiation.unstash(stashed[0])
             flow.after_commit(lambda: called.append(threading.current_thread() is here))
             flow.after_commit(asynchronous)
             flow.next(Number())
@@ -303,7 +303,7 @@ def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
         await t.wait_until_ended()
-        await asyncio.gather(*(asyncio.to_thread(begin) for _ in range(many)))
+        await asyncio.gather(*(asyncio.to_thread(initiation) for _ in range(many)))
         await t.wait_until_ended()
         assert called == [True] * 2 * many
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.stages.flows import Number, run, until
-from truenext.stage import Flow, Service, precedence
+from truenext.stage import Flow, Service, interactive_priority
 from truenext.testing.stages import Stages
 
 
@@ -38,9 +38,9 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
 
         async def run_until(stop: asyncio.Event) -> None:
             async with app.running():
-                async with app.initiate() as begin:
+                async with app.initiate() as initiation:
                     for n in range(5):
-                        begin.send(take, Number(n), trace=f"{n}")
+                        initiation.send(take, Number(n), trace=f"{n}")
                 await stop.wait()
 
         stop = asyncio.Event()
@@ -105,7 +105,7 @@ def test_a_service_can_run_again_after_it_has_stopped() -> None:
 def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precedence, "MOMENT_S", 1000.0)
+    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", 1000.0)
     app = Service("shop")
     started: list[str] = []
     go_on = asyncio.Event()
@@ -123,7 +123,7 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
             await app.send(take, Number(1), trace="first", interactive=True)
             await until(lambda: started == ["first"])
             await app.send(take, Number(2), trace="second")
-            await until(lambda: sum(each.worker.busy for each in running.consumptions) == 2)
+            await until(lambda: sum(each.worker.active for each in running.consumptions) == 2)
             await running.stop(timeout=0.05)
         assert started == ["first"]
         left = await t.broker.queue("take")

@@ -215,9 +215,9 @@ def booking() -> tuple[Service, Endpoint[Number, None], list[int]]:
     return app, take, came
 
 
-async def begin(t: Stages, app: Service, take: Endpoint[Number, None], n: int) -> None:
-    async with t.sql() as sql, app.initiate(sql) as begin:
-        begin.send(take, Number(n), trace="t")
+async def initiation(t: Stages, app: Service, take: Endpoint[Number, None], n: int) -> None:
+    async with t.sql() as sql, app.initiate(sql) as initiation:
+        initiation.send(take, Number(n), trace="t")
 
 
 def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: str) -> None:
@@ -225,7 +225,7 @@ def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: s
 
     async def work(t: Stages) -> None:
         for n in range(5):
-            await begin(t, app, take, n)
+            await initiation(t, app, take, n)
             await t.wait_until_ended()
             assert came == list(range(n + 1))
 
@@ -240,8 +240,8 @@ def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str
         # Past the first look of the relay.
         await asyncio.sleep(0.2)
         other, _, _ = booking()
-        async with t.sql() as sql, other.initiate(sql) as begin:
-            begin.send(take, Number(1), trace="t")
+        async with t.sql() as sql, other.initiate(sql) as initiation:
+            initiation.send(take, Number(1), trace="t")
         await t.wait_until_ended()
         assert came == [1]
 
@@ -254,7 +254,7 @@ def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     async def work(t: Stages) -> None:
         t.broker.fill_disk()
-        await begin(t, app, take, 1)
+        await initiation(t, app, take, 1)
         with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 seconds: the outbox has 1 to be sent"):
             await t.wait_until_ended(timeout=0.5)
         assert came == []
@@ -476,7 +476,7 @@ def test_time_is_put_forward_for_delays_and_expiry_alone() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(take, Number())
-        await until(lambda: ran == [1] and not t._running.busy)
+        await until(lambda: ran == [1] and not t._running.active_stages)
         await t.advance(seconds=590)
         assert ran == [1]
         await t.advance(seconds=20)

@@ -67,9 +67,9 @@ def test_a_subscriber_takes_one_message_at_a_time() -> None:
         came.append(number.n)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(10):
-                begin.publish(topic, Number(n), trace=f"{n}")
+                initiation.publish(topic, Number(n), trace=f"{n}")
         await t.wait_until_ended()
         assert came == list(range(10))
 
@@ -258,8 +258,8 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
         came.append(number.n)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(double, Number(3), trace="t", reply_to=topic)
+        async with app.initiate() as initiation:
+            initiation.send(double, Number(3), trace="t", reply_to=topic)
         await t.wait_until_ended()
         assert came == [6, 6]
 

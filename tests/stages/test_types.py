@@ -241,8 +241,8 @@ def test_a_state_that_is_none_any_more_is_a_dead_letter_at_once() -> None:
     theirs = app.remote("take", Number)
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            begin.send(theirs, Number(), trace="t", state={"n": "x"})
+        async with app.initiate() as initiation:
+            initiation.send(theirs, Number(), trace="t", state={"n": "x"})
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.attempts, ran) == (1, [])
 
@@ -721,7 +721,7 @@ def test_nan_is_refused_wherever_a_flow_says_it() -> None:
         with pytest.raises(FlowError, match=price):
             await app.ask(asked, Priced(NAN), trace="t")
         with pytest.raises(FlowError, match=price):
-            async with app.initiate() as begin:
-                begin.send(sink, Priced(NAN), trace="t")
+            async with app.initiate() as initiation:
+                initiation.send(sink, Priced(NAN), trace="t")
 
     run(app, work)

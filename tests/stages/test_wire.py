@@ -57,8 +57,8 @@ def test_a_request_has_who_waits_for_its_reply_and_all_else_of_its_flow() -> Non
         return reply
 
     async def work(t: Stages) -> None:
-        async with app.initiate() as begin:
-            id = begin.send(
+        async with app.initiate() as initiation:
+            id = initiation.send(
                 outer,
                 Number(7),
                 trace="o7",

@@ -136,9 +136,9 @@ async def program() -> None:
         await app.publish(topic, Order("x"), trace="t")
         await app.publish(topic, Placed("x"), trace="t")  # wrong
         await app.publish(place, Order("x"), trace="t")  # wrong
-        async with app.initiate() as begin:
-            begin.send(stock, Reserve("x"), trace="t", reply_to=takes_reserved)
-            begin.send(stock, Reserve("x"), trace="t", reply_to=place)  # wrong
-            begin.send(place, Order("x"), trace=7)  # wrong
+        async with app.initiate() as initiation:
+            initiation.send(stock, Reserve("x"), trace="t", reply_to=takes_reserved)
+            initiation.send(stock, Reserve("x"), trace="t", reply_to=place)  # wrong
+            initiation.send(place, Order("x"), trace=7)  # wrong
     app.endpoint("odd", Order, Placed, concurrency="8")  # wrong
     app.endpoint("odd", Order, Placed, retry={"ValueError": "2s"})  # wrong

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from truenext.cli import terminal
-from truenext.cli.ending import COMPLAINT_MAX
-from truenext.cli.looking import COUNTS
+from truenext.cli.exit_status import MESSAGE_LENGTH_MAX
 from truenext.cli.main import main
-from truenext.cli.stages import running
+from truenext.cli.stages import run
+from truenext.cli.status import COUNTS
 from truenext.cli.values import (
     Body,
     DatabaseUrl,
@@ -26,12 +26,12 @@ from truenext.cli.values import (
     Header,
     HostAndPort,
     Master,
-    Place,
+    PathParam,
     QueueName,
     Seconds,
     SelectorText,
     ServerName,
-    ServicePlace,
+    ServiceName,
     Size,
     Text,
     Url,
@@ -53,7 +53,7 @@ def of_range(kind: click.IntRange) -> list[str]:
 
 
 def of_size(kind: Size) -> list[str]:
-    return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._least - 1)]
+    return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._minimum - 1)]
 
 
 NONSENSE: dict[type, Callable[[Any], list[str]]] = {
@@ -87,14 +87,14 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     Text: lambda kind: NO_TEXTS,
     ServerName: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     Master: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
-    ServicePlace: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
+    ServiceName: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
     HostAndPort: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     DatabaseUrl: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     Body: lambda kind: [],
 }
 """By type, what must be refused. A new type needs a row here, and one that takes anything says so."""
 
-SENSE = {DestinationAddress: "q", ServicePlace: "nowhere:app", QueueName: "q", Body: "b", click.Choice: "mix"}
+SENSE = {DestinationAddress: "q", ServiceName: "nowhere:app", QueueName: "q", Body: "b", click.Choice: "mix"}
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -125,7 +125,7 @@ def name_of(case: object) -> str:
 def places(folder: Path, path: tuple[str, ...], param: click.Parameter) -> list[str]:
     file = folder / "file"
     file.touch()
-    assert isinstance(param.type, Place)
+    assert isinstance(param.type, PathParam)
     found = ["", str(folder / LONG), str(file / "below"), "a\0b"]
     is_read = path in READ and param is main_argument(path)
     if param.type.exists or is_read:
@@ -143,7 +143,7 @@ def main_argument(path: tuple[str, ...]) -> click.Parameter:
 
 
 def sense(param: click.Parameter, folder: Path) -> str:
-    if isinstance(param.type, Place):
+    if isinstance(param.type, PathParam):
         return str(folder if param.type.dir_okay and param.name != "new" else folder / "new")
     return SENSE[type(param.type)]
 
@@ -169,7 +169,7 @@ def check_refusal(result: Result) -> str:
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert result.stderr.startswith("truenext: ") and result.stderr.count("\n") == 1
     assert terminal.line(result.stderr[:-1]) == result.stderr[:-1]
-    assert len(result.stderr) < COMPLAINT_MAX + 100
+    assert len(result.stderr) < MESSAGE_LENGTH_MAX + 100
     return result.stderr
 
 
@@ -181,7 +181,7 @@ def test_nonsense_is_refused_in_one_sentence(
         result = CliRunner().invoke(main, [*path, f"{param.opts[0]}=nan"])
         assert param.opts[0] in check_refusal(result)
         return
-    is_place = isinstance(param.type, Place)
+    is_place = isinstance(param.type, PathParam)
     values = places(tmp_path, path, param) if is_place else NONSENSE[type(param.type)](param.type)
     before = sorted(tmp_path.rglob("*"))
     for value in values:
@@ -310,7 +310,7 @@ def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
         raise SystemExit
         yield
 
-    monkeypatch.setattr("truenext.cli.looking.connected", not_connected)
+    monkeypatch.setattr("truenext.cli.status.connected", not_connected)
     CliRunner().invoke(main, ["queues", *options], env={"TRUENEXT_URL": variable})
     assert asked == [used]
 
@@ -348,7 +348,7 @@ def test_a_variable_with_several_addresses_is_refused_where_one_broker_is_asked(
 
 def addresses_of_run(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[object]]:
     given: list[object] = []
-    monkeypatch.setattr(running.run, "callback", lambda **values: given.append(values["urls"]))
+    monkeypatch.setattr(run.run, "callback", lambda **values: given.append(values["urls"]))
     return CliRunner().invoke(main, ["stages", "run", "a:b", *options], env={"TRUENEXT_URL": variable}), given
 
 

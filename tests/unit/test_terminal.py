@@ -64,12 +64,12 @@ def test_where_there_is_no_standard_output_nothing_counts_as_printed(monkeypatch
     monkeypatch.setattr("sys.stdout", None)
     terminal.open_output()
     writes: list[Callable[[], None]] = [lambda: terminal.write_body(b""), lambda: terminal.write_json("")]
-    writes.append(lambda: terminal.say(""))
+    writes.append(lambda: terminal.echo(""))
     for write in writes:
         with pytest.raises(OSError, match="Bad file descriptor"):
             write()
             sys.stdout.flush()
-    terminal.forget(sys.stdout)
+    terminal.discard_output(sys.stdout)
     sys.stdout.close()
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from truenext.cli.ending import Unasked
-from truenext.cli.values import Master, Place, Seconds, Text
+from truenext.cli.exit_status import NoAnswer
+from truenext.cli.values import Master, PathParam, Seconds, Text
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=Place(exists=True, file_okay=False))
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PathParam(exists=True, file_okay=False))
 @click.option(
     "--master", type=Master(), help="Where Spark runs, such as local[2]; all cores of this machine by default."
 )
@@ -24,10 +24,10 @@ from truenext.errors import ConfigurationError, TruenextError
     "--stages",
     metavar="DIR",
     multiple=True,
-    type=Place(exists=True, file_okay=False),
+    type=PathParam(exists=True, file_okay=False),
     help="Where services of stages wrote what they did; may be repeated.",
 )
-@click.option("--out", type=Place(file_okay=False), help="Write the tables and a page there.")
+@click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page there.")
 def audit(
     folders: tuple[Path, ...],
     master: str | None,
@@ -47,7 +47,7 @@ def audit(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
-        raise Unasked(
+        raise NoAnswer(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
@@ -55,5 +55,5 @@ def audit(
             folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
         )
     except TruenextError as error:
-        raise Unasked(error) from error
+        raise NoAnswer(error) from error
     raise SystemExit(0 if all(verdict.is_held for verdict in verdicts) else 1)

@@ -3,7 +3,7 @@
 import click
 
 from truenext.cli.bulk_work import BulkWork, dead_letter_selector_option, id_option, json_option, selector_option
-from truenext.cli.connecting import url_option
+from truenext.cli.connection import url_option
 from truenext.cli.values import COUNT, QueueName
 
 HELD = "consumers hold them, or they are still being committed"
@@ -37,14 +37,14 @@ def redrive(
     which `truenext move` takes to a queue. Whatever ends it, a second call goes on where it ended. Exits 1 if one of
     --id was not moved.
     """
-    why_left = "consumers hold them, they are still being committed, or they do not say where they came from"
-    work = BulkWork("redrive", "moved", {"queue": queue}, why_left, numbers, selector, count, is_dry=dry_run)
+    left_reason = "consumers hold them, they are still being committed, or they do not say where they came from"
+    work = BulkWork("redrive", "moved", {"queue": queue}, left_reason, numbers, selector, count, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
 
 @click.command()
 @click.argument("queue", type=QueueName())
-@click.argument("to", type=QueueName(is_made=True))
+@click.argument("to", type=QueueName(is_creatable=True))
 @id_option("message")
 @selector_option
 @count_option
@@ -69,7 +69,7 @@ def move(
     call goes on where it ended. Exits 1 if one of --id was not moved.
     """
     work = BulkWork("move", "moved", {"queue": queue}, HELD, numbers, selector, count, is_dry=dry_run)
-    work.question["to"] = to
+    work.request["to"] = to
     work.run(url, as_json=as_json)
 
 

@@ -11,8 +11,8 @@ from rich.progress import Progress
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connecting import ask, connected
-from truenext.cli.ending import Failure
+from truenext.cli.connection import connected, send_control_request
+from truenext.cli.exit_status import Failure
 from truenext.cli.totals import Totals
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.errors import Code, Refused
@@ -30,21 +30,21 @@ dead_letter_selector_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 
 
-def id_option(what: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
+def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
     return click.option(
         "--id",
         "numbers",
         type=COUNT,
         multiple=True,
         metavar="NUMBER",
-        help=f"Only the {what} of this {of}. May be repeated.",
+        help=f"Only the {noun} of this {of}. May be repeated.",
     )
 
 
 def pieces(
-    connection: Connection, verb: str, question: dict[str, Any], *, total: int | None, done: str
+    connection: Connection, verb: str, request: dict[str, Any], *, total: int | None, done: str
 ) -> Iterator[dict[str, Any]]:
-    """The answers, until nothing is left, or nobody asks on. `question` may be changed between two of them; `done` is
+    """The answers, until nothing is left, or nobody asks on. `request` may be changed between two of them; `done` is
     what becomes of `total` messages, if it is known how many they are.
 
     Raises: TruenextError
@@ -59,20 +59,20 @@ def pieces(
     until: dict[str, int] = {}
     with bar or nullcontext():
         while after is not None:
-            answer = ask(connection, verb, question | until | {"after": after})
+            answer = send_control_request(connection, verb, request | until | {"after": after})
             count += answer["moved"]
             after, until = answer["next"], {"until": answer["until"]}
             if bar is not None and task is not None:
                 bar.update(task, completed=count)
             else:
-                totals.say(count)
+                totals.report(count)
             yield answer
 
 
-def is_there(connection: Connection, queue: str) -> bool:
+def queue_exists(connection: Connection, queue: str) -> bool:
     """Whether the broker has a queue of this name. Raises: TruenextError"""
     try:
-        ask(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
+        send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:
         if error.code == Code.NOT_FOUND:
             return False
@@ -82,7 +82,7 @@ def is_there(connection: Connection, queue: str) -> bool:
 
 def count_of(connection: Connection, queue: str, name: str) -> int | None:
     """`waiting` or `scheduled` of a queue; None if there is none."""
-    facts = ask(connection, "queues")
+    facts = send_control_request(connection, "queues")
     return next((each[name] for each in facts if each["name"] == queue), None)
 
 
@@ -93,8 +93,8 @@ class BulkWork:
         self,
         verb: str,
         done: str,
-        place: dict[str, str],
-        why_left: str,
+        target: dict[str, str],
+        left_reason: str,
         numbers: tuple[int, ...],
         selector: str | None,
         limit: int | None,
@@ -102,19 +102,19 @@ class BulkWork:
         is_dry: bool,
         counted: str = "waiting",
     ) -> None:
-        """In a `place`, by `numbers` and `selector`, `limit` at most; `counted` says what of a queue they are."""
+        """In a `target`, by `numbers` and `selector`, `limit` at most; `counted` says what of a queue they are."""
         self._verb = verb
-        self._deed = done
+        self._participle = done
         self._done = f"would be {done}" if is_dry else done
-        self._why_left = why_left
+        self._left_reason = left_reason
         self._limit = limit
         self._counted = counted
         self._is_dry = is_dry
-        self.question: dict[str, Any] = place | {"dry_run": is_dry}
+        self.request: dict[str, Any] = target | {"dry_run": is_dry}
         if selector is not None:
-            self.question["selector"] = selector
+            self.request["selector"] = selector
         if limit is not None:
-            self.question["limit"] = limit
+            self.request["limit"] = limit
         self._missing = set(numbers)
         self._count = 0
         self._to = Counter[str]()
@@ -129,28 +129,28 @@ class BulkWork:
                 self._do(connection)
         except Failure:
             if self._count and not self._is_dry:
-                terminal.say(f"{self._count:,} {self._done}; the same command goes on", err=True)
+                terminal.echo(f"{self._count:,} {self._done}; the same command goes on", err=True)
             raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._to), "left": self._left}
             terminal.write_json(facts | {"ended": dict(self._ended), "dry_run": self._is_dry})
         else:
-            self._say()
+            self._print_result()
         if self._error:
-            terminal.say(f"truenext: {self._error}", err=True)
+            terminal.echo(f"truenext: {self._error}", err=True)
             raise SystemExit(1)
         if self._missing:
-            terminal.say(f"truenext: not {self._deed}: {', '.join(map(str, sorted(self._missing)))}", err=True)
+            terminal.echo(f"truenext: not {self._participle}: {', '.join(map(str, sorted(self._missing)))}", err=True)
             raise SystemExit(1)
 
     def _do(self, connection: Connection) -> None:
-        total = self._limit or count_of(connection, self.question["queue"], self._counted)
+        total = self._limit or count_of(connection, self.request["queue"], self._counted)
         numbers = sorted(self._missing)
         # With more of them than one question may have, some at a time.
         for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
             if numbers:
-                self.question["sequences"] = numbers[first : first + NUMBERS_MAX]
-            for answer in pieces(connection, self._verb, self.question, total=total, done=self._done):
+                self.request["sequences"] = numbers[first : first + NUMBERS_MAX]
+            for answer in pieces(connection, self._verb, self.request, total=total, done=self._done):
                 self._count += answer["moved"]
                 self._to.update(answer["to"])
                 self._left += answer["left"]
@@ -160,15 +160,15 @@ class BulkWork:
                 if self._limit is not None:
                     if self._count >= self._limit:
                         return
-                    self.question["limit"] = self._limit - self._count
+                    self.request["limit"] = self._limit - self._count
 
-    def _say(self) -> None:
+    def _print_result(self) -> None:
         for name, count in sorted(self._to.items()):
-            terminal.say(f"{count:,} {self._done} to {name}")
+            terminal.echo(f"{count:,} {self._done} to {name}")
         if not self._to:
-            terminal.say(f"{self._count:,} {self._done}")
+            terminal.echo(f"{self._count:,} {self._done}")
         for name, count in sorted(self._ended.items()):
             why = f"they failed in {terminal.line(name)}, which is there no more"
-            terminal.say(f"{count:,} left: {why}; `truenext move` takes them to a queue")
+            terminal.echo(f"{count:,} left: {why}; `truenext move` takes them to a queue")
         if left := self._left - self._ended.total():
-            terminal.say(f"{left:,} left: {self._why_left}")
+            terminal.echo(f"{left:,} left: {self._left_reason}")

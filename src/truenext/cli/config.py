@@ -7,10 +7,10 @@ from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, format_value
 from truenext.cli import terminal
-from truenext.cli.connecting import ask, connected, url_option
-from truenext.cli.ending import Failure, Unasked
+from truenext.cli.connection import connected, send_control_request, url_option
+from truenext.cli.exit_status import Failure, NoAnswer
 from truenext.cli.serve import fault_of_memory_limit
-from truenext.cli.values import Place, QueueName
+from truenext.cli.values import PathParam, QueueName
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.policy import Policy
 from truenext.setting import settings_of
@@ -26,7 +26,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", metavar="FILE", type=Place())
+@click.argument("file", metavar="FILE", type=PathParam())
 @click.option(
     "--queue",
     type=QueueName(),
@@ -42,18 +42,18 @@ def check(file: Path, queue: str | None) -> None:
         configuration = configure(file)
     except FaultyFileError as error:
         for fault in error.faults:
-            terminal.say(fault)
+            terminal.echo(fault)
         count = len(error.faults)
-        terminal.say(
+        terminal.echo(
             f"{file} has {count} fault{'' if count == 1 else 's'}; no broker starts with it, or goes over to it."
         )
         raise SystemExit(1) from error
     except ConfigurationError as error:
-        raise Unasked(error) from error
-    _note(configuration)
-    terminal.say(f"{file} is sound.")
+        raise NoAnswer(error) from error
+    _print_notes(configuration)
+    terminal.echo(f"{file} is sound.")
     if queue is not None:
-        _show(configuration, queue)
+        _print_policy(configuration, queue)
 
 
 @click.command()
@@ -65,28 +65,28 @@ def reload(url: str) -> None:
 
     Exits 0 if it took it over, 1 if it refused to and changed nothing, 2 if it could not be asked.
     """
-    with connected(url, failure=Unasked) as connection:
-        outcome = ask(connection, "reload")
+    with connected(url, failure=NoAnswer) as connection:
+        outcome = send_control_request(connection, "reload")
     if outcome["errors"]:
         raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
     for change in outcome["changed"]:
-        terminal.say(change)
-    terminal.say(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
+        terminal.echo(change)
+    terminal.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
 
 
-def _note(configuration: Configuration) -> None:
+def _print_notes(configuration: Configuration) -> None:
     """What a broker refuses unless its command line, or its machine, says something else."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
-        terminal.say("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")
+        terminal.echo("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")
     if not settings.allow_anonymous and not all(parse_url(url).is_loopback for url in settings.listen):
-        terminal.say("note: it listens to other machines; `truenext serve` needs --allow-anonymous, if that is meant.")
+        terminal.echo("note: it listens to other machines; `truenext serve` needs --allow-anonymous, if that is meant.")
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
-        terminal.say(f"note: `truenext serve` refuses it on this machine: {fault}.")
+        terminal.echo(f"note: `truenext serve` refuses it on this machine: {fault}.")
 
 
-def _show(configuration: Configuration, queue: str) -> None:
+def _print_policy(configuration: Configuration, queue: str) -> None:
     table = Table(Column(terminal.cell(f"policy of {queue}")), "value", "from", box=None)
     policy = configuration.policies.for_queue(queue)
     for name, setting in settings_of(Policy).items():

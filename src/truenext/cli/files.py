@@ -22,17 +22,17 @@ def connections_max(listeners: int) -> int:
     """
     if sys.platform == "win32":
         return CONNECTIONS_MAX
-    wanted = FILES_OWN + listeners * (CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX)
+    needed = FILES_OWN + listeners * (CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return CONNECTIONS_MAX
-    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     count = (files - FILES_OWN) // listeners - CONTROL_ONLY_CONNECTIONS_MAX
     if count < 1:
-        least = FILES_OWN + listeners * (1 + CONTROL_ONLY_CONNECTIONS_MAX)
+        minimum = FILES_OWN + listeners * (1 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(
-            f"the system lets this process open {files} files (ulimit -n); it needs {least} at least"
+            f"the system lets this process open {files} files (ulimit -n); it needs {minimum} at least"
         )
     if count < CONNECTIONS_MAX:
         logger.warning(

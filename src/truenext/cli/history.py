@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from truenext.cli import terminal
-from truenext.cli.ending import Failure
-from truenext.cli.values import Place
+from truenext.cli.exit_status import Failure
+from truenext.cli.values import PathParam
 from truenext.errors import HistoryError
 from truenext.history.export import export_all, export_ended
 
@@ -20,10 +20,10 @@ def history() -> None:
 
 
 @history.command()
-@click.argument("data", metavar="DIR", type=Place(exists=True, file_okay=False))
+@click.argument("data", metavar="DIR", type=PathParam(exists=True, file_okay=False))
 @click.option(
     "--out",
-    type=Place(file_okay=False),
+    type=PathParam(file_okay=False),
     help="Write everything that is not Parquet yet into this folder, and leave the broker's files alone.",
 )
 def export(data: Path, out: Path | None) -> None:
@@ -42,7 +42,7 @@ def export(data: Path, out: Path | None) -> None:
         else:
             for path in export_ended(folder):
                 count += 1
-                terminal.say(f"exported {path.name}")
+                terminal.echo(f"exported {path.name}")
     except (HistoryError, OSError) as error:
         raise Failure(error) from error
-    terminal.say(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")
+    terminal.echo(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")

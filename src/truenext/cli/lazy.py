@@ -9,19 +9,19 @@ import click
 
 
 class LazyGroup(click.Group):
-    def __init__(self, *arguments: Any, homes: Mapping[str, str], **options: Any) -> None:
-        """`homes` has the commands by name: each is, by that name, in a module of `truenext.cli`."""
+    def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
+        """`modules` has the commands by name: each is, by that name, in a module of `truenext.cli`."""
         super().__init__(*arguments, **options)
-        self._homes = homes
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._homes)
+        return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        home = self._homes.get(cmd_name)
-        if home is None:
+        module = self._modules.get(cmd_name)
+        if module is None:
             return None
-        command: click.Command = getattr(importlib.import_module(f"truenext.cli.{home}"), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"truenext.cli.{module}"), cmd_name)
         return command
 
     def resolve_command(
@@ -29,7 +29,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click suggests only commands that are loaded.
         name = args[0]
-        near = get_close_matches(name, self._homes, n=1)
-        if near and name not in self._homes and not ctx.resilient_parsing:
+        near = get_close_matches(name, self._modules, n=1)
+        if near and name not in self._modules and not ctx.resilient_parsing:
             ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -47,27 +47,27 @@ def configure(level: str) -> None:
 
 
 @contextmanager
-def noticing_basic_config() -> Iterator[None]:
+def warn_of_basic_config() -> Iterator[None]:
     """Say where in this block a program has called `logging.basicConfig`, if that did nothing: it does nothing once the
     root logger has a handler, such as that of `configure`."""
     basic_config = logging.basicConfig
-    places: list[str] = []
+    callers: list[str] = []
 
     def noticing(*arguments: Any, **options: Any) -> None:
         before = list(logging.root.handlers)
         basic_config(*arguments, **options)
         if logging.root.handlers == before:
             caller = sys._getframe(1)
-            places.append(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
+            callers.append(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}")
 
     logging.basicConfig = noticing
     try:
         yield
     finally:
         logging.basicConfig = basic_config
-    if places:
+    if callers:
         _logger.warning(
             "logging.basicConfig has no effect: the command has set up logging. --log-level says what is logged, and "
             "force=True keeps the program's own setting (docs/stages-deploying.md)",
-            extra={"place": places[0]},
+            extra={"place": callers[0]},
         )

@@ -15,14 +15,14 @@ MOUNTED = Path("/sys/fs/cgroup")
 
 def memory(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
     """Bytes; more than anybody has if the system does not say."""
-    least = maxsize
+    available = maxsize
     with suppress(OSError, ValueError):
-        least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for file in _limits(groups, mounted):
         # Without a limit it says "max", or a number that is larger than any memory.
         with suppress(OSError, ValueError):
-            least = min(least, int(file.read_text()))
-    return least
+            available = min(available, int(file.read_text()))
+    return available
 
 
 def _limits(groups: Path, mounted: Path) -> list[Path]:

@@ -2,10 +2,10 @@
 
 import click
 
-from truenext.cli.ending import Commands
+from truenext.cli.exit_status import Commands
 from truenext.version import VERSION
 
-HOMES = {
+COMMAND_MODULES = {
     "audit": "audit",
     "browse": "messages",
     "config": "config",
@@ -13,7 +13,7 @@ HOMES = {
     "move": "bulk",
     "pause": "pause",
     "purge": "bulk",
-    "queues": "looking",
+    "queues": "status",
     "receive": "messages",
     "record": "record",
     "redrive": "bulk",
@@ -21,16 +21,16 @@ HOMES = {
     "resume": "pause",
     "scheduled": "schedule",
     "send": "messages",
-    "serve": "serving",
+    "serve": "serve_command",
     "stages": "stages.group",
-    "status": "looking",
+    "status": "status",
     "store": "store",
     "unschedule": "schedule",
 }
 """Of each command the module that has it, in this package."""
 
 
-@click.group(cls=Commands, homes=HOMES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, modules=COMMAND_MODULES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""

@@ -12,18 +12,18 @@ import click
 
 from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
-from truenext.cli.connecting import connected, url_option
-from truenext.cli.ending import Failure
+from truenext.cli.connection import connected, url_option
+from truenext.cli.exit_status import Failure
 from truenext.cli.totals import Totals
-from truenext.cli.values import COUNT, SELECTOR, Body, DestinationAddress, Header, Place, Seconds
+from truenext.cli.values import COUNT, SELECTOR, Body, DestinationAddress, Header, PathParam, Seconds
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
-_OF_THE_CONNECTION = frozenset({"subscription", "ack", "truenext-round"})
+_CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 """Headers that mean nothing once the command has ended."""
-SEND_SECONDS = 60.0
+SEND_TIMEOUT_S = 60.0
 """Longest time in which no message is confirmed; a broker without room on its disk has so long to get some."""
-LOOK_SECONDS = 1.0
+POLL_S = 1.0
 """Time between two looks at a queue, at least."""
 
 selector_option = click.option(
@@ -40,7 +40,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 @click.option(
     "--file",
     "files",
-    type=Place(exists=True, dir_okay=False, may_be_dash=True),
+    type=PathParam(exists=True, dir_okay=False, may_be_dash=True),
     multiple=True,
     help="Send what is in this file; - is standard input. May be repeated.",
 )
@@ -78,7 +78,7 @@ def send(
                 connection.send_many(
                     queue,
                     progress.counted(bodies),
-                    timeout=SEND_SECONDS,
+                    timeout=SEND_TIMEOUT_S,
                     priority=priority,
                     persistent=not transient,
                     headers=dict(headers),
@@ -88,7 +88,7 @@ def send(
         is_whole = True
     finally:
         if (lines or len(files) > 1) and (is_whole or progress.count):
-            terminal.say(f"{progress.count:,} sent{'' if is_whole else ', at most'}", err=True)
+            terminal.echo(f"{progress.count:,} sent{'' if is_whole else ', at most'}", err=True)
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
@@ -111,7 +111,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 @click.command()
 @click.argument("queue", type=DestinationAddress())
 @click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
-@click.option("--all", "takes_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
+@click.option("--all", "receive_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
 @click.option("--follow", is_flag=True, help="Take what comes until Ctrl-C, also after the broker was away.")
 @click.option("--timeout", type=Seconds(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @selector_option
@@ -120,7 +120,7 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 def receive(
     queue: str,
     count: int | None,
-    takes_all: bool,
+    receive_all: bool,
     follow: bool,
     timeout: float,
     selector: str | None,
@@ -133,26 +133,26 @@ def receive(
 
     A message is acknowledged once it is printed. Exits 1 if fewer than --count came.
     """
-    if (count is not None) + takes_all + follow > 1:
+    if (count is not None) + receive_all + follow > 1:
         raise click.UsageError("--count, --all or --follow")
-    wanted = None if takes_all or follow else count or 1
-    taken = 0
+    limit = None if receive_all or follow else count or 1
+    received = 0
     with connected(url, reconnect=follow) as connection:
         # Each message is asked for: one that is prefetched and not printed would be redelivered to its next consumer.
         options: ConsumerOptions = {"prefetch": 0}
         if selector is not None:
             options["selector"] = selector
         with connection.consumer(queue, ack="individual", **options) as messages:
-            while wanted is None or taken < wanted:
+            while limit is None or received < limit:
                 message = messages.receive(None if follow else timeout)
                 if message is None:
                     break
-                taken += 1
+                received += 1
                 _print(message, as_json=as_json)
                 sys.stdout.buffer.flush()
                 message.ack()
-    if wanted is not None and taken < wanted:
-        terminal.say(f"truenext: {taken} of {wanted} messages came within {timeout:g} seconds", err=True)
+    if limit is not None and received < limit:
+        terminal.echo(f"truenext: {received} of {limit} messages came within {timeout:g} seconds", err=True)
         raise SystemExit(1)
 
 
@@ -168,14 +168,14 @@ def browse(queue: str, selector: str | None, count: int | None, follow: bool, as
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
-            shown = _followed(connection, url, queue, selector)
+            shown = _follow(connection, url, queue, selector)
         for message in islice(shown, count):
             _print(message, as_json=as_json)
             if follow:
                 sys.stdout.buffer.flush()
 
 
-def _followed(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
+def _follow(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
     """What waits, and then again and again what has come since; it is looked at all of the queue for that.
 
     Raises: Refused; TruenextError if the broker does not say which messages are new
@@ -193,35 +193,35 @@ def _followed(connection: Connection, url: str, queue: str, selector: str | None
                         highest = max(highest, message.sequence)
                         yield message
             except ConnectionLost as error:
-                terminal.say(f"truenext: connection lost ({error})", err=True)
-                connection = connections.enter_context(_connected_again(url))
-                terminal.say("truenext: connected again", err=True)
+                terminal.echo(f"truenext: connection lost ({error})", err=True)
+                connection = connections.enter_context(_reconnect(url))
+                terminal.echo("truenext: connected again", err=True)
                 continue
             # A long queue is not looked at all the time.
-            time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - started)))
+            time.sleep(max(POLL_S, 4 * (time.monotonic() - started)))
 
 
-def _connected_again(url: str) -> Connection:
+def _reconnect(url: str) -> Connection:
     """As soon as the broker is there. Raises: Refused"""
     while True:
         try:
             return connect(url, reconnect=False)
         except ConnectionLost:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_S)
 
 
 def _print(message: Content, *, as_json: bool) -> None:
     if not as_json:
         terminal.write_body(message.body)
         return
-    said: dict[str, object] = {
-        "headers": {name: value for name, value in message.headers.items() if name not in _OF_THE_CONNECTION}
+    output: dict[str, object] = {
+        "headers": {name: value for name, value in message.headers.items() if name not in _CONNECTION_HEADERS}
     }
     try:
-        said["body"] = message.text
+        output["body"] = message.text
     except UnicodeDecodeError:
-        said["body_base64"] = base64.b64encode(message.body).decode()
-    terminal.write_json(said)
+        output["body_base64"] = base64.b64encode(message.body).decode()
+    terminal.write_json(output)
 
 
 class ProgressCounter:
@@ -231,9 +231,9 @@ class ProgressCounter:
         self.count = 0
         self._totals = Totals(done)
 
-    def counted(self, things: Iterable[bytes]) -> Iterator[bytes]:
-        for thing in things:
-            yield thing
+    def counted(self, bodies: Iterable[bytes]) -> Iterator[bytes]:
+        for body in bodies:
+            yield body
             self.count += 1
             if self.count % 1000 == 0:
-                self._totals.say(self.count)
+                self._totals.report(self.count)

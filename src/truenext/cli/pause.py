@@ -5,12 +5,12 @@ from typing import Any
 import click
 
 from truenext.cli import terminal
-from truenext.cli.connecting import ask, connected, url_option
+from truenext.cli.connection import connected, send_control_request, url_option
 from truenext.cli.values import QueueName
 
 
 @click.command()
-@click.argument("queue", type=QueueName(is_made=True))
+@click.argument("queue", type=QueueName(is_creatable=True))
 @url_option
 def pause(queue: str, url: str) -> None:
     """Dispatch nothing from QUEUE until it is resumed.
@@ -19,8 +19,8 @@ def pause(queue: str, url: str) -> None:
 
     What consumers hold stays with them, and sends go on. A queue that is not there is made.
     """
-    if _ask("pause", queue, url)["created"]:
-        terminal.say(f"there was no queue {queue!r}: made and paused")
+    if _request("pause", queue, url)["created"]:
+        terminal.echo(f"there was no queue {queue!r}: made and paused")
 
 
 @click.command()
@@ -28,11 +28,11 @@ def pause(queue: str, url: str) -> None:
 @url_option
 def resume(queue: str, url: str) -> None:
     """Dispatch from QUEUE again."""
-    _ask("resume", queue, url)
+    _request("resume", queue, url)
 
 
-def _ask(verb: str, queue: str, url: str) -> dict[str, Any]:
+def _request(verb: str, queue: str, url: str) -> dict[str, Any]:
     """The broker's answer."""
     with connected(url) as connection:
-        answer: dict[str, Any] = ask(connection, verb, {"queue": queue})
+        answer: dict[str, Any] = send_control_request(connection, verb, {"queue": queue})
     return answer

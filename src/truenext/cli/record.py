@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from truenext.cli import terminal
-from truenext.cli.connecting import url_option
-from truenext.cli.ending import Failure
-from truenext.cli.values import Place, Text
+from truenext.cli.connection import url_option
+from truenext.cli.exit_status import Failure
+from truenext.cli.values import PathParam, Text
 from truenext.client.recorder import MESSAGES_MAX, Recorder
 from truenext.client.workload import CASES
 from truenext.errors import TruenextError
@@ -45,7 +45,7 @@ from truenext.spark.recording import check_folder, write_recording
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
 @click.option("--queue", type=Text(), help="An empty queue that nobody else uses; a new one without.")
-@click.option("--out", "folder", type=Place(file_okay=False), required=True, help="A new folder for it.")
+@click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for it.")
 @click.option("--login", type=Text(), help="User name, if the broker needs one.")
 @click.option(
     "--passcode",
@@ -84,7 +84,7 @@ def record(
     try:
         recorder = Recorder(url, options=options, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
-        terminal.say(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
+        terminal.echo(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             tasks = {done: progress.add_task(done, total=count) for done in ("sent", "received")}
             events = recorder.record(
@@ -94,8 +94,8 @@ def record(
                 report=lambda done, totals: progress.update(tasks[done], completed=totals),
             )
         for path in write_recording(events, folder):
-            terminal.say(str(path))
+            terminal.echo(str(path))
     except TruenextError as error:
         raise Failure(error) from error
     arrived = len({event.sequence for event in events if event.kind == "dispatched"})
-    terminal.say(f"{len(events)} events; {arrived} of {count} messages came", err=True)
+    terminal.echo(f"{len(events)} events; {arrived} of {count} messages came", err=True)

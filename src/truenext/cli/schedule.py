@@ -11,7 +11,7 @@ from rich.table import Table
 from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.bulk_work import BulkWork, id_option, json_option, pieces, selector_option
-from truenext.cli.connecting import ask, connected, url_option
+from truenext.cli.connection import connected, send_control_request, url_option
 from truenext.cli.values import COUNT, DestinationAddress
 from truenext.destination import DestinationKind, parse_stored_address
 from truenext.schedule import FOR_EVER
@@ -53,9 +53,9 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
     else:
         _print_table(shown)
     if total > count:
-        terminal.say(f"{count:,} of {total:,}; --count shows more", err=True)
+        terminal.echo(f"{count:,} of {total:,}; --count shows more", err=True)
     if damaged:
-        terminal.say(f"{damaged:,} not shown: {DAMAGED}", err=True)
+        terminal.echo(f"{damaged:,} not shown: {DAMAGED}", err=True)
 
 
 @click.command()
@@ -77,7 +77,7 @@ def unschedule(
     work = BulkWork(
         "unschedule",
         "cancelled",
-        _place(destination),
+        _target(destination),
         DAMAGED,
         numbers,
         selector,
@@ -88,7 +88,7 @@ def unschedule(
     work.run(url, as_json=as_json)
 
 
-def _place(destination: str) -> dict[str, str]:
+def _target(destination: str) -> dict[str, str]:
     """Where what goes there waits.
 
     Raises: click.UsageError if nothing can.
@@ -102,18 +102,18 @@ def _place(destination: str) -> dict[str, str]:
 
 
 def _pieces(connection: Connection, destination: str | None, selector: str | None) -> Iterator[dict[str, Any]]:
-    facts = ask(connection, "queues")
+    facts = send_control_request(connection, "queues")
     counts = {each["name"]: each["scheduled"] for each in facts}
     if destination is not None:
-        places = [_place(destination)]
+        targets = [_target(destination)]
     else:
-        places = [{"queue": name} for name, count in counts.items() if count] + [{"queue": ""}]
-    for place in places:
-        question = place if selector is None else place | {"selector": selector}
-        for piece in pieces(connection, "scheduled", question, total=counts.get(place["queue"]), done="read"):
+        targets = [{"queue": name} for name, count in counts.items() if count] + [{"queue": ""}]
+    for target in targets:
+        request = target if selector is None else target | {"selector": selector}
+        for piece in pieces(connection, "scheduled", request, total=counts.get(target["queue"]), done="read"):
             for send in piece["sends"]:
                 # What goes to one queue does not say so.
-                send["to"] = send["to"] or f"/queue/{place['queue']}"
+                send["to"] = send["to"] or f"/queue/{target['queue']}"
             yield piece
 
 
@@ -130,7 +130,7 @@ def _print_table(sends: list[dict[str, Any]]) -> None:
         texts = (
             terminal.cell(send["to"]),
             str(send["priority"]),
-            terminal.cell(_again(send)),
+            terminal.cell(_repetition_text(send)),
             terminal.cell(_preview(send["body"])),
         )
         table.add_row(due, str(send["number"]), *texts)
@@ -141,7 +141,7 @@ def _preview(body: str) -> str:
     return body if len(body) <= WIDTH else f"{body[:WIDTH]}..."
 
 
-def _again(send: dict[str, Any]) -> str:
+def _repetition_text(send: dict[str, Any]) -> str:
     """How it goes on after the next message."""
     words = [send["cron"]] if send["cron"] else []
     if send["delay_ms"]:

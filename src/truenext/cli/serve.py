@@ -38,16 +38,16 @@ MEMORY_SHARE = 0.25
 STORE_SHARE = 0.5
 """The same for the store of a broker that keeps nothing on disk."""
 
-SWITCH_SECONDS = 0.0001
+SWITCH_INTERVAL_S = 0.0001
 """How long one thread keeps the interpreter from another. The event loop asks for it after each system call: five
 times or so for one message that comes and goes while the pager reads.
 """
 
 
-def serve(configuration: Configuration, read_again: Callable[[], Configuration] | None = None) -> None:
+def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:
     """Run a broker until SIGTERM or SIGINT; without a data folder it keeps everything in memory, and no history.
 
-    `read_again` gives the configuration anew, for those who ask the broker for it: None, if there is no file.
+    `reread` gives the configuration anew, for those who ask the broker for it: None, if there is no file.
 
     Raises: ConfigurationError, StoreError, HistoryError
     """
@@ -63,26 +63,26 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
         raise ConfigurationError(fault)
-    with ExitStack() as opened:
+    with ExitStack() as resources:
         history: History | None = None
         exporter: Exporter | None = None
         store: Store
         if data is None:
             store = MemoryStore(limit=int(memory_limit * STORE_SHARE))
-            opened.callback(store.close)
+            resources.callback(store.close)
         else:
             store = embedded = EmbeddedStore(data, disk_limit=settings.disk_limit)
-            opened.callback(store.close)
+            resources.callback(store.close)
             if settings.history:
                 exporter = Exporter(
                     data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
                 )
-                opened.callback(exporter.close)
+                resources.callback(exporter.close)
                 history = History(data / "history", on_rotate=exporter.start, on_write_error=embedded.delete_ballast)
-                opened.callback(history.close)
+                resources.callback(history.close)
                 embedded.sync_history = history.sync
                 embedded.last_history_chunk = history.last_batch
-        runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
             configuration.policies,
@@ -103,8 +103,8 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
                 exporter.set_limits(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
 
         def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
-            if read_again is not None:
-                broker.reload = Reloader(configuration, read_again, apply=partial(apply_changes, broker)).reload
+            if reread is not None:
+                broker.reload = Reloader(configuration, reread, apply=partial(apply_changes, broker)).reload
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
         run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
@@ -117,11 +117,11 @@ def serve(configuration: Configuration, read_again: Callable[[], Configuration] 
 
 def fault_of_memory_limit(limit: int) -> str | None:
     """Why a broker does not start with it on this machine; None if it does."""
-    there_is = machine.memory()
-    if limit <= there_is:
+    available = machine.memory()
+    if limit <= available:
         return None
     return (
-        f"a memory limit of {format_size(limit)} is more than there is for the broker here, {there_is >> 20}MiB: the "
+        f"a memory limit of {format_size(limit)} is more than there is for the broker here, {available >> 20}MiB: the "
         "system would end it before it comes to that; name less (--memory-limit, or memory_limit in the configuration "
         "file)"
     )
@@ -144,12 +144,12 @@ async def _run(
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    _spare_the_collector()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _tune_garbage_collector()
     # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
     broker = Broker(engine, store, loop, history=history, poll_us=poll_us)
     with closing(broker):
-        loop.set_exception_handler(lambda _, context: broker.fail(_bug(context)))
+        loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
         await broker.start(after_clean_stop=after_clean_stop)
         make_reloadable(broker, loop)
@@ -180,13 +180,13 @@ async def _run(
         broker.failure.cancel()
 
 
-def _bug(context: dict[str, Any]) -> TruenextError:
+def _internal_error(context: dict[str, Any]) -> TruenextError:
     """What ends the broker after an error of our own: it would otherwise go on with what it may have wrong."""
     logger.critical("internal error", exc_info=context.get("exception"), extra={"reason": context["message"]})
     return TruenextError(f"internal error, the broker stops: {context.get('exception') or context['message']!r}")
 
 
-def _spare_the_collector() -> None:
+def _tune_garbage_collector() -> None:
     """What lives long is not looked at again, and what is made per message is not garbage that needs a collector."""
     gc.collect()
     gc.freeze()

@@ -13,9 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.ending import Unasked
+from truenext.cli.exit_status import NoAnswer
 from truenext.cli.terminal import counted
-from truenext.cli.values import Place
+from truenext.cli.values import PathParam
 from truenext.errors import TruenextError
 from truenext.history.check import find_damage, last_batch
 from truenext.store.check import QueueSummary, Summary
@@ -37,7 +37,7 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("data", metavar="DIR", type=Place())
+@click.argument("data", metavar="DIR", type=PathParam())
 def check(data: Path) -> None:
     """Check everything in the data folder DIR.
 
@@ -48,33 +48,33 @@ def check(data: Path) -> None:
     """
     try:
         with _progress("checked") as report:
-            summary = check_store(data, _say, report, last_history_chunk=last_batch(data / "history"))
+            summary = check_store(data, _print_damage, report, last_history_chunk=last_batch(data / "history"))
         in_history = 0
         for name, what in find_damage(data / "history"):
-            terminal.say(f"damaged: history/{name}: {what}")
+            terminal.echo(f"damaged: history/{name}: {what}")
             in_history += 1
     except (TruenextError, OSError) as error:
-        raise Unasked(error) from error
-    _show(summary, "there")
+        raise NoAnswer(error) from error
+    _print_summary(summary, "there")
     if summary.damage_count:
-        terminal.say(
+        terminal.echo(
             f"{data} is damaged: {counted(summary.damage_count, 'finding')}, above. What to do: restore it from a "
             f"copy. If there is none, `truenext store export {data} NEW` writes what can be read into a new folder, "
             f"on which a broker can start; it leaves {data} as it is."
         )
     if in_history:
-        terminal.say(
+        terminal.echo(
             "The history is damaged, which costs no message: an audit does not see what happened there. What to do: "
             "move the files named above elsewhere."
         )
     if summary.damage_count or in_history:
         raise SystemExit(1)
-    terminal.say(f"{data} is sound.")
+    terminal.echo(f"{data} is sound.")
 
 
 @store.command()
-@click.argument("data", metavar="DIR", type=Place())
-@click.argument("new", metavar="NEW", type=Place())
+@click.argument("data", metavar="DIR", type=PathParam())
+@click.argument("new", metavar="NEW", type=PathParam())
 def export(data: Path, new: Path) -> None:
     """Write what can be read of DIR into a new folder NEW.
 
@@ -86,18 +86,18 @@ def export(data: Path, new: Path) -> None:
     """
     try:
         with _progress("read") as report:
-            summary = export_store(data, new, _say, report, last_history_chunk=last_batch(data / "history"))
+            summary = export_store(data, new, _print_damage, report, last_history_chunk=last_batch(data / "history"))
     except (TruenextError, OSError) as error:
-        raise Unasked(error) from error
-    _show(summary, f"in {new}")
+        raise NoAnswer(error) from error
+    _print_summary(summary, f"in {new}")
     if summary.damage_count:
-        terminal.say(
+        terminal.echo(
             f"Not all of {data} could be read: {counted(summary.damage_count, 'finding')}, above. What to do: start a "
             f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
             f"{data} until you know what is missing."
         )
         raise SystemExit(1)
-    terminal.say(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
+    terminal.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
 
 
 @contextmanager
@@ -111,11 +111,11 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _say(finding: Damage) -> None:
-    terminal.say(f"damaged: {finding}")
+def _print_damage(finding: Damage) -> None:
+    terminal.echo(f"damaged: {finding}")
 
 
-def _show(summary: Summary, where: str) -> None:
+def _print_summary(summary: Summary, where: str) -> None:
     table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -132,12 +132,12 @@ def _show(summary: Summary, where: str) -> None:
     if summary.queues:
         terminal.show(table)
     messages = counted(total.persistent + total.transient, "message")
-    terminal.say(f"{messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')} {where}")
+    terminal.echo(f"{messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')} {where}")
     if summary.contents:
-        terminal.say(
+        terminal.echo(
             f"{counted(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
         )
     if summary.timers:
-        terminal.say(counted(summary.timers, "timer"))
+        terminal.echo(counted(summary.timers, "timer"))
     for note in summary.notes:
-        terminal.say(f"note: {note}")
+        terminal.echo(f"note: {note}")

@@ -25,11 +25,11 @@ from rich.tree import Tree
 WIDTH_MAX = 1_000_000
 """Columns of a line where no terminal bounds it."""
 
-_ORDERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 # What could not be read as UTF-8 where the command was started is a surrogate, which cannot be written.
-_IN_A_LINE = re.compile(f"[{_ORDERS}\ud800-\udfff]")
-_IN_A_TEXT = re.compile(f"(?![\n\t])[{_ORDERS}\ud800-\udfff]")
-_IN_JSON = re.compile(f"(?!\n)[{_ORDERS}]")
+_IN_A_LINE = re.compile(f"[{_CONTROL_CHARACTERS}\ud800-\udfff]")
+_IN_A_TEXT = re.compile(f"(?![\n\t])[{_CONTROL_CHARACTERS}\ud800-\udfff]")
+_IN_JSON = re.compile(f"(?!\n)[{_CONTROL_CHARACTERS}]")
 
 
 def line(text: str) -> str:
@@ -55,12 +55,12 @@ def cell(text: str) -> Text:
     return Text(line(text), overflow="fold")
 
 
-def counted(count: int, of_what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """
     >>> counted(1, "queue"), counted(2000, "queue")
     ('1 queue', '2,000 queues')
     """
-    return f"{count:,} {of_what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def open_output() -> None:
@@ -79,21 +79,21 @@ def open_output() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def print_at_once() -> None:
+def set_line_buffering() -> None:
     """Write each line to standard output when it is printed, also into a pipe or a file: for commands that print while
     they run, and for the programs that they run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
-def forget(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Let go of what could not be written. The interpreter would try once more at its end, and complain about it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-def say(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Tell people, on standard output or standard error. Where the latter cannot be written to, the status must do.
 
     Raises: OSError if standard output cannot be written to
@@ -104,16 +104,16 @@ def say(text: str, *, err: bool = False) -> None:
     try:
         click.echo(lines(text), err=True)
     except OSError:
-        forget(sys.stderr)
+        discard_output(sys.stderr)
 
 
 def flush_errors() -> None:
-    """What others than `say` have written to standard error must not change the status, either."""
+    """What others than `echo` have written to standard error must not change the status, either."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()
         except OSError:
-            forget(sys.stderr)
+            discard_output(sys.stderr)
 
 
 def show(drawn: Table | Tree) -> None:

@@ -4,7 +4,7 @@ import time
 
 from truenext.cli import terminal
 
-PROGRESS_SECONDS = 2.0
+REPORT_INTERVAL_S = 2.0
 """Time between two lines of progress."""
 
 
@@ -14,10 +14,10 @@ class Totals:
     def __init__(self, done: str) -> None:
         """`done` is what becomes of each thing, such as "sent"."""
         self._done = done
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
-    def say(self, count: int) -> None:
+    def report(self, count: int) -> None:
         """If it is time again."""
-        if time.monotonic() - self._said_at > PROGRESS_SECONDS:
-            self._said_at = time.monotonic()
-            terminal.say(f"{count:,} {self._done} so far", err=True)
+        if time.monotonic() - self._reported_at > REPORT_INTERVAL_S:
+            self._reported_at = time.monotonic()
+            terminal.echo(f"{count:,} {self._done} so far", err=True)

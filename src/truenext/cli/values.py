@@ -91,7 +91,7 @@ class DestinationAddress(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         # Names from before, and options, are for the broker to judge.
-        _ask(lambda: parse_stored_address(address(value)), self, param, ctx)
+        _validate(lambda: parse_stored_address(address(value)), self, param, ctx)
         return address(value)
 
 
@@ -100,14 +100,14 @@ class QueueName(click.ParamType[str]):
 
     name = "queue"
 
-    def __init__(self, *, is_made: bool = False) -> None:
-        """If it `is_made` it must be one that clients may make; else the broker knows best."""
-        self._is_made = is_made
+    def __init__(self, *, is_creatable: bool = False) -> None:
+        """If it `is_creatable` it must be one that clients may make; else the broker knows best."""
+        self._is_creatable = is_creatable
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.removeprefix("/queue/")
-        if self._is_made and not name.startswith(SUBSCRIPTION_PREFIX):
-            _ask(lambda: parse_queue_name(name), self, param, ctx)
+        if self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX):
+            _validate(lambda: parse_queue_name(name), self, param, ctx)
         if not name or not name.isprintable():
             self.fail(f"{_shown(value)} is no name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
@@ -123,7 +123,7 @@ class SelectorText(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not _is_utf_8(value):
             self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
-        _ask(lambda: compile_selector(value), self, param, ctx)
+        _validate(lambda: compile_selector(value), self, param, ctx)
         return value
 
 
@@ -133,7 +133,7 @@ class Url(click.ParamType[str]):
     name = "url"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        _ask(lambda: parse_url(value), self, param, ctx)
+        _validate(lambda: parse_url(value), self, param, ctx)
         return value
 
 
@@ -198,7 +198,7 @@ class HostAndPort(click.ParamType[tuple[str, int]]):
         return host or "127.0.0.1", int(port)
 
 
-class ServicePlace(click.ParamType[str]):
+class ServiceName(click.ParamType[str]):
     """MODULE:NAME of a service."""
 
     name = "module:name"
@@ -261,8 +261,8 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def __init__(self, minimum: int = 1) -> None:
+        self._minimum = minimum
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -270,12 +270,12 @@ class Size(click.ParamType[int]):
         size = parse_size(value)
         if size is None:
             self.fail(f"{_shown(value)} is not a number of bytes, such as 256MiB, 50KB or 1000", param, ctx)
-        if size < self._least:
-            self.fail(f"{value} is too little: at least {format_size(self._least)}", param, ctx)
+        if size < self._minimum:
+            self.fail(f"{value} is too little: at least {format_size(self._minimum)}", param, ctx)
         return size
 
 
-class Place(click.Path):
+class PathParam(click.Path):
     """A file or folder, there or not; never the empty text, which would be the folder that one is in."""
 
     def __init__(
@@ -315,7 +315,7 @@ def address(queue: str) -> str:
     return queue if queue.startswith("/") else f"/queue/{queue}"
 
 
-def _ask(
+def _validate(
     check: Callable[[], object], kind: click.ParamType[Any], param: click.Parameter | None, ctx: click.Context | None
 ) -> None:
     try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.errors import Refused
-from truenext.stage.cancelling import is_being_cancelled
-from truenext.stage.core.failure import said_of
+from truenext.stage.cancellation import is_being_cancelled
+from truenext.stage.core.failure import describe
 from truenext.stage.core.health import StageFacts
 from truenext.stage.worker import Worker
 
@@ -38,9 +38,9 @@ class Consumption:
         self.worker = Worker(context, stage, pool, exactly_once)
         self._gate = context.gate if context.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
-        self._why_not = ""
+        self._subscribe_error = ""
         """Why it has no subscription."""
-        self._is_leaving = False
+        self._is_draining = False
         """The database was away, and what was in hand then has not ended."""
 
     def start(self) -> None:
@@ -58,25 +58,25 @@ class Consumption:
         return StageFacts(
             stage=self.stage.queue,
             pool=self.pool.name,
-            busy=worker.busy,
+            active=worker.active,
             waits_for_database=not is_open,
-            waits_for_broker=self._why_unsubscribed(subscribed) if is_open else "",
-            without_progress_s=monotonic() - worker.progress_at if worker.busy else 0.0,
-            ended=self._why_ended(),
+            broker_wait_reason=self._unsubscribed_reason(subscribed) if is_open else "",
+            without_progress_s=monotonic() - worker.progress_at if worker.active else 0.0,
+            end_reason=self._end_reason(),
         )
 
-    def _why_unsubscribed(self, subscribed: Container[str]) -> str:
-        if self._is_leaving:
+    def _unsubscribed_reason(self, subscribed: Container[str]) -> str:
+        if self._is_draining:
             return "what it had in hand when the database went has not ended"
-        if self._why_ended() or self.stage.destination in subscribed:
+        if self._end_reason() or self.stage.destination in subscribed:
             return ""
-        return self._why_not or "the broker has not answered yet"
+        return self._subscribe_error or "the broker has not answered yet"
 
-    def _why_ended(self) -> str:
+    def _end_reason(self) -> str:
         if self._task is None or not self._task.done():
             return ""
         error = None if self._task.cancelled() else self._task.exception()
-        return "it was stopped" if error is None else said_of(error)
+        return "it was stopped" if error is None else describe(error)
 
     async def _consume_for_ever(self) -> None:
         while True:
@@ -89,7 +89,7 @@ class Consumption:
                     # Such as by a login that is refused now.
                     raise
                 # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
-                self._why_not = str(error)
+                self._subscribe_error = str(error)
                 _logger.warning(
                     "a stage cannot take messages, and tries again",
                     extra={"stage": self.stage.queue, "error": str(error)},
@@ -107,7 +107,7 @@ class Consumption:
         finally:
             closed.cancel()
             # What is handled is waited for, and what is buffered goes back.
-            self._is_leaving = True
+            self._is_draining = True
             consuming.cancel()
             try:
                 await consuming
@@ -115,7 +115,7 @@ class Consumption:
                 if is_being_cancelled():
                     raise
             finally:
-                self._is_leaving = False
+                self._is_draining = False
 
     async def _consume(self) -> None:
         stage = self.stage

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.clock import time_ns
-from truenext.stage.core.ids import CHANCE_BYTES, first_id
+from truenext.stage.core.ids import RANDOM_BYTES, first_id
+from truenext.stage.interactive_priority import InteractivePriority
 from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
-from truenext.stage.precedence import Precedence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,14 +41,14 @@ class ServiceContext:
         self.stopping = asyncio.Event()
         self.chain = Chain(definition.interceptors)
         self.plans = plans
-        self.precedence = Precedence(self.loop)
+        self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None
         """What the lifespan of the service has made."""
         self.gate: Gate | None = None
         """The database, if a stage uses it."""
         self.events: StageEvents | None = None
         """Where what the stages do is written down, if it is."""
-        self.point: Callable[[str, Stage], None] = _pass
+        self.on_point: Callable[[str, Stage], None] = _do_nothing
         """Called at each named point of a message's way; for tests."""
 
     def work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> TaskWork | ThreadWork | None:
@@ -60,12 +60,12 @@ class ServiceContext:
         make = database.task_work if stage.signature.is_async else database.thread_work
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
-    def given(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
+    def provided_values(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
         """What a stage can ask for, by the names of its plan."""
-        given: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
+        provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:
-            given[SESSION] = work.session
-        return given
+            provided[SESSION] = work.session
+        return provided
 
     async def wait(self, seconds: float) -> None:
         """Until then, or until the service stops."""
@@ -76,7 +76,7 @@ class ServiceContext:
     @classmethod
     def new_id(cls) -> str:
         """Of what is sent in no stage."""
-        return first_id(cls.now_ms(), secrets.token_bytes(CHANCE_BYTES))
+        return first_id(cls.now_ms(), secrets.token_bytes(RANDOM_BYTES))
 
     @staticmethod
     def now_ms() -> int:
@@ -84,5 +84,5 @@ class ServiceContext:
         return time_ns() // 1_000_000
 
 
-def _pass(point: str, stage: Stage) -> None:
+def _do_nothing(point: str, stage: Stage) -> None:
     pass

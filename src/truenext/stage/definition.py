@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from truenext.errors import ConfigurationError
-from truenext.stage.core.definitions import Endpoint, Local, Settings, Stage, Stateful, Stateless, Topic
+from truenext.stage.core.definitions import (
+    Endpoint,
+    LocalEndpoint,
+    Settings,
+    Stage,
+    StatefulEndpoint,
+    StatelessEndpoint,
+    Topic,
+)
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import endpoint_name
 from truenext.stage.interceptors.interceptor import Interceptor
@@ -16,7 +24,7 @@ from truenext.url import DEFAULT_URL, parse_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from truenext.stage.lifespan import Make
+    from truenext.stage.lifespan import LifespanFactory
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -45,7 +53,7 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool = False,
-        lifespan: Make[Any] | None = None,
+        lifespan: LifespanFactory[Any] | None = None,
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
     ) -> None:
@@ -68,7 +76,7 @@ class Definition:
         """
         self.name = endpoint_name(name, "")
         brokers = (broker,) if isinstance(broker, str) else broker
-        for what, value, kind, wanted in (
+        for subject, value, kind, expected in (
             ("broker", brokers, Sequence, "a URL, or several"),
             ("database", database, str | None, "a URL of SQLAlchemy, as text"),
             ("user", user, str | None, "text"),
@@ -78,7 +86,9 @@ class Definition:
         ):
             if not isinstance(value, kind):
                 # Not the value: it may be a password.
-                raise DefinitionError(f"{what} of service {name} is {wanted}, not of the type {type(value).__name__}")
+                raise DefinitionError(
+                    f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}"
+                )
         if not brokers or not all(isinstance(each, str) for each in brokers):
             raise DefinitionError(f"broker of service {name} is a URL, or several, not {broker!r}")
         for url in brokers:
@@ -98,7 +108,7 @@ class Definition:
         self.lifespan = lifespan
         self.interceptors = list(interceptors)
         self.events = None if events is None else Path(events)
-        self.endpoints: dict[str, Local[Any, Any]] = {}
+        self.endpoints: dict[str, LocalEndpoint[Any, Any]] = {}
         """By name."""
         self.remotes: dict[str, Endpoint[Any, Any]] = {}
         self.topics: dict[str, Topic[Any]] = {}
@@ -139,7 +149,7 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> Stateless[M, R]: ...
+    ) -> StatelessEndpoint[M, R]: ...
 
     @overload
     def endpoint(
@@ -153,7 +163,7 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> Stateful[M, R, S]: ...
+    ) -> StatefulEndpoint[M, R, S]: ...
 
     @overload
     def endpoint(
@@ -166,7 +176,7 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> Stateless[M, None]: ...
+    ) -> StatelessEndpoint[M, None]: ...
 
     @overload
     def endpoint(
@@ -180,7 +190,7 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> Stateful[M, None, S]: ...
+    ) -> StatefulEndpoint[M, None, S]: ...
 
     def endpoint(
         self,
@@ -193,19 +203,19 @@ class Definition:
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> Local[Any, Any]:
+    ) -> LocalEndpoint[Any, Any]:
         """An endpoint of this service: functions that are decorated with its `stage` are what it does, one after the
         other. A name that begins with a dot is that of the service and the rest. What is shared by the stages of one
         flow is in its `state`.
 
         Raises: DefinitionError
         """
-        kind = Stateless if state is None else Stateful
-        settings = Settings(name, concurrency, attempts, retry, exactly_once).over(self._settings)
-        made: Local[Any, Any] = kind(
+        kind = StatelessEndpoint if state is None else StatefulEndpoint
+        settings = Settings(name, concurrency, attempts, retry, exactly_once).with_defaults(self._settings)
+        made: LocalEndpoint[Any, Any] = kind(
             endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
-        self._own(made)
+        self._add_endpoint(made)
         return made
 
     def single(
@@ -214,14 +224,14 @@ class Definition:
         takes: type[M],
         replies: type[R],
         **settings: Any,
-    ) -> Callable[[Callable[..., Any]], Stateless[M, R]]:
+    ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, R]]:
         """Decorate the only stage of an endpoint; the function's name is then that endpoint.
 
         Raises: DefinitionError
         """
 
-        def decorate(function: Callable[..., Any]) -> Stateless[M, R]:
-            endpoint: Stateless[M, R] = self.endpoint(name, takes, replies, **settings)
+        def decorate(function: Callable[..., Any]) -> StatelessEndpoint[M, R]:
+            endpoint: StatelessEndpoint[M, R] = self.endpoint(name, takes, replies, **settings)
             endpoint.stage(function)
             return endpoint
 
@@ -237,7 +247,7 @@ class Definition:
         """
 
         def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
-            endpoint: Stateless[M, None] | Stateful[M, None, S]
+            endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, S]
             if state is None:
                 endpoint = self.endpoint(name, takes, **settings)
             else:
@@ -279,11 +289,13 @@ class Definition:
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)
             # What is published comes to each process, so there is nobody else who might have handled it.
-            settings = Settings(name, 1, None, None, exactly_once=False).over(self._settings)
+            settings = Settings(name, 1, None, None, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
-            endpoint: Local[M, None] = Local(name, topic.takes.type, None, state, settings, register=self._register)
+            endpoint: LocalEndpoint[M, None] = LocalEndpoint(
+                name, topic.takes.type, None, state, settings, register=self._register
+            )
             endpoint.topic = topic
-            self._own(endpoint)
+            self._add_endpoint(endpoint)
             endpoint.add(function, None, settings)
             return function
 
@@ -300,7 +312,7 @@ class Definition:
         """None of its stages happens once, so nobody runs it for the sake of these."""
         return not any(each.settings.exactly_once for each in self.stages.values())
 
-    def _own(self, endpoint: Local[Any, Any]) -> None:
+    def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:
         self._check_not_running(endpoint.name)
         if endpoint.name in self.endpoints:
             raise DefinitionError(f"{self.name} has an endpoint {endpoint.name} already")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Message
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
-    from truenext.stage.interceptors.interceptor import Ending, ExecutionOutcome
+    from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -35,7 +35,7 @@ UNWRITTEN_BYTES_MAX = 16 * 1024 * 1024
 """What waits for the disk in memory; more is lost. A busy process tells of 2 MiB a second."""
 GATHER_S = 0.05
 """From the first event that waits until all that wait are written."""
-AGAIN_S = 5.0
+RETRY_S = 5.0
 """Until it is tried again where the disk takes nothing."""
 TRACE_MAX = 200
 """Characters of a trace that are told."""
@@ -78,7 +78,7 @@ class Committed(msgspec.Struct, tag_field="kind", tag="SQL committed"):
     of: int
 
 
-class Over(msgspec.Struct, omit_defaults=True):
+class ExecutionEnded(msgspec.Struct, omit_defaults=True):
     process: str
     n: int
     at: int
@@ -116,7 +116,7 @@ class StageEvents:
         self._service = service
         self._instance = instance
         self._file_bytes = file_bytes
-        self._kept = {"bytes_max": bytes_max, "days_max": days_max}
+        self._retention = {"bytes_max": bytes_max, "days_max": days_max}
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """What all its events have in common, and no other process has."""
         self._encoder = msgspec.json.Encoder()
@@ -124,7 +124,7 @@ class StageEvents:
         self._unwritten = bytearray()
         self._lost = 0
         self._lock = Lock()
-        self._is_some = Event()
+        self._has_events = Event()
         self._is_closing = Event()
         self._file = -1
         self._file_number = 0
@@ -136,7 +136,7 @@ class StageEvents:
             self._start_file()
         except OSError as error:
             raise ConfigurationError(f"the events of stages cannot be written to {folder}: {error}") from error
-        self._thread = Thread(target=self._write_for_ever, name="truenext stage events", daemon=True)
+        self._thread = Thread(target=self._run_writer, name="truenext stage events", daemon=True)
         self._thread.start()
 
     # ---- What has happened ----
@@ -147,7 +147,7 @@ class StageEvents:
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
         self._n = n = self._n + 1
-        self._tell(
+        self._append(
             Started(
                 process=self.process,
                 n=n,
@@ -170,27 +170,27 @@ class StageEvents:
 
     def sql_committed(self, of: int) -> None:
         self._n = n = self._n + 1
-        self._tell(Committed(process=self.process, n=n, at=time_ns() // 1000, of=of))
+        self._append(Committed(process=self.process, n=n, at=time_ns() // 1000, of=of))
 
-    def ended(self, of: int, ending: Ending) -> None:
+    def ended(self, of: int, result: ExecutionResult) -> None:
         """Whatever its outcome."""
-        error = ending.error
+        error = result.error
         self._n = n = self._n + 1
-        self._tell(
-            Over(
+        self._append(
+            ExecutionEnded(
                 process=self.process,
                 n=n,
                 at=time_ns() // 1000,
-                kind=ending.outcome,
+                kind=result.outcome,
                 of=of,
-                total_us=round(ending.total * 1e6),
-                run_us=_in_us(ending.run),
-                commit_us=_in_us(ending.commit),
+                total_us=round(result.total * 1e6),
+                run_us=_in_us(result.run),
+                commit_us=_in_us(result.commit),
                 error=None if error is None else type(error).__qualname__,
             )
         )
 
-    def _tell(self, event: Started | Committed | Over | Closed) -> None:
+    def _append(self, event: Started | Committed | ExecutionEnded | Closed) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
@@ -200,35 +200,35 @@ class StageEvents:
             self._encoder.encode_into(event, unwritten, -1)
             unwritten += b"\n"
         if is_first:
-            self._is_some.set()
+            self._has_events.set()
 
     # ---- The end ----
 
     def close(self) -> None:
         """All that was told is in its file when this returns, unless the disk does not take it."""
         self._n += 1
-        self._tell(Closed(process=self.process, n=self._n, at=time_ns() // 1000))
+        self._append(Closed(process=self.process, n=self._n, at=time_ns() // 1000))
         self._is_closing.set()
-        self._is_some.set()
+        self._has_events.set()
         self._thread.join()
 
     # ---- Its own thread ----
 
-    def _write_for_ever(self) -> None:
+    def _run_writer(self) -> None:
         while not self._is_closing.is_set():
-            self._is_some.wait()
+            self._has_events.wait()
             self._is_closing.wait(GATHER_S)
-            self._write_what_waits()
+            self._write_pending()
         # What came while that was written.
-        self._write_what_waits()
+        self._write_pending()
         if self._file >= 0:
             os.close(self._file)
 
-    def _write_what_waits(self) -> None:
+    def _write_pending(self) -> None:
         with self._lock:
             content, self._unwritten = self._unwritten, bytearray()
             lost, self._lost = self._lost, 0
-            self._is_some.clear()
+            self._has_events.clear()
         if not content:
             return
         try:
@@ -241,8 +241,8 @@ class StageEvents:
                 _logger.warning("events of stages cannot be written, and are lost", extra=facts)
             self._is_failing = True
             # Half a line may be in it, which is to be the last.
-            self._leave_file()
-            self._is_closing.wait(AGAIN_S)
+            self._close_file()
+            self._is_closing.wait(RETRY_S)
             return
         if lost or self._is_failing:
             _logger.warning("events of stages were lost, which is over: the disk has not taken them in time")
@@ -259,7 +259,7 @@ class StageEvents:
 
     def _start_file(self) -> None:
         """Raises: OSError"""
-        self._leave_file()
+        self._close_file()
         self._file_number += 1
         path = stage_file(self._folder, self.process, self._file_number)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -272,9 +272,9 @@ class StageEvents:
             # A full disk still takes empty files, any number of them.
             path.unlink()
             raise
-        delete_old_files(self._folder, **self._kept)
+        delete_old_files(self._folder, **self._retention)
 
-    def _leave_file(self) -> None:
+    def _close_file(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

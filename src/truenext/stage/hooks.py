@@ -8,30 +8,32 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from truenext.stage.cancelling import is_being_cancelled
-from truenext.stage.guarded import called, in_own_task
+from truenext.stage.cancellation import is_being_cancelled
+from truenext.stage.user_code import call_user_function, run_user_coroutine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from truenext.stage.core.said import Said
+    from truenext.stage.core.output import Output
 
-    InThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
+    RunInThread: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
 
 _logger = logging.getLogger("truenext.stage")
 
-HOOK_S = 30.0
+HOOK_TIMEOUT_S = 30.0
 """A hook that takes longer is cancelled: its worker waits for it, and takes no messages meanwhile."""
 
 
-async def call_hooks(said: Said, fields: Mapping[str, object], in_thread: InThread | None) -> None:
+async def call_hooks(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
     """What a hook raises is logged, with `fields`: nothing can be taken back any more. Plain functions are called
     `in_thread`, if those who have named them run in threads; otherwise here."""
-    for hook in said.after_commit:
+    for hook in output.after_commit:
         try:
-            made = called(hook) if in_thread is None else await in_thread(partial(called, hook))
-            if inspect.isawaitable(made):
-                await _in_time(made)
+            result = (
+                call_user_function(hook) if in_thread is None else await in_thread(partial(call_user_function, hook))
+            )
+            if inspect.isawaitable(result):
+                await _run_with_timeout(result)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -40,27 +42,27 @@ async def call_hooks(said: Said, fields: Mapping[str, object], in_thread: InThre
             _log(error, fields)
 
 
-def call_hooks_here(said: Said, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
+def call_hooks_sync(output: Output, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
     """The same, by a thread that has nothing else to do; what is `async` is called in `loop`."""
-    for hook in said.after_commit:
+    for hook in output.after_commit:
         try:
-            made = called(hook)
-            if inspect.isawaitable(made):
-                asyncio.run_coroutine_threadsafe(_in_time(made), loop).result()
+            result = call_user_function(hook)
+            if inspect.isawaitable(result):
+                asyncio.run_coroutine_threadsafe(_run_with_timeout(result), loop).result()
         except Exception as error:
             _log(error, fields)
 
 
-async def _in_time(made: Awaitable[object]) -> None:
+async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
     """Raises: TimeoutError; what the hook raises"""
-    limit = asyncio.timeout(HOOK_S)
+    limit = asyncio.timeout(HOOK_TIMEOUT_S)
     try:
         async with limit:
-            await in_own_task(made)
+            await run_user_coroutine(awaitable)
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"it was cancelled, for it has not ended within {HOOK_S:g} seconds") from error
+        raise TimeoutError(f"it was cancelled, for it has not ended within {HOOK_TIMEOUT_S:g} seconds") from error
 
 
 def _log(error: BaseException, fields: Mapping[str, object]) -> None:

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ClosedError, RolledBack
-from truenext.stage.asking import Asking
-from truenext.stage.committing import encode_messages, left_s, refused_with, send_all, size_of
+from truenext.stage.broker_transaction import encode_messages, left_s, refused_with, send_all, size_of
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.said import Said
-from truenext.stage.hooks import call_hooks, call_hooks_here
-from truenext.stage.sessions import Sessions
+from truenext.stage.core.output import Output
+from truenext.stage.hooks import call_hooks, call_hooks_sync
+from truenext.stage.pending_replies import PendingReplies
+from truenext.stage.session_pool import SessionPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,8 @@ class Initiator:
         """`interactive` and `others` are whose connections are used."""
         self._context = context
         self._pools = {True: interactive, False: others}
-        self._sessions = {is_interactive: Sessions(pool.connection) for is_interactive, pool in self._pools.items()}
-        self._asking = Asking(context.service, interactive.connection)
+        self._sessions = {is_interactive: SessionPool(pool.connection) for is_interactive, pool in self._pools.items()}
+        self._pending_replies = PendingReplies(context.service, interactive.connection)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -53,37 +53,37 @@ class Initiator:
                 f"{service}.initiate()`"
             )
 
-    def initiation(self) -> tuple[Said, Initiation]:
-        said = Said(self._context.new_id(), self._context.service)
-        return said, Initiation(said, self._context.now_ms(), self._context.stages)
+    def initiation(self) -> tuple[Output, Initiation]:
+        output = Output(self._context.new_id(), self._context.service)
+        return output, Initiation(output, self._context.now_ms(), self._context.stages)
 
-    async def initiate(self, said: Said, deadline: float) -> None:
+    async def initiate(self, output: Output, deadline: float) -> None:
         """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop; then
         call what is to be called then.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
-        await self._send_all(said, deadline)
-        await call_hooks(said, {"service": self._context.service}, None)
+        await self._send_all(output, deadline)
+        await call_hooks(output, {"service": self._context.service}, None)
 
-    def initiate_in_thread(self, said: Said, deadline: float) -> None:
+    def initiate_in_thread(self, output: Output, deadline: float) -> None:
         """The same by a thread, which calls that itself: all other threads may be waiting here. Raises: the same"""
-        asyncio.run_coroutine_threadsafe(self._send_all(said, deadline), self.loop).result()
-        call_hooks_here(said, {"service": self._context.service}, self.loop)
+        asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
+        call_hooks_sync(output, {"service": self._context.service}, self.loop)
 
-    async def _send_all(self, said: Said, deadline: float) -> None:
+    async def _send_all(self, output: Output, deadline: float) -> None:
         """Raises: as `initiate`"""
-        if said.outgoing:
-            is_interactive = any(each.envelope.flow.interactive for each in said.outgoing)
-            await self._send(said, is_interactive, deadline)
+        if output.outgoing:
+            is_interactive = any(each.envelope.flow.interactive for each in output.outgoing)
+            await self._send(output, is_interactive, deadline)
 
-    async def _send(self, said: Said, is_interactive: bool, deadline: float) -> None:
+    async def _send(self, output: Output, is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`"""
-        messages = encode_messages(said.outgoing, self._context.chain, None)
+        messages = encode_messages(output.outgoing, self._context.chain, None)
         pause_s = PAUSE_S
         while True:
             try:
-                await self._send_once(messages, is_interactive, deadline)
+                await self._try_send(messages, is_interactive, deadline)
                 return
             except TimeoutError as error:
                 raise RolledBack("nothing was sent: the broker was not there in time") from error
@@ -98,14 +98,14 @@ class Initiator:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _send_once(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
+    async def _try_send(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
         """Raises: as `initiate`; TimeoutError, ClosedError if nothing was committed"""
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
-                await stack.enter_async_context(pool.transactions.taken(1))
-                await stack.enter_async_context(pool.transaction_bytes.taken(size_of(messages)))
-            session = await stack.enter_async_context(self._sessions[is_interactive].one())
+                await stack.enter_async_context(pool.transactions.acquired(1))
+                await stack.enter_async_context(pool.transaction_bytes.acquired(size_of(messages)))
+            session = await stack.enter_async_context(self._sessions[is_interactive].acquired())
             await send_all(session, messages, deadline)
             await session.commit(timeout=left_s(deadline))
 
@@ -118,21 +118,21 @@ class Initiator:
         deadline = self._context.loop.time() + checked_timeout(timeout)
         try:
             async with asyncio.timeout_at(deadline):
-                await self._asking.subscribe()
+                await self._pending_replies.subscribe()
         except TimeoutError:
             raise RolledBack(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
-        reply_to, number, reply = self._asking.question(to)
+        reply_to, number, reply = self._pending_replies.expect(to)
         try:
-            said, initiation = self.initiation()
+            output, initiation = self.initiation()
             initiation.send(to, message, trace=trace, reply_to=reply_to, reply_state=number, **options)
             # Whatever it is: over the connection to which the reply comes. When that was lost it listens again first.
-            await self._send(said, True, deadline)
+            await self._send(output, True, deadline)
             async with asyncio.timeout_at(deadline):
                 return await reply
         except TimeoutError:
             raise TimeoutError(f"{to.name} has not replied within {timeout:g} seconds; it may do so yet") from None
         finally:
-            self._asking.forget(number)
+            self._pending_replies.forget(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Raises: as `Connection.outcome`"""
@@ -140,7 +140,7 @@ class Initiator:
         return await self._pools[True].connection.outcome(doubt, timeout=timeout)
 
     async def stop(self) -> None:
-        await self._asking.stop()
+        await self._pending_replies.stop()
 
 
 def checked_timeout(timeout: float) -> float:

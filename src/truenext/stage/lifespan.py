@@ -17,29 +17,29 @@ from truenext.stage.dependencies.factory import name_of
 
 T = TypeVar("T")
 
-Make: TypeAlias = Callable[[], AbstractAsyncContextManager[T]] | Callable[[], AsyncIterator[T]]
+LifespanFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[T]] | Callable[[], AsyncIterator[T]]
 """A function that `contextlib.asynccontextmanager` has decorated, or an `async` generator as it decorates one."""
 
 
 class Lifespan(Generic[T]):
     """Says of what type the value is before it is there: stages are checked before anything is opened.
 
-    Raises: ConfigurationError if `make` does not say that, or takes parameters
+    Raises: ConfigurationError if `factory` does not say that, or takes parameters
     """
 
-    def __init__(self, make: Make[T]) -> None:
+    def __init__(self, factory: LifespanFactory[T]) -> None:
         self.running: Callable[[], AbstractAsyncContextManager[T]] = (
-            asynccontextmanager(make) if inspect.isasyncgenfunction(make) else make  # type: ignore[assignment]
+            asynccontextmanager(factory) if inspect.isasyncgenfunction(factory) else factory  # type: ignore[assignment]
         )
         """`async with lifespan.running() as value`, for as long as the service runs."""
-        self.kind: type[T] | None = _kind_of(make)
+        self.kind: type[T] | None = _kind_of(factory)
         """None if it yields nothing that one could ask for."""
 
 
-def _kind_of(make: Make[T]) -> type[T] | None:
-    name = name_of(make)
+def _kind_of(factory: LifespanFactory[T]) -> type[T] | None:
+    name = name_of(factory)
     try:
-        signature = inspect.signature(make, eval_str=True)
+        signature = inspect.signature(factory, eval_str=True)
     except NameError as error:
         raise ConfigurationError(f"the annotation of the lifespan {name} cannot be read: {error}") from error
     if signature.parameters:

@@ -44,24 +44,24 @@ class Plans:
 
     def uses_sql(self, stage: Stage) -> bool:
         """It asks for a session, or something that it depends on does."""
-        return SESSION in self._by_stage[stage].asked
+        return SESSION in self._by_stage[stage].required_names
 
     def uses_database(self, stage: Stage) -> bool:
         """It asks for a session, or its effects happen once, which the database remembers."""
         return self.uses_sql(stage) or bool(stage.settings.exactly_once)
 
     def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> Plan:
-        given: dict[Any, str] = {Flow: FLOW}
+        provided: dict[Any, str] = {Flow: FLOW}
         forbidden: dict[Any, str] = {}
         if self.lifespan is not None and self.lifespan.kind is not None:
-            given[self.lifespan.kind] = LIFESPAN
+            provided[self.lifespan.kind] = LIFESPAN
         if self._has_database:
             from truenext.stage.sql import session_type
 
             # AsyncSession for async functions, Session for plain ones.
             is_async = stage.signature.is_async
             own, other = session_type(is_async=is_async), session_type(is_async=not is_async)
-            given[own] = SESSION
+            provided[own] = SESSION
             kind = "an async function" if is_async else "a function that is not async"
             forbidden[other] = f"{kind} asks for a session with {own.__name__}, not {other.__name__}"
         elif stage.settings.exactly_once:
@@ -71,13 +71,15 @@ class Plans:
             )
         else:
             _check_no_session(definition, stage)
-        placed = stage.signature.placed
-        return parameters_of(stage.function, given=given, placed=placed, overrides=overrides, forbidden=forbidden)
+        positional = stage.signature.positional
+        return parameters_of(
+            stage.function, provided=provided, positional=positional, overrides=overrides, forbidden=forbidden
+        )
 
 
 def _check_no_session(definition: Definition, stage: Stage) -> None:
     """SQLAlchemy need not be installed for this."""
-    for name, kind in stage.signature.others.items():
+    for name, kind in stage.signature.dependencies.items():
         if getattr(kind, "__module__", "").startswith("sqlalchemy."):
             raise DefinitionError(
                 f"{name} of stage {stage.name} of {stage.endpoint.name} is a session, and the service has no database: "

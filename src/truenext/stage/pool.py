@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.stage.core.health import BrokerFacts
-from truenext.stage.core.said import PRIORITY_INTERACTIVE
-from truenext.stage.shares import Shares
+from truenext.stage.core.output import PRIORITY_INTERACTIVE
+from truenext.stage.fair_semaphore import FairSemaphore
 
 if TYPE_CHECKING:
     from truenext.client.tasks.connection import Connection
 
 _logger = logging.getLogger("truenext.stage")
 
-INTERACTIVE: Final = f"JMSPriority = {PRIORITY_INTERACTIVE}"
-OTHERS: Final = f"JMSPriority < {PRIORITY_INTERACTIVE}"
+INTERACTIVE_SELECTOR: Final = f"JMSPriority = {PRIORITY_INTERACTIVE}"
+OTHERS_SELECTOR: Final = f"JMSPriority < {PRIORITY_INTERACTIVE}"
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
-THREADS: Final = "truenext stage"
+THREAD_NAME_PREFIX: Final = "truenext stage"
 """What the names of their threads begin with."""
 
 
@@ -32,15 +32,15 @@ class Pool:
         """`threads` is the most that plain functions may need at once."""
         self.connection = connection
         self.is_interactive = is_interactive
-        self.selector = INTERACTIVE if is_interactive else OTHERS
+        self.selector = INTERACTIVE_SELECTOR if is_interactive else OTHERS_SELECTOR
         self.name = "interactive" if is_interactive else "other"
-        self.threads = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREADS} {self.name}")
+        self.threads = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.pause_s = 0.0
         """The last one since the broker has no room; 0 while it has."""
         self._waits_until = 0.0
-        self.transactions = Shares(TRANSACTIONS_MAX)
+        self.transactions = FairSemaphore(TRANSACTIONS_MAX)
         """Who would be refused for what is open on the connection waits instead. Source: docs/limits.md"""
-        self.transaction_bytes = Shares(TRANSACTION_BYTES_MAX)
+        self.transaction_bytes = FairSemaphore(TRANSACTION_BYTES_MAX)
 
     def wait_s(self, now: float) -> float:
         """For how many seconds a worker for whose messages the broker has no room rests; all of them together, and each
@@ -61,10 +61,10 @@ class Pool:
             state=health.state,
             since_s=health.since_s,
             reconnects=health.reconnects,
-            has_room=asyncio.get_running_loop().time() >= self._waits_until,
+            has_disk_space=asyncio.get_running_loop().time() >= self._waits_until,
         )
 
-    def subscribed(self) -> Counter[str]:
+    def subscriptions(self) -> Counter[str]:
         """Of which destinations it gets messages, and over how many subscriptions."""
         consumers = self.connection.health().consumers
         return Counter(each.destination for each in consumers if each.state not in ("opening", "ended"))

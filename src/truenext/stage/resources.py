@@ -21,7 +21,7 @@ _logger = logging.getLogger("truenext.stage")
 
 class _OpenResource(NamedTuple):
     name: str
-    leave: Callable[..., object]
+    exit: Callable[..., object]
     is_async: bool
 
 
@@ -50,9 +50,9 @@ class OpenResources:
         while self._open:
             one = self._open.pop()
             try:
-                one.leave(*_as_three(first))
+                one.exit(*_exc_info(first))
             except BaseException as other:
-                first = _graver(first, other, one.name)
+                first = _more_severe(first, other, one.name)
         if first is not None and first is not error:
             raise first
 
@@ -62,23 +62,23 @@ class OpenResources:
         while self._open:
             one = self._open.pop()
             try:
-                left = one.leave(*_as_three(first))
+                result = one.exit(*_exc_info(first))
                 if one.is_async:
-                    assert isinstance(left, Awaitable)
-                    await left
+                    assert isinstance(result, Awaitable)
+                    await result
             except BaseException as other:
-                first = _graver(first, other, one.name)
+                first = _more_severe(first, other, one.name)
         if first is not None and first is not error:
             raise first
 
 
-def _as_three(
+def _exc_info(
     error: BaseException | None,
 ) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-def _graver(first: BaseException | None, other: BaseException, name: str) -> BaseException:
+def _more_severe(first: BaseException | None, other: BaseException, name: str) -> BaseException:
     """Of the two the one that is raised."""
     if first is None or other is first:
         return other

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import check_endpoint
-from truenext.stage.current import check_asks_another, check_can_await
+from truenext.stage.current_stage import check_can_await, check_not_own_endpoint
 from truenext.stage.definition import Definition
-from truenext.stage.initiating import Initiating, InitiatingInTransaction
+from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import Chain
 from truenext.stage.planning import Plans
-from truenext.stage.running import STOP_S, Running
+from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -48,7 +48,7 @@ TIMEOUT_S = 60.0
 class Service(Definition):
     """A definition, and what the program does with it: runs its stages, begins flows, asks."""
 
-    _running: Running | None = None
+    _running: ServiceRun | None = None
 
     # ---- Running ----
 
@@ -57,7 +57,7 @@ class Service(Definition):
         """For as long as the block lasts this process can begin flows and ask. No stage runs. If the service has none
         that happens once, and begins flows in transactions of its own, they are sent meanwhile.
 
-        Raises: ConfigurationError, DefinitionError; ConnectionLost if no broker is there; Refused; DatabaseAway if it
+        Raises: ConfigurationError, DefinitionError; ConnectionLost without a broker; Refused; DatabaseUnavailable if it
         has such flows to send, and the database is not there
         """
         async with self._while_running(with_stages=False):
@@ -68,15 +68,15 @@ class Service(Definition):
         """For as long as the block lasts the stages run in this process and event loop; it can begin flows and ask,
         too. At its end what is being handled is finished, 30 seconds at most, and the rest goes back.
 
-        Raises: as `connected`; what the lifespan raises; DatabaseAway if the database is not there
+        Raises: as `connected`; what the lifespan raises; DatabaseUnavailable if the database is not there
         """
         async with self._while_running(with_stages=True):
             yield self
 
     @asynccontextmanager
     async def _while_running(self, *, with_stages: bool) -> AsyncIterator[None]:
-        running = Running(self, self.plans(), broker=self.broker, database=self.database, events=self.events)
-        async with self.as_run_by(running):
+        running = ServiceRun(self, self.plans(), broker=self.broker, database=self.database, events=self.events)
+        async with self.bound_to(running):
             if with_stages:
                 await running.prepare()
             await running.connect()
@@ -87,7 +87,7 @@ class Service(Definition):
             yield
 
     @asynccontextmanager
-    async def as_run_by(self, running: Running) -> AsyncIterator[None]:
+    async def bound_to(self, running: ServiceRun) -> AsyncIterator[None]:
         """What this service begins and asks goes through `running`, which is stopped at the end; for tests.
 
         Raises: LocalProtocolError if it runs already
@@ -109,7 +109,7 @@ class Service(Definition):
         return self._running is not None and self._running.process == os.getpid()
 
     @property
-    def _here(self) -> Initiator:
+    def _initiator(self) -> Initiator:
         if self._running is None:
             raise LocalProtocolError(f"{self.name} is not connected: async with {self.name}.connected()")
         if not self.is_running:
@@ -132,15 +132,15 @@ class Service(Definition):
     # ---- Beginning flows ----
 
     @overload
-    def initiate(self, *, timeout: float = TIMEOUT_S) -> Initiating: ...
+    def initiate(self, *, timeout: float = TIMEOUT_S) -> InitiationContext: ...
 
     @overload
-    def initiate(self, session: Session | AsyncSession, *, key: str | None = None) -> InitiatingInTransaction: ...
+    def initiate(self, session: Session | AsyncSession, *, key: str | None = None) -> OutboxInitiationContext: ...
 
     def initiate(
         self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
-    ) -> Initiating | InitiatingInTransaction:
-        """`async with app.initiate() as begin:` begins flows, all or none of them, in one transaction that commits at
+    ) -> InitiationContext | OutboxInitiationContext:
+        """`async with app.initiate() as initiation:` begins flows, all or none, in one transaction that commits at
         the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
         `with` does the same.
 
@@ -159,7 +159,7 @@ class Service(Definition):
         if session is None:
             if key is not None:
                 raise FlowError("a key is remembered by the database: initiate(session, key=...)")
-            return Initiating(self._here, timeout)
+            return InitiationContext(self._initiator, timeout)
         if timeout != TIMEOUT_S:
             raise FlowError("with a session nothing is waited for but its database: there is no timeout")
         if not self.has_outbox:
@@ -167,9 +167,9 @@ class Service(Definition):
                 f"nobody would send what {self.name} begins in a transaction of its own: say "
                 f'Service("{self.name}", ..., exactly_once=True), or exactly_once of a stage'
             )
-        from truenext.stage.sql import InTransaction
+        from truenext.stage.sql import SessionOutbox
 
-        return InitiatingInTransaction(self, Chain(self.interceptors), InTransaction(session), key, self._wake_relay)
+        return OutboxInitiationContext(self, Chain(self.interceptors), SessionOutbox(session), key, self._wake_relay)
 
     def _wake_relay(self) -> None:
         """That of this process, from any thread; if it has none, that of another looks within a second."""
@@ -226,8 +226,8 @@ class Service(Definition):
 
     async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions) -> R:
         check_endpoint(to)
-        check_asks_another(to, self.stages)
-        return cast("R", await self._here.ask(to, message, trace, timeout, options))
+        check_not_own_endpoint(to, self.stages)
+        return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
         """Return what became of an initiation that was in doubt, by its error or the token of that: "committed",
@@ -239,18 +239,19 @@ class Service(Definition):
         return self._outcome(doubt, timeout)
 
     async def _outcome(self, doubt: InDoubt | str, timeout: float) -> str:
-        return await self._here.outcome(doubt, timeout)
+        return await self._initiator.outcome(doubt, timeout)
 
 
 _SEND_INSTEAD: Final = (
-    "say it with the flow, which sends when the stage has returned, or in a block `with service.initiate() as begin:`, "
+    "say it with the flow, which sends when the stage has returned, or in a block "
+    "`with service.initiate() as initiation:`, "
     "which sends at its end"
 )
 
 
-async def _stop(running: Running) -> None:
+async def _stop(running: ServiceRun) -> None:
     """However often it is cancelled, all is closed: from then on at once. Raises: CancelledError, at its end"""
-    timeout = STOP_S
+    timeout = STOP_TIMEOUT_S
     cancellation: asyncio.CancelledError | None = None
     while True:
         try:

@@ -27,28 +27,35 @@ import msgspec
 
 from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
-from truenext.stage.cancelling import is_being_cancelled
-from truenext.stage.committing import (
-    BrokerAway,
-    InTime,
+from truenext.stage.broker_transaction import (
+    BrokerUnavailable,
+    MapToBrokerUnavailable,
     encode_messages,
-    is_for_want_of_room,
+    is_disk_full,
     refused_with,
     send_all,
     size_of,
 )
+from truenext.stage.cancellation import is_being_cancelled
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
-from truenext.stage.core.failure import cause_of, is_too_long, said_of
-from truenext.stage.core.flow import NOTHING, Flow
+from truenext.stage.core.failure import cause_of, describe, is_too_long
+from truenext.stage.core.flow import UNSET, Flow
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.outbox_unit import OutboxUnit
-from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
-from truenext.stage.current import CURRENT
-from truenext.stage.guarded import called, in_own_task
+from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
+from truenext.stage.current_stage import CURRENT
 from truenext.stage.hooks import call_hooks
-from truenext.stage.interceptors.interceptor import Ending, Execution
-from truenext.stage.sql.errors import DatabaseAway, DoneBefore, OutboxBusy, ProducerLost, Trouble, UnderWay
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
+from truenext.stage.sql.errors import (
+    AlreadyProcessed,
+    DatabaseErrorKind,
+    DatabaseUnavailable,
+    InProgress,
+    OutboxBusy,
+    ProducerLost,
+)
+from truenext.stage.user_code import call_user_function, run_user_coroutine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,20 +64,20 @@ if TYPE_CHECKING:
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
-    from truenext.stage.core.numbers import Number
+    from truenext.stage.core.numbers import CommitNumber
     from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.exactly_once.processing import Borrowed, ExactlyOnce
+    from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnce
     from truenext.stage.interceptors.interceptor import ExecutionOutcome
     from truenext.stage.pool import Pool
     from truenext.stage.sql.work import TaskWork, ThreadWork
 
 _logger = logging.getLogger("truenext.stage")
 
-AGAIN_MAX = 5
+SQL_RETRIES_MAX = 5
 """So often a message is run again in place when its SQL has met another transaction's."""
 PAUSE_S = 1.0
 """Until a message comes again whose outputs wait for somebody else."""
-AGAIN_S = 0.02
+SQL_RETRY_PAUSE_S = 0.02
 """The first pause before that; each is twice as long as the one before."""
 TIMEOUT_S = 60.0
 """For each step that waits for the broker."""
@@ -88,8 +95,8 @@ class Worker:
         self._pool = pool
         self._exactly_once = exactly_once
         # What is published comes here whatever its priority.
-        self._is_ahead = pool.is_interactive and stage.endpoint.topic is None
-        self.busy = 0
+        self._is_interactive = pool.is_interactive and stage.endpoint.topic is None
+        self.active = 0
         """Messages that are handled now."""
         self.progress_at = monotonic()
         """When the last one ended, or nothing was there to do."""
@@ -100,24 +107,24 @@ class Worker:
 
         Raises: RolledBack, InDoubt, ConnectionLost: what the broker did is nobody's failure; CancelledError
         """
-        if not self.busy:
+        if not self.active:
             self.progress_at = monotonic()
-        self.busy += 1
-        handling = Handling(self._context, self._stage, self._pool, self._exactly_once, message, session)
-        precedence = self._context.precedence
+        self.active += 1
+        handler = MessageHandler(self._context, self._stage, self._pool, self._exactly_once, message, session)
+        priority = self._context.interactive_priority
         try:
-            if self._is_ahead:
-                with precedence.ahead():
-                    await handling.handle()
+            if self._is_interactive:
+                with priority.interactive():
+                    await handler.handle()
             else:
-                await precedence.turn()
-                await handling.handle()
+                await priority.wait_for_turn()
+                await handler.handle()
         finally:
-            self.busy -= 1
+            self.active -= 1
             self.progress_at = monotonic()
 
 
-class Handling:
+class MessageHandler:
     """Of one message."""
 
     def __init__(
@@ -133,7 +140,7 @@ class Handling:
         self._stage = stage
         self._pool = pool
         self._exactly_once = exactly_once
-        self._id = ""
+        self._inbox_id = ""
         """By which the inbox knows the message, if its effects happen once."""
         self._is_sql_committed = False
         """What is left to be sent then, the outbox has."""
@@ -145,92 +152,92 @@ class Handling:
         self._ran_at = self._committed_at = 0.0
         self._envelope: Envelope | None = None
         self._execution: Execution | None = None
-        self._was_sent = False
+        self._output_sent = False
         """The broker has what the stage has said."""
         self._is_flushed = False
         """Whatever the broker refuses of that is known before the commit, while the message can still be refused."""
-        self._event = 0
+        self._event_number = 0
         """Its number, once it is written down that this has begun."""
-        self._trouble = Trouble.OWN
+        self._error_kind = DatabaseErrorKind.APPLICATION
         """What its last error says of the database."""
         self._is_committing = False
         """COMMIT was sent to the broker."""
-        self._is_left = False
+        self._thread_abandoned = False
         """Nobody waits any more for the thread in which the stage runs."""
 
     async def handle(self) -> None:
         """Raises: as `Worker.handle`"""
         try:
             self._envelope = envelope = decode(self._message.body)
-            self._note(envelope)
+            self._record_start(envelope)
             await self._check_inbox(envelope)
             self._check_attempts()
-            said = await self._run_until_committed(envelope)
-        except DoneBefore:
-            await self._was_done_before()
-        except (UnderWay, OutboxBusy) as error:
+            output = await self._run_until_committed(envelope)
+        except AlreadyProcessed:
+            await self._on_already_processed()
+        except (InProgress, OutboxBusy) as error:
             await self._message.release()
-            self._end("given back", error)
-        except DatabaseAway as error:
-            await self._has_no_database(error)
+            self._record_end("given back", error)
+        except DatabaseUnavailable as error:
+            await self._on_database_unavailable(error)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
-                self._end("in doubt" if self._is_committing else "given back", error)
+                self._record_end("in doubt" if self._is_committing else "given back", error)
                 raise
             # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
-            await self._failed(error)
-        except BrokerAway as error:
+            await self._on_failed(error)
+        except BrokerUnavailable as error:
             await self._message.release()
-            self._end("given back", error)
+            self._record_end("given back", error)
         except (InDoubt, RolledBack) as error:
             if not self._ran_at:
-                await self._has_not_committed_its_own(error)
+                await self._on_own_commit_failed(error)
             else:
-                await self._has_not_committed(error)
+                await self._on_commit_failed(error)
         except Exception as error:
-            await self._failed(error)
+            await self._on_failed(error)
         else:
-            self._end("given back" if self._is_repeat else "ended", None)
-            if said.after_commit:
-                await call_hooks(said, self._fields(), None if self._stage.signature.is_async else self._in_thread)
+            self._record_end("given back" if self._is_repeat else "ended", None)
+            if output.after_commit:
+                await call_hooks(output, self._fields(), None if self._stage.signature.is_async else self._in_thread)
 
-    async def _has_no_database(self, error: DatabaseAway) -> None:
-        self._trouble = error.trouble
-        await self._failed(error)
+    async def _on_database_unavailable(self, error: DatabaseUnavailable) -> None:
+        self._error_kind = error.kind
+        await self._on_failed(error)
 
-    async def _has_not_committed_its_own(self, error: InDoubt | RolledBack) -> None:
+    async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
         """It is not of this transaction, but of one that the stage has begun by itself. What the broker refuses of
         that is the stage's failure. That it was away, or has no room, is nobody's."""
         if isinstance(error, InDoubt) or refused_with(error) is not None:
-            await self._failed(error)
+            await self._on_failed(error)
             return
         await self._message.release()
-        self._end("given back", error)
+        self._record_end("given back", error)
         await self._wait_if_no_room(error)
 
-    async def _has_not_committed(self, error: InDoubt | RolledBack) -> None:
+    async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
         """Raises: the error, unless the message has its verdict"""
         if isinstance(error, InDoubt):
-            self._end("in doubt", error)
-            if self._id:
+            self._record_end("in doubt", error)
+            if self._inbox_id:
                 # Whatever became of it, its effects happen once: it comes again, and nobody has failed.
                 raise RolledBack("whether its message was acknowledged is not known") from error
             raise error
         refused = refused_with(error)
-        if refused is not None and self._is_flushed and not (self._id and self._is_sql_committed):
-            await self._failed(refused)
+        if refused is not None and self._is_flushed and not (self._inbox_id and self._is_sql_committed):
+            await self._on_failed(refused)
             return
         # What is refused at the commit has given back the message already. When it comes again it is flushed.
-        self._end("given back", error)
+        self._record_end("given back", error)
         await self._wait_if_no_room(error)
         raise error
 
     async def _wait_if_no_room(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
-        if is_for_want_of_room(error):
+        if is_disk_full(error):
             await self._context.wait(self._pool.wait_s(self._context.loop.time()))
 
-    async def _was_done_before(self) -> None:
+    async def _on_already_processed(self) -> None:
         """What it has to send goes first: who acknowledges it may be the last who knows of that.
 
         Raises: RolledBack, InDoubt; as `_failed`
@@ -238,36 +245,36 @@ class Handling:
         exactly_once = self._exactly_once
         assert exactly_once is not None, "nobody else asks"
         try:
-            await exactly_once.sent_before(self._id, self._pool)
+            await exactly_once.ensure_sent(self._inbox_id, self._pool)
             await self._session.commit(timeout=TIMEOUT_S)
-        except (BrokerAway, OutboxBusy) as error:
+        except (BrokerUnavailable, OutboxBusy) as error:
             await self._message.release()
-            self._end("given back", error)
+            self._record_end("given back", error)
             await self._context.wait(PAUSE_S)
-        except DatabaseAway as error:
-            await self._has_no_database(error)
+        except DatabaseUnavailable as error:
+            await self._on_database_unavailable(error)
         except RolledBack as error:
             if refused_with(error) is not None:
                 # It would come again at once, and be refused again.
                 await self._context.wait(PAUSE_S)
-            await self._has_not_committed(error)
+            await self._on_commit_failed(error)
         except InDoubt as error:
-            await self._has_not_committed(error)
+            await self._on_commit_failed(error)
         else:
-            exactly_once.ended(self._id, was_sent=False, is_acknowledged=True)
-            self._end("handled before", None)
+            exactly_once.on_committed(self._inbox_id, was_sent=False, is_acknowledged=True)
+            self._record_end("handled before", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
         """Whether it was handled is looked at before its attempts are: a process that dies behind SQL's COMMIT is one.
 
-        Raises: DoneBefore, DatabaseAway
+        Raises: AlreadyProcessed, DatabaseUnavailable
         """
         exactly_once = self._exactly_once
         if exactly_once is None:
             return
-        self._id = inbox_id(self._context.service, self._stage.queue, envelope.id)
-        if self._message.redelivered and await exactly_once.was_done(self._id):
-            raise DoneBefore("the message was handled before")
+        self._inbox_id = inbox_id(self._context.service, self._stage.queue, envelope.id)
+        if self._message.redelivered and await exactly_once.is_processed(self._inbox_id):
+            raise AlreadyProcessed("the message was handled before")
 
     def _check_attempts(self) -> None:
         """Refuse a message whose attempts are used up: a process that dies cannot do so itself.
@@ -277,47 +284,47 @@ class Handling:
         attempts_max = self._stage.settings.attempts
         failures = self._message.attempts
         if attempts_max is not None and failures >= attempts_max:
-            text = f"{failures} attempts have failed, and this stage makes {attempts_max}"
+            reason = f"{failures} attempts have failed, and this stage makes {attempts_max}"
             if self._message.was_lost:
-                text += "; the last one was with a process or connection that ended"
-            raise NoAttemptsLeft(text, self._message.last_cause.partition("\n")[0])
+                reason += "; the last one was with a process or connection that ended"
+            raise NoAttemptsLeft(reason, self._message.last_cause.partition("\n")[0])
 
     # ---- Running ----
 
-    async def _run_until_committed(self, envelope: Envelope) -> Said:
+    async def _run_until_committed(self, envelope: Envelope) -> Output:
         """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
-        pause_s = AGAIN_S
-        for left in reversed(range(AGAIN_MAX + 1)):
-            work = self._context.work(self._stage, self._id or None, is_interactive=self._pool.is_interactive)
-            said = Said(self._seed(envelope), f"{self._context.service} {self._stage.queue}")
-            self._ran_at, self._trouble = 0.0, Trouble.OWN
+        pause_s = SQL_RETRY_PAUSE_S
+        for retries_left in reversed(range(SQL_RETRIES_MAX + 1)):
+            work = self._context.work(self._stage, self._inbox_id or None, is_interactive=self._pool.is_interactive)
+            output = Output(self._seed(envelope), f"{self._context.service} {self._stage.queue}")
+            self._ran_at, self._error_kind = 0.0, DatabaseErrorKind.APPLICATION
             try:
-                await self._run_to_its_end(envelope, said, work)
+                await self._run_and_commit(envelope, output, work)
             except Exception as error:
                 # What the stage has swallowed counts, and is forgotten with the rollback.
-                self._trouble = Trouble.OWN if work is None else work.trouble_of(error)
+                self._error_kind = DatabaseErrorKind.APPLICATION if work is None else work.classify_error(error)
                 if isinstance(error, ProducerLost):
                     # Another one will do.
-                    self._trouble = Trouble.AGAIN
+                    self._error_kind = DatabaseErrorKind.RETRYABLE
                 skip_reason = None if work is None else work.skip_reason
-                await self._take_back(work)
+                await self._roll_back(work)
                 if skip_reason is not None and skip_reason is not error:
                     raise skip_reason from error
-                if self._trouble is not Trouble.AGAIN or self._was_sent:
+                if self._error_kind is not DatabaseErrorKind.RETRYABLE or self._output_sent:
                     # What was sent is taken back with the message.
                     raise
-                if not left:
-                    self._trouble = Trouble.OWN
+                if not retries_left:
+                    self._error_kind = DatabaseErrorKind.APPLICATION
                     raise
                 _logger.info(
                     "a stage runs again: its SQL has met another transaction's",
-                    extra=self._fields() | {"error": said_of(error)},
+                    extra=self._fields() | {"error": describe(error)},
                 )
             except BaseException:
-                await self._take_back(work)
+                await self._roll_back(work)
                 raise
             else:
-                return said
+                return output
             # Those who have met are not to meet again.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s *= 2
@@ -329,62 +336,62 @@ class Handling:
         seed = f"{envelope.id} {self._stage.queue}"
         return seed if self._stage.endpoint.topic is None else f"{seed} {self._context.run_id}"
 
-    async def _run_to_its_end(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
-        point, exactly_once = self._context.point, self._exactly_once
+    async def _run_and_commit(self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None) -> None:
+        point, exactly_once = self._context.on_point, self._exactly_once
         point("received", self._stage)
         if exactly_once is None:
-            messages = await self._said_by(envelope, said, work)
+            messages = await self._run_and_collect(envelope, output, work)
             if work is not None and work.end_unused():
                 work = None
             if work is not None:
-                await self._in_its_place(work.check, work)
+                await self._run_where_the_stage_runs(work.check, work)
                 point("checked", self._stage)
             await self._commit(messages, work)
         else:
-            async with exactly_once.borrowed() as producer:
-                messages = await self._said_by(envelope, said, work)
+            async with exactly_once.borrow_producer() as producer:
+                messages = await self._run_and_collect(envelope, output, work)
                 await self._complete(messages, work, producer)
-            exactly_once.ended(self._id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
+            exactly_once.on_committed(self._inbox_id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
         self._committed_at = monotonic()
         self._pool.pause_s = 0.0
         point("committed", self._stage)
 
-    async def _said_by(
-        self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None
+    async def _run_and_collect(
+        self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None
     ) -> list[EncodedMessage]:
         """Run it."""
-        running = self._run(envelope, said, work)
-        await (in_own_task(running) if self._stage.signature.is_async else running)
-        said.is_over = True
+        running = self._run(envelope, output, work)
+        await (run_user_coroutine(running) if self._stage.signature.is_async else running)
+        output.is_closed = True
         if work is not None:
-            work.returned()
+            work.function_returned()
         self._ran_at = monotonic()
-        self._context.point("run", self._stage)
-        return encode_messages(said.outgoing, self._context.chain, self._execution)
+        self._context.on_point("run", self._stage)
+        return encode_messages(output.outgoing, self._context.chain, self._execution)
 
     async def _complete(
-        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, producer: Borrowed
+        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, producer: BorrowedProducer
     ) -> None:
         """Commit both, under a number if it sends anything."""
         assert work is not None, "its database remembers what has happened"
         unit = OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
         number = producer.number() if messages else None
-        await self._in_its_place(partial(work.complete, self._context.service, number, unit), work)
-        self._context.point("checked", self._stage)
+        await self._run_where_the_stage_runs(partial(work.complete, self._context.service, number, unit), work)
+        self._context.on_point("checked", self._stage)
         self._is_repeat = not await self._commit(messages, work, number)
 
     async def _commit(
-        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, number: Number | None = None
+        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, number: CommitNumber | None = None
     ) -> bool:
         """False: somebody else has used the number."""
-        session, pool, point = self._session, self._pool, self._context.point
+        session, pool, point = self._session, self._pool, self._context.on_point
         # Whoever would be refused for what is open on the connection waits instead.
-        async with pool.transactions.taken(1), pool.transaction_bytes.taken(size_of(messages)):
-            self._was_sent = bool(messages)
+        async with pool.transactions.acquired(1), pool.transaction_bytes.acquired(size_of(messages)):
+            self._output_sent = bool(messages)
             # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
             # comes again may do so because of that: the commit would give it back once more.
-            self._is_flushed = work is not None or (self._was_sent and self._message.redelivered)
-            with InTime():
+            self._is_flushed = work is not None or (self._output_sent and self._message.redelivered)
+            with MapToBrokerUnavailable():
                 await send_all(session, messages, self._context.loop.time() + TIMEOUT_S)
                 if self._is_flushed:
                     await session.flush(timeout=TIMEOUT_S)
@@ -393,7 +400,7 @@ class Handling:
                 await self._commit_sql(work)
                 self._is_sql_committed = True
                 if self._context.events is not None:
-                    self._context.events.sql_committed(self._event)
+                    self._context.events.sql_committed(self._event_number)
                 point("SQL committed", self._stage)
             self._is_committing = True
             if number is None:
@@ -403,42 +410,42 @@ class Handling:
     async def _commit_sql(self, work: TaskWork | ThreadWork) -> None:
         """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""
         try:
-            await self._in_its_place(work.commit, work)
+            await self._run_where_the_stage_runs(work.commit, work)
         except asyncio.CancelledError:
             if not work.is_committed:
                 raise
 
-    async def _run(self, envelope: Envelope, said: Said, work: TaskWork | ThreadWork | None) -> None:
+    async def _run(self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None) -> None:
         """The stage, and those that it goes on with directly."""
         message, stage = self._message, self._stage
         now_ms = self._context.now_ms()
-        flow = Flow(stage, envelope, said, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
+        flow = Flow(stage, envelope, output, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
         while True:
             if stage.signature.is_async:
                 # In the context of its own task; for a plain function it is set in that of its thread.
                 CURRENT.set(stage)
             await self._call(stage, flow, work)
-            if flow.direct is NOTHING:
+            if flow.direct_message is UNSET:
                 return
-            following = stage.following
-            assert following is not None, "next_direct has seen it"
-            if following.signature.is_async != stage.signature.is_async:
+            next_stage = stage.next_stage
+            assert next_stage is not None, "next_direct has seen it"
+            if next_stage.signature.is_async != stage.signature.is_async:
                 raise FlowError(
-                    f"{stage.name} and {following.name} are not both async functions, so they cannot be in one "
+                    f"{stage.name} and {next_stage.name} are not both async functions, so they cannot be in one "
                     "transaction: say next instead of next_direct"
                 )
-            if work is None and self._context.plans.uses_sql(following):
+            if work is None and self._context.plans.uses_sql(next_stage):
                 raise FlowError(
-                    f"{following.name} asks for a session, and {self._stage.name}, with which the transaction begins, "
+                    f"{next_stage.name} asks for a session, and {self._stage.name}, with which the transaction begins, "
                     "does not: ask for one there, too, or say next instead of next_direct"
                 )
-            flow, stage = flow.directly(), following
+            flow, stage = flow.for_next_stage(), next_stage
 
     async def _call(self, stage: Stage, flow: Flow, work: TaskWork | ThreadWork | None) -> None:
         context = self._context
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
         plan = context.plans.of(stage)
-        given = context.given(flow, work)
+        provided = context.provided_values(flow, work)
         chain, execution = context.chain, self._execution
         if execution is not None and stage is not self._stage:
             # Directly after another one.
@@ -450,20 +457,20 @@ class Handling:
             def call() -> object:
                 CURRENT.set(stage)
                 if around is None:
-                    with plan.values_in_thread(given) as others:
+                    with plan.values_in_thread(provided) as others:
                         return function(*arguments, **others)
-                with around, plan.values_in_thread(given) as others:
+                with around, plan.values_in_thread(provided) as others:
                     return function(*arguments, **others)
 
-            result = await self._in_thread(partial(called, call), work)
+            result = await self._in_thread(partial(call_user_function, call), work)
         elif around is None and not plan.has_factories:
-            result = await function(*arguments, **plan.arguments(given))
+            result = await function(*arguments, **plan.arguments(provided))
         elif around is None:
-            async with plan.values(given) as others:
+            async with plan.values(provided) as others:
                 result = await function(*arguments, **others)
         else:
             with around:
-                async with plan.values(given) as others:
+                async with plan.values(provided) as others:
                     result = await function(*arguments, **others)
         if result is None:
             flow.check_replied()
@@ -478,7 +485,7 @@ class Handling:
             )
         flow.reply(result)
 
-    async def _in_its_place(self, step: Callable[[], Any], work: TaskWork | ThreadWork) -> None:
+    async def _run_where_the_stage_runs(self, step: Callable[[], Any], work: TaskWork | ThreadWork) -> None:
         """What is said to the database, where the stage has run."""
         if self._stage.signature.is_async:
             await step()
@@ -493,7 +500,7 @@ class Handling:
             try:
                 return call()
             finally:
-                if self._is_left and work is not None:
+                if self._thread_abandoned and work is not None:
                     work.rollback()
 
         future = self._context.loop.run_in_executor(self._pool.threads, copy_context().run, run)
@@ -504,45 +511,45 @@ class Handling:
                 try:
                     await asyncio.wait({future})
                 except asyncio.CancelledError:
-                    self._is_left = True
+                    self._thread_abandoned = True
                     raise
             raise
 
-    async def _take_back(self, work: TaskWork | ThreadWork | None) -> None:
-        if work is not None and not self._is_left:
-            await self._in_its_place(work.rollback, work)
+    async def _roll_back(self, work: TaskWork | ThreadWork | None) -> None:
+        if work is not None and not self._thread_abandoned:
+            await self._run_where_the_stage_runs(work.rollback, work)
 
     # ---- What became of it ----
 
-    async def _failed(self, error: BaseException) -> None:
+    async def _on_failed(self, error: BaseException) -> None:
         try:
-            outcome = await self._say_failed(error)
+            outcome = await self._settle_failed(error)
         except BaseException as other:
             # The broker is away, or the service stops.
-            self._end("in doubt" if isinstance(other, InDoubt) else "given back", other)
+            self._record_end("in doubt" if isinstance(other, InDoubt) else "given back", other)
             raise
-        self._end(outcome, error)
+        self._record_end(outcome, error)
         if outcome == "given back":
             return
         _logger.warning(
             "a stage has rejected its message" if outcome == "refused" else "a stage has failed",
-            extra=self._fields() | {"error": said_of(error)},
+            extra=self._fields() | {"error": describe(error)},
             exc_info=None if isinstance(error, Reject) or is_too_long(error) else error,
         )
 
-    async def _say_failed(self, error: BaseException) -> ExecutionOutcome:
+    async def _settle_failed(self, error: BaseException) -> ExecutionOutcome:
         """To the broker."""
         context, message = self._context, self._message
-        if self._id and self._is_sql_committed:
+        if self._inbox_id and self._is_sql_committed:
             # It is done. When it comes again what it has to send is seen to.
             await message.release()
             return "given back"
-        if context.gate is not None and await context.gate.is_no_failure(self._trouble, error, message.message_id):
+        if context.gate is not None and await context.gate.is_uncounted(self._error_kind, error, message.message_id):
             await message.release()
             return "given back"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
-        if retry.is_rejected and self._stage.endpoint.topic is not None and not self._was_sent:
+        if retry.is_rejected and self._stage.endpoint.topic is not None and not self._output_sent:
             # In a subscription there are no dead letters: what is refused there would come again for ever.
             await self._session.commit(timeout=TIMEOUT_S)
         elif retry.is_rejected:
@@ -551,10 +558,10 @@ class Handling:
             await message.nack(delay=retry.delay_s, cause=cause)
         return "refused" if retry.is_rejected else "failed"
 
-    def _note(self, envelope: Envelope) -> None:
+    def _record_start(self, envelope: Envelope) -> None:
         events = self._context.events
         if events is not None:
-            self._event = events.started(self._stage, self._message, envelope)
+            self._event_number = events.started(self._stage, self._message, envelope)
         chain, message, flow = self._context.chain, self._message, envelope.flow
         if chain.has_around or chain.has_sending or chain.has_ended:
             self._execution = Execution(
@@ -568,27 +575,27 @@ class Handling:
                 interactive=flow.interactive,
                 size=len(message.body),
                 carrier=envelope.carrier,
-                kept={},
+                interceptor_data={},
             )
 
-    def _end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
+    def _record_end(self, outcome: ExecutionOutcome, error: BaseException | None) -> None:
         chain, events = self._context.chain, self._context.events
         execution = self._execution if chain.has_ended else None
-        if execution is None and not self._event:
+        if execution is None and not self._event_number:
             return
         now = monotonic()
         ran_at = self._ran_at or now
-        ending = Ending(
+        result = ExecutionResult(
             outcome=outcome,
             error=error,
             run=ran_at - self._started_at,
             commit=self._committed_at - ran_at if self._committed_at else None,
             total=now - self._started_at,
         )
-        if events is not None and self._event:
-            events.ended(self._event, ending)
+        if events is not None and self._event_number:
+            events.ended(self._event_number, result)
         if execution is not None:
-            chain.ended(execution, ending)
+            chain.ended(execution, result)
 
     def _fields(self) -> dict[str, object]:
         envelope = self._envelope

@@ -24,12 +24,12 @@ from truenext.client.tasks.connection import Connection, connect
 from truenext.client.tasks.driver import check_clock_runs
 from truenext.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import ConnectionLost
-from truenext.stage.core.definitions import Endpoint, Local, Stage, Topic
+from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.errors import NotDecoded
-from truenext.stage.running import Running
 from truenext.stage.service import Service
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.service_run import ServiceRun
+from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.testing.checks import checked_count, checked_seconds, list_known
 from truenext.testing.faults import OrderedFault
 from truenext.testing.local import LocalBroker, broker
@@ -108,7 +108,7 @@ _QUEUES = msgspec.json.Decoder(list[_Queue])
 class Stages:
     """What a test can say while a service runs; made by `stages`."""
 
-    def __init__(self, service: Service, running: Running, local: LocalBroker, control: Connection) -> None:
+    def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
         """Its methods order faults of the broker: docs/testing.md."""
         self._service = service
@@ -153,7 +153,7 @@ class Stages:
         if not isinstance(endpoint, Endpoint):
             remotes = self._service.remotes
             raise ValueError(f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, remotes)}")
-        if isinstance(endpoint, Local):
+        if isinstance(endpoint, LocalEndpoint):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
         _check_plain(answer, "answer")
         mock = self._mocks.get(endpoint.name)
@@ -171,7 +171,7 @@ class Stages:
 
         Raises: LocalProtocolError if no stage of the service asks for a session
         """
-        work = self._running.own_work()
+        work = self._running.own_transaction()
         try:
             yield work.session
             await work.commit()
@@ -238,7 +238,7 @@ class Stages:
         while idle_polls < IDLE_POLLS:
             await asyncio.sleep(POLL_S)
             queues = await self._queues()
-            busy = self._running.busy
+            busy = self._running.active_stages
             unfinished = [each for each in queues if each.has_work]
             # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
             unsent = "" if unfinished or busy else await self._unsent()
@@ -288,7 +288,7 @@ class Stages:
             return ""
         try:
             unsent = await exactly_once.unsent()
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             return f"the outbox cannot be looked into: {error}"
         count = unsent.numbered + unsent.unnumbered
         return f"the outbox has {count} to be sent" if count else ""
@@ -370,11 +370,13 @@ async def stages(
             file.touch()
             database = f"sqlite:///{file}"
         plans = service.plans(has_database=database is not None or service.database is not None, overrides=overrides)
-        running = Running(service, plans, broker=(local.url,), database=database or service.database, makes_tables=True)
+        running = ServiceRun(
+            service, plans, broker=(local.url,), database=database or service.database, creates_tables=True
+        )
         control = await stack.enter_async_context(connect(local.url))
-        await stack.enter_async_context(service.as_run_by(running))
+        await stack.enter_async_context(service.bound_to(running))
         t = Stages(service, running, local, control)
-        running.context.point = t.on_point
+        running.context.on_point = t.on_point
         stack.push_async_callback(t.close)
         await running.connect()
         await running.start()

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from tests.stages.outbox.shop import Shop
 from tests.stages.outbox.virtual_time import VirtualTime
 from truenext.stage.core.definitions import Stage
-from truenext.stage.running import Running
+from truenext.stage.service_run import ServiceRun
 from truenext.stage.sql.outbox import StoredUnit
 
 
@@ -92,7 +92,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
 
 
-class _Running(Running):
+class _Running(ServiceRun):
     def __init__(self, prepare: Callable[[Engine], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._prepare = prepare
@@ -103,8 +103,8 @@ class _Running(Running):
         database = self.context.gate.database
         # Otherwise it is made later.
         database.outbox("", "", "")
-        assert database._own is not None
-        for pools in (*database._pools.values(), database._own):
+        assert database._outbox_pools is not None
+        for pools in (*database._pools.values(), database._outbox_pools):
             self._prepare(pools.for_tasks.sync_engine)
             self._prepare(pools.for_threads)
 
@@ -128,10 +128,10 @@ class Process:
         self._line = Line(port)
         self._virtual = virtual
         self._reached = reached
-        self._running: Running | None = None
+        self._running: ServiceRun | None = None
 
     @property
-    def running(self) -> Running:
+    def running(self) -> ServiceRun:
         assert self._running is not None, "it was started"
         return self._running
 
@@ -145,9 +145,9 @@ class Process:
             broker=(self._line.url,),
             database=self._url,
             waits=True,
-            makes_tables=True,
+            creates_tables=True,
         )
-        running.context.point = self._point
+        running.context.on_point = self._point
         app._running = running
         await running.connect()
         await running.start()
@@ -157,7 +157,7 @@ class Process:
         once = self.running.exactly_once
         assert once is not None
         relay = once._relay
-        is_sent = relay._is_sent
+        is_sent = relay._send_unit
 
         async def watched(unit: StoredUnit) -> bool:
             self._reached(self, "relay sends", "outbox")
@@ -165,7 +165,7 @@ class Process:
             self._reached(self, "relay sent", "outbox")
             return answer
 
-        relay._is_sent = watched  # type: ignore[method-assign]
+        relay._send_unit = watched  # type: ignore[method-assign]
 
     def _point(self, point: str, stage: Stage) -> None:
         self._reached(self, point, stage.queue)
@@ -209,7 +209,7 @@ class Process:
         """It looks at once for what is to be forgotten, not within a minute."""
         once = None if self._running is None else self._running.exactly_once
         if once is not None:
-            once._cleaning.wake()
+            once._cleaner.wake()
 
     def kill_from_any_thread(self) -> None:
         """From here on nobody hears of it. What is left of it is swept up later."""

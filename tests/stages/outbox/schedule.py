@@ -30,8 +30,8 @@ from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, Rolle
 from truenext.stage import FlowError
 from truenext.stage.core.envelope import decode
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.said import Said
-from truenext.stage.sql.errors import CommitInDoubt, DatabaseAway
+from truenext.stage.core.output import Output
+from truenext.stage.sql.errors import CommitInDoubt, DatabaseUnavailable
 from truenext.store.memory import MemoryStore
 from truenext.testing.local import LocalBroker, broker
 
@@ -334,7 +334,7 @@ class _Machine:
             try:
                 await process.start()
                 return process
-            except (DatabaseAway, ConnectionLost, ClosedError, Refused, TimeoutError):
+            except (DatabaseUnavailable, ConnectionLost, ClosedError, Refused, TimeoutError):
                 await process.stop(timeout=0)
 
     def _process(self, number: int) -> Process:
@@ -412,8 +412,8 @@ class _Machine:
         shop = self._process(step.process).shop
         self._know(orders, Started.PERHAPS)
         try:
-            async with shop.app.initiate(timeout=BEGIN_S) as begin:
-                self._say(begin, shop, orders, step)
+            async with shop.app.initiate(timeout=BEGIN_S) as initiation:
+                self._say(initiation, shop, orders, step)
         except RolledBack:
             self._know(orders, Started.NO)
         except (InDoubt, ConnectionLost, ClosedError, TimeoutError):
@@ -427,14 +427,14 @@ class _Machine:
 
     async def _begin_by_foreigner(self, step: Begin, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
-        said = Said(secrets.token_hex(16), "elsewhere")
-        self._say(Initiation(said, self._virtual.now_ms(), {}), shop, orders, step)
+        output = Output(secrets.token_hex(16), "elsewhere")
+        self._say(Initiation(output, self._virtual.now_ms(), {}), shop, orders, step)
         self._oracle.sent_often.update(each.id for each in orders)
         self._know(orders, Started.PERHAPS)
         with suppress(RolledBack, InDoubt, ConnectionLost, ClosedError, TimeoutError, OSError):
             async with connect(self._broker.url, timeout=BEGIN_S) as connection:
                 async with connection.session(transacted=True) as session:
-                    for each in said.outgoing:
+                    for each in output.outgoing:
                         times = 1 if each.destination.endswith(shop.told.name) else 3
                         for _ in range(times):
                             await session.send(each.destination, each.encode({}).body, timeout=BEGIN_S)
@@ -447,13 +447,13 @@ class _Machine:
             return
         key = None if step.key is None else f"{self._generation}.{step.key}"
         known = None if step.key is None else self._keys.get(step.key)
-        work = process.running.own_work()
+        work = process.running.own_transaction()
         is_refused = False
         started = Started.NO
         self._know(orders, Started.PERHAPS)
         try:
-            async with process.shop.app.initiate(work.session, key=key) as begin:
-                self._say(begin, process.shop, orders, step)
+            async with process.shop.app.initiate(work.session, key=key) as initiation:
+                self._say(initiation, process.shop, orders, step)
             if step.how != "rolled back":
                 started = Started.PERHAPS
                 await work.commit()
@@ -463,7 +463,7 @@ class _Machine:
             started = Started.NO
         except CommitInDoubt:
             pass
-        except (SQLAlchemyError, DatabaseAway):
+        except (SQLAlchemyError, DatabaseUnavailable):
             started = Started.NO
         finally:
             await work.rollback()
@@ -481,10 +481,10 @@ class _Machine:
         self._know(orders, started)
 
     @staticmethod
-    def _say(begin: object, shop: Shop, orders: list[Order], step: Begin) -> None:
+    def _say(initiation: object, shop: Shop, orders: list[Order], step: Begin) -> None:
         for each in orders:
-            begin.send(shop.place, each, trace=each.id, interactive=step.is_interactive)  # type: ignore[attr-defined]
-            begin.send(  # type: ignore[attr-defined]
+            initiation.send(shop.place, each, trace=each.id, interactive=step.is_interactive)  # type: ignore[attr-defined]
+            initiation.send(  # type: ignore[attr-defined]
                 shop.told, Part(each.id, TOLD_BY_PROGRAM, 0), trace=each.id, interactive=step.is_interactive
             )
 

@@ -28,7 +28,7 @@ from tests.stages.services.job import Job
 from truenext import blocking
 from truenext.errors import ConnectionLost
 from truenext.stage import Service
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.chaos:app"
 CHAOS_S = float(os.environ.get("TRUENEXT_CHAOS_S", "6"))
@@ -80,8 +80,8 @@ class Web:
                 session.execute(text("INSERT INTO ordered VALUES (:number)"), {"number": number})
             elif key is None:
                 return
-            with self._app.initiate(session, key=key) as begin:
-                begin.send(self._place, Job(number), trace=f"order {number}", interactive=number % 3 == 0)
+            with self._app.initiate(session, key=key) as initiation:
+                initiation.send(self._place, Job(number), trace=f"order {number}", interactive=number % 3 == 0)
             if self._random.random() < 0.2:
                 session.rollback()
             else:
@@ -156,7 +156,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, which: str) -> Iterator[
 def test_everything_happens_once_whoever_dies(
     broker: BrokerProcess, tmp_path: Path, url: str, random: Random, which: str
 ) -> None:
-    applied_schema(url)
+    apply_schema(url)
     engine = create_engine(url)
     with engine.begin() as connection:
         for table in TABLES:

@@ -24,7 +24,7 @@ from tests.stages.outbox.test_once import INSERT, Shop, all_is_over, expect, mak
 from tests.stages.postgres import PostgresServer
 from tests.stages.service_process import ServiceProcess
 from truenext.stage import Flow, Service
-from truenext.stage.sql import applied_schema, sqlite
+from truenext.stage.sql import apply_schema, sqlite
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -41,8 +41,8 @@ def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_o
         await make_table(t)
         t.broker.kill()
         for n in range(100):
-            async with t.sql() as sql, shop.app.initiate(sql, key=f"{n % 80}") as begin:
-                begin.send(shop.place, Number(n % 80), trace=f"order {n % 80}")
+            async with t.sql() as sql, shop.app.initiate(sql, key=f"{n % 80}") as initiation:
+                initiation.send(shop.place, Number(n % 80), trace=f"order {n % 80}")
         # The relay looks, and finds nobody.
         await asyncio.sleep(2)
         assert await numbers(t, "SELECT sum(messages) FROM truenext_outbox") == [80]
@@ -69,9 +69,9 @@ def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: in
     async def work(t: Stages) -> None:
         await make_table(t)
         t.at("SQL committed", t.broker.drop, stage="placing")
-        async with app.initiate() as begin:
+        async with app.initiate() as initiation:
             for n in range(3):
-                begin.send(placing, Number(n), trace=f"order {n}")
+                initiation.send(placing, Number(n), trace=f"order {n}")
         await all_is_over(t)
         await t.wait_until_ended()
         assert came == {size: 3}
@@ -86,7 +86,7 @@ def test_a_process_that_begins_while_others_write_to_its_file_waits_for_them(
     """Fixed: it ended, since the outbox could not be reached."""
     file = tmp_path / "chaos.db"
     file.touch()
-    applied_schema(f"sqlite:///{file}")
+    apply_schema(f"sqlite:///{file}")
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode=WAL")
         other.execute("BEGIN IMMEDIATE")
@@ -134,8 +134,8 @@ def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_
         t.at("run", t.broker.fill_disk, stage="placing")
         for n in range(3):
             await t.send(shop.place, Number(n))
-        async with t.sql() as sql, shop.app.initiate(sql) as begin:
-            begin.send(shop.place, Number(3), trace="order 3")
+        async with t.sql() as sql, shop.app.initiate(sql) as initiation:
+            initiation.send(shop.place, Number(3), trace="order 3")
         await asyncio.sleep(1.5)
         assert not await numbers(t, "SELECT n FROM orders")
         assert await numbers(t, "SELECT count(*) FROM truenext_outbox") == [1]
@@ -169,8 +169,8 @@ def test_users_transactions_that_cross_have_no_deadlock_of_ours(
                     for count, step in enumerate(steps):
                         if step is BEGIN:
                             key = drawn.choice([None, f"{number} {n} {count}"])
-                            with shop.app.initiate(session, key=key) as begin:
-                                begin.send(shop.place, Number(1000 * number + 10 * n + count), trace="t")
+                            with shop.app.initiate(session, key=key) as initiation:
+                                initiation.send(shop.place, Number(1000 * number + 10 * n + count), trace="t")
                         else:
                             session.execute(text("UPDATE rows SET n = n + 1 WHERE id = :id"), {"id": step})
         except BaseException as error:
@@ -281,7 +281,7 @@ def test_who_only_asks_the_outbox_does_not_wait_for_who_writes(tmp_path: Path) -
             async with t.sql() as sql:
                 await sql.execute(text("INSERT INTO orders VALUES (1)"))
                 assert (await once._outbox.unsent()).numbered == 0
-                assert not await once.was_done("0" * 32)
+                assert not await once.is_processed("0" * 32)
                 assert "truenext_outbox_oldest_seconds 0" in await once.as_text()
 
     run(shop.app, work, database=f"sqlite:///{file}")
@@ -301,7 +301,7 @@ def test_the_inbox_is_cleaned_as_fast_as_it_grows(database: str) -> None:
                 await sql.execute(text(f"INSERT INTO truenext_inbox VALUES {values}"))
         loop = asyncio.get_running_loop()
         began = loop.time()
-        once._cleaning.wake()
+        once._cleaner.wake()
         while await numbers(t, "SELECT 1 FROM truenext_inbox LIMIT 1"):
             await asyncio.sleep(0.05)
             assert loop.time() - began < rows / 2000

@@ -19,8 +19,8 @@ from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
 from truenext.stage import DefinitionError, Flow, FlowError, Service
-from truenext.stage.sql import applied_schema
-from truenext.stage.sql.own_transaction import InTransaction
+from truenext.stage.sql import apply_schema
+from truenext.stage.sql.own_transaction import SessionOutbox
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -42,7 +42,7 @@ class Shop:
 @pytest.fixture
 def session(database: str) -> Iterator[Session]:
     """Of a program that has nothing to do with the service but its database."""
-    applied_schema(database)
+    apply_schema(database)
     engine = create_engine(database)
     with Session(engine) as session:
         session.execute(text("CREATE TABLE orders (n INTEGER)"))
@@ -60,8 +60,8 @@ async def until_came(shop: Shop, t: Stages, count: int) -> None:
 
 def place(shop: Shop, session: Session, n: int, key: str | None = None) -> str:
     session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
-    with shop.app.initiate(session, key=key) as begin:
-        return begin.send(shop.take, Number(n), trace=f"order {n}")
+    with shop.app.initiate(session, key=key) as initiation:
+        return initiation.send(shop.take, Number(n), trace=f"order {n}")
 
 
 def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Session, database: str) -> None:
@@ -110,9 +110,9 @@ def test_an_async_session_does_the_same(session: Session, database: str) -> None
         engine = create_async_engine(url)
         async with AsyncSession(engine) as own:
             await own.execute(text("INSERT INTO orders VALUES (1)"))
-            async with shop.app.initiate(own) as begin:
-                begin.send(shop.take, Number(1), trace="order 1")
-                begin.send(shop.take, Number(2), trace="order 2", interactive=True)
+            async with shop.app.initiate(own) as initiation:
+                initiation.send(shop.take, Number(1), trace="order 1")
+                initiation.send(shop.take, Number(2), trace="order 2", interactive=True)
             await own.commit()
         await engine.dispose()
         await until_came(shop, t, 2)
@@ -169,7 +169,7 @@ def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database
             if n == 2:
                 async with t.sql() as sql:
                     await sql.execute(text(f"UPDATE truenext_keys SET begun_ms = begun_ms - {weeks}"))
-                await once._outbox.clean()
+                await once._outbox.delete_expired()
             ids.append(await asyncio.to_thread(place, shop, session, n, "order"))
             await asyncio.to_thread(session.commit)
         await until_came(shop, t, 2)
@@ -181,8 +181,8 @@ def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database
 
 def test_a_block_under_a_key_that_raises_leaves_the_key_free(session: Session, database: str) -> None:
     shop = Shop()
-    with pytest.raises(KeyError), shop.app.initiate(session, key="order") as begin:
-        begin.send(shop.take, Number(1), trace="order 1")
+    with pytest.raises(KeyError), shop.app.initiate(session, key="order") as initiation:
+        initiation.send(shop.take, Number(1), trace="order 1")
         raise KeyError
     session.commit()
     first = place(shop, session, 2, "order")
@@ -204,8 +204,8 @@ def test_a_block_under_a_key_in_which_all_is_rolled_back_begins_nothing_and_says
 ) -> None:
     shop = Shop()
     savepoint = session.begin_nested() if what == "savepoint" else session
-    with pytest.raises(FlowError, match="rolled back"), shop.app.initiate(session, key="order") as begin:
-        begin.send(shop.take, Number(1), trace="order 1")
+    with pytest.raises(FlowError, match="rolled back"), shop.app.initiate(session, key="order") as initiation:
+        initiation.send(shop.take, Number(1), trace="order 1")
         savepoint.rollback()
     session.commit()
     assert session.execute(text(LEFT)).scalar() == 0
@@ -222,9 +222,9 @@ def test_a_commit_inside_of_a_block_is_refused_and_commits_nothing(
     shop = Shop()
     if is_used:
         session.execute(text("INSERT INTO orders VALUES (0)"))
-    with pytest.raises(FlowError, match="commit behind the block"), shop.app.initiate(session, key=key) as begin:
+    with pytest.raises(FlowError, match="commit behind the block"), shop.app.initiate(session, key=key) as initiation:
         session.execute(text("INSERT INTO orders VALUES (1)"))
-        begin.send(shop.take, Number(1), trace="order 1")
+        initiation.send(shop.take, Number(1), trace="order 1")
         session.commit()
     session.rollback()
     assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 0
@@ -242,13 +242,13 @@ def test_a_transaction_that_ends_inside_of_a_block_of_an_async_session_is_refuse
     async def main() -> None:
         engine = create_async_engine(database.replace("sqlite:", "sqlite+aiosqlite:"))
         with pytest.raises(FlowError, match="commit behind the block"):
-            async with AsyncSession(engine) as own, shop.app.initiate(own) as begin, own.begin():
+            async with AsyncSession(engine) as own, shop.app.initiate(own) as initiation, own.begin():
                 await own.execute(text("INSERT INTO orders VALUES (1)"))
-                begin.send(shop.take, Number(1), trace="order 1")
+                initiation.send(shop.take, Number(1), trace="order 1")
         with pytest.raises(FlowError, match="behind the block"):
-            async with AsyncSession(engine) as own, shop.app.initiate(own) as begin:
+            async with AsyncSession(engine) as own, shop.app.initiate(own) as initiation:
                 await own.execute(text("INSERT INTO orders VALUES (1)"))
-                begin.send(shop.take, Number(1), trace="order 1")
+                initiation.send(shop.take, Number(1), trace="order 1")
                 await own.close()
         await engine.dispose()
 
@@ -270,9 +270,9 @@ def test_a_block_that_outlives_its_transaction_begins_nothing_and_says_so(
         end = (session.begin_nested() if ending == "savepoint" else outer).rollback
         if ending != "savepoint":
             session.begin_nested()
-    with pytest.raises(FlowError, match="behind the block"), shop.app.initiate(session, key=key) as begin:
+    with pytest.raises(FlowError, match="behind the block"), shop.app.initiate(session, key=key) as initiation:
         session.execute(text("INSERT INTO orders VALUES (1)"))
-        begin.send(shop.take, Number(1), trace="order 1")
+        initiation.send(shop.take, Number(1), trace="order 1")
         end()
         # The program goes on, in another transaction.
         session.execute(text("INSERT INTO orders VALUES (2)"))
@@ -286,14 +286,14 @@ def test_a_block_that_outlives_its_transaction_begins_nothing_and_says_so(
 def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Session) -> None:
     shop = Shop()
     released = session.begin_nested()
-    with shop.app.initiate(session) as begin:
+    with shop.app.initiate(session) as initiation:
         released.commit()
         with session.begin_nested():
             session.execute(text("INSERT INTO orders VALUES (1)"))
         undone = session.begin_nested()
         session.execute(text("INSERT INTO orders VALUES (2)"))
         undone.rollback()
-        begin.send(shop.take, Number(1), trace="order 1")
+        initiation.send(shop.take, Number(1), trace="order 1")
     session.commit()
     assert session.execute(text("SELECT n FROM orders")).scalars().all() == [1]
     assert session.execute(text(LEFT)).scalar() == 1
@@ -309,8 +309,8 @@ def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(ses
 
     async def one(engine: AsyncEngine, n: int) -> None:
         async with AsyncSession(engine) as own, own.begin():
-            async with shop.app.initiate(own, key=f"order {n % 10}") as begin:
-                begin.send(shop.take, Number(n % 10), trace="order")
+            async with shop.app.initiate(own, key=f"order {n % 10}") as initiation:
+                initiation.send(shop.take, Number(n % 10), trace="order")
             await asyncio.sleep(drawn.random() * 0.01)
 
     async def main() -> None:
@@ -348,8 +348,8 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
         said: list[str] = []
 
         async def started() -> None:
-            async with AsyncSession(engine) as own, own.begin(), shop.app.initiate(own, key="order") as begin:
-                begin.send(shop.take, Number(1), trace="order 1")
+            async with AsyncSession(engine) as own, own.begin(), shop.app.initiate(own, key="order") as initiation:
+                initiation.send(shop.take, Number(1), trace="order 1")
 
         @event.listens_for(engine.sync_engine, "before_cursor_execute")
         def cancel(_: object, __: object, statement: str, *___: object) -> None:
@@ -384,12 +384,12 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
 def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> None:
     """Fixed: each of them left a listener, which all later ones called."""
     woken: list[int] = []
-    transaction = InTransaction(session)
+    transaction = SessionOutbox(session)
     for _ in range(3):
         for _ in range(2):
             session.execute(text("SELECT 1"))
-            transaction.when_committed(wake := partial(woken.append, 1))
-            transaction.when_committed(wake)
+            transaction.on_commit(wake := partial(woken.append, 1))
+            transaction.on_commit(wake)
         session.commit()
     assert len(woken) == 6
     session.execute(text("SELECT 1"))
@@ -400,7 +400,7 @@ def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> N
 def test_the_relay_is_woken_by_the_commit_and_not_by_a_savepoint_before_it(session: Session) -> None:
     woken: list[int] = []
     with session.begin_nested():
-        InTransaction(session).when_committed(partial(woken.append, 1))
+        SessionOutbox(session).on_commit(partial(woken.append, 1))
     assert not woken
     session.commit()
     assert woken == [1]
@@ -412,11 +412,11 @@ def test_a_time_to_live_counts_from_when_each_was_begun_though_they_are_sent_tog
     app = Service("shop", exactly_once=True)
     take = app.remote("nobody", Number)
     for n, ttl in enumerate((100.0, 10_000.0, None)):
-        with app.initiate(session) as begin:
+        with app.initiate(session) as initiation:
             if ttl is None:
-                begin.send(take, Number(n), trace="order")
+                initiation.send(take, Number(n), trace="order")
             else:
-                begin.send(take, Number(n), trace="order", ttl=ttl)
+                initiation.send(take, Number(n), trace="order", ttl=ttl)
         session.commit()
     # The first was begun long ago.
     session.execute(
@@ -466,8 +466,8 @@ def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session)
     shop = Shop()
     with shop.app.initiate(session):
         pass
-    with pytest.raises(KeyError), shop.app.initiate(session) as begin:
-        begin.send(shop.take, Number(1), trace="order 1")
+    with pytest.raises(KeyError), shop.app.initiate(session) as initiation:
+        initiation.send(shop.take, Number(1), trace="order 1")
         raise KeyError
     session.commit()
     assert session.execute(text(LEFT)).scalar() == 0
@@ -476,11 +476,11 @@ def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session)
 def test_what_the_broker_would_never_take_is_refused_before_it_is_written(session: Session) -> None:
     app = Service("shop", exactly_once=True)
     take = app.remote("take", Text)
-    with pytest.raises(FlowError, match="at most"), app.initiate(session) as begin:
-        begin.send(take, Text("x" * BODY_BYTES_MAX), trace="t")
-    with pytest.raises(FlowError, match="several initiations"), app.initiate(session) as begin:
+    with pytest.raises(FlowError, match="at most"), app.initiate(session) as initiation:
+        initiation.send(take, Text("x" * BODY_BYTES_MAX), trace="t")
+    with pytest.raises(FlowError, match="several initiations"), app.initiate(session) as initiation:
         for _ in range(2):
-            begin.send(take, Text("x" * (BODY_BYTES_MAX // 2)), trace="t")
+            initiation.send(take, Text("x" * (BODY_BYTES_MAX // 2)), trace="t")
     session.commit()
     assert session.execute(text(LEFT)).scalar() == 0
 
@@ -517,13 +517,13 @@ def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_
         came.append(len(text.text))
 
     def begin_one(size: int) -> None:
-        with app.initiate(session) as begin:
-            begin.send(take, Text("x" * size), trace="large")
+        with app.initiate(session) as initiation:
+            initiation.send(take, Text("x" * size), trace="large")
         session.commit()
 
     async def work(t: Stages) -> None:
         lane, size = t._running._pools[1], 9_000_000
-        async with lane.transaction_bytes.taken(size), lane.connection.session(transacted=True) as worker:
+        async with lane.transaction_bytes.acquired(size), lane.connection.session(transacted=True) as worker:
             await worker.send("/queue/elsewhere", b"x" * size)
             await worker.flush()
             await asyncio.to_thread(begin_one, size)
@@ -558,15 +558,15 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
         once = t._running.exactly_once
         assert once is not None
         # What was sent stays in the outbox for as long as this test takes.
-        once._confirming.add = lambda *_, **__: None  # type: ignore[method-assign]
+        once._confirmer.add = lambda *_, **__: None  # type: ignore[method-assign]
         for n in range(0, 20, 2):
             if face == "stage's":
                 await t.send(first, Number(n))
             else:
-                async with t.sql() as sql, app.initiate(sql) as begin:
-                    begin.send(take, Number(n), trace="t")
-            async with t.sql() as sql, app.initiate(sql) as begin:
-                begin.send(take, Number(n + 1), trace="t")
+                async with t.sql() as sql, app.initiate(sql) as initiation:
+                    initiation.send(take, Number(n), trace="t")
+            async with t.sql() as sql, app.initiate(sql) as initiation:
+                initiation.send(take, Number(n + 1), trace="t")
             async with asyncio.timeout(PATIENCE_S):
                 while len(came) < n + 2:
                     await asyncio.sleep(0.005)
@@ -594,8 +594,8 @@ def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(ses
             app = Service("web", broker=broker.url, database=database, exactly_once=True)
             take = app.remote("take", Number)
             async with app.connected():
-                with app.initiate(session) as begin:
-                    begin.send(take, Number(1), trace="t")
+                with app.initiate(session) as initiation:
+                    initiation.send(take, Number(1), trace="t")
                 # Never in the loop's own thread: the relay may have the file, and wait for the loop.
                 await asyncio.to_thread(session.commit)
                 while not (await broker.queue("take")).messages:
@@ -613,8 +613,8 @@ def test_what_was_begun_last_is_sent_before_a_program_ends(session: Session, dat
             take = app.remote("take", Number)
             for n in range(8):
                 async with app.connected():
-                    with app.initiate(session) as begin:
-                        begin.send(take, Number(n), trace="t")
+                    with app.initiate(session) as initiation:
+                        initiation.send(take, Number(n), trace="t")
                     await asyncio.to_thread(session.commit)
                 assert len((await broker.queue("take")).messages) == n + 1
 
@@ -637,18 +637,18 @@ def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
             async def taking(number: Number) -> None:
                 came.append(number.n)
 
-            def begin(*numbers: int, **options: float) -> None:
+            def initiation(*numbers: int, **options: float) -> None:
                 for n in numbers:
-                    with app.initiate(session) as begin:
-                        begin.send(take, Number(n), trace="t", **options)  # type: ignore[arg-type]
+                    with app.initiate(session) as initiation:
+                        initiation.send(take, Number(n), trace="t", **options)  # type: ignore[arg-type]
                 session.commit()
 
-            begin(1, 2, ttl=0.5)
-            begin(3)
+            initiation(1, 2, ttl=0.5)
+            initiation(3)
             await asyncio.sleep(0.6)
             async with shop.running(), app.connected():
                 await until(lambda: came == [3])
-                await asyncio.to_thread(begin, 4)
+                await asyncio.to_thread(initiation, 4)
                 await until(lambda: came == [3, 4])
                 assert "the relay waits" not in caplog.text
 
@@ -701,9 +701,9 @@ def test_a_session_that_commits_each_statement_is_refused_and_nothing_is_written
     with (
         Session(engine) as own,
         pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
-        shop.app.initiate(own) as begin,
+        shop.app.initiate(own) as initiation,
     ):
-        begin.send(shop.take, Number(1), trace="t")
+        initiation.send(shop.take, Number(1), trace="t")
     engine.dispose()
     assert session.execute(text(LEFT)).scalar() == 0
 
@@ -714,9 +714,9 @@ def test_a_database_without_the_tables_is_told_what_to_do(database: str) -> None
     with (
         Session(engine) as own,
         pytest.raises(ConfigurationError, match="stages schema"),
-        shop.app.initiate(own) as begin,
+        shop.app.initiate(own) as initiation,
     ):
-        begin.send(shop.take, Number(1), trace="t")
+        initiation.send(shop.take, Number(1), trace="t")
     engine.dispose()
 
 

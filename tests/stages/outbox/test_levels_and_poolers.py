@@ -15,7 +15,7 @@ from tests.stages.pooler import Pooler
 from tests.stages.postgres import PostgresServer
 from truenext.client.tasks.connection import connect
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.said import Said
+from truenext.stage.core.output import Output
 from truenext.testing.stages import Stages
 
 
@@ -33,16 +33,16 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        said = Said("0" * 32, "elsewhere")
-        Initiation(said, 0, {}).send(shop.place, Number(1), trace="order 1")
+        output = Output("0" * 32, "elsewhere")
+        Initiation(output, 0, {}).send(shop.place, Number(1), trace="order 1")
         async with connect(t.broker.url) as connection:
             for _ in range(6):
                 # No redelivery: a foreign program sends it six times, and several workers take it.
-                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
+                await connection.send("/queue/placing", output.outgoing[0].encode({}).body)
         await expect(t, 1)
         once = t._running.exactly_once
         assert once is not None
-        assert once.counters.handled_before == 5
+        assert once.counters.already_processed == 5
 
     run(shop.app, work, database=leveled)
 
@@ -82,8 +82,8 @@ def test_a_pooler_that_gives_each_transaction_another_connection_changes_nothing
         def begin_flows() -> None:
             engine = create_engine(url, connect_args={"prepare_threshold": None})
             for n in range(40, 60):
-                with Session(engine) as session, session.begin(), shop.app.initiate(session, key=f"{n}") as begin:
-                    begin.send(shop.place, Number(n), trace=f"order {n}")
+                with Session(engine) as session, session.begin(), shop.app.initiate(session, key=f"{n}") as initiation:
+                    initiation.send(shop.place, Number(n), trace=f"order {n}")
             engine.dispose()
 
         await asyncio.to_thread(begin_flows)

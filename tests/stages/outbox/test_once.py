@@ -27,15 +27,15 @@ from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
-from truenext.stage.core.said import Said
+from truenext.stage.core.output import Output
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.confirming import Confirming
+from truenext.stage.exactly_once.confirmer import Confirmer
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.exactly_once.sending import send_unit
+from truenext.stage.exactly_once.unit_sender import send_unit
 from truenext.stage.interceptors.metrics import Metrics
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.stage.sql.outbox import Outbox, StoredUnit, Unsent
-from truenext.stage.sql.own_transaction import InTransaction
+from truenext.stage.sql.own_transaction import SessionOutbox
 from truenext.testing.stages import Point, Stages
 
 PATIENCE_S = 30
@@ -235,7 +235,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
 ) -> None:
     """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
     shop = Shop(is_async=True)
-    look, is_sent = Relay._look, Relay._is_sent
+    check, is_sent = Relay._check, Relay._send_unit
 
     async def nothing(relay: Relay) -> None:
         pass
@@ -245,10 +245,10 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         assert once is not None
         relay, outbox = once._relay, once._outbox
         for n in range(2):
-            async with t.sql() as sql, shop.app.initiate(sql) as begin:
-                begin.send(shop.take, Number(n), trace=f"order {n}")
+            async with t.sql() as sql, shop.app.initiate(sql) as initiation:
+                initiation.send(shop.take, Number(n), trace=f"order {n}")
             producer = await relay.borrow()
-            await outbox.number(producer)
+            await outbox.number_units(producer)
             producer.number += 1
             relay.return_borrowed(producer)
         read = await outbox.units_of(producer)
@@ -265,15 +265,15 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
                 await stale()
             return was_sent
 
-        monkeypatch.setattr(Relay, "_is_sent", interrupted)
+        monkeypatch.setattr(Relay, "_send_unit", interrupted)
         # The broker had it, and has lost it.
         await outbox.confirm([read[0].id], [])
-        relay.in_doubt(relay._free.pop())
+        relay.invalidate(relay._free.pop())
         while await numbers(t, LEFT):
-            await look(relay)
+            await check(relay)
         assert await sent(t) == ([1] if when == "afterwards" else [0, 1])
 
-    monkeypatch.setattr(Relay, "_look", nothing)
+    monkeypatch.setattr(Relay, "_check", nothing)
     run(shop.app, work, database=database)
 
 
@@ -353,17 +353,17 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
         once = t._running.exactly_once
         assert once is not None
         # The answer to its COMMIT may have come all the same.
-        before = once.counters.handled_before
+        before = once.counters.already_processed
         outcomes = next(iter(metrics.snapshot().values())).outcomes
         assert outcomes.get("handled before", 0) == before
         async with connect(t.broker.url) as connection:
-            said = Said("0" * 32, "elsewhere")
+            said = Output("0" * 32, "elsewhere")
             Initiation(said, 0, {}).send(shop.place, Number(2), trace="order 2")
             for _ in range(3):
                 await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
         await expect(t, 1, 2)
-        assert once.counters.handled_before == before + 2
-        assert f"truenext_inbox_handled_before_total {before + 2}\n" in await once.as_text()
+        assert once.counters.already_processed == before + 2
+        assert f"truenext_inbox_already_processed_total {before + 2}\n" in await once.as_text()
         assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.as_text()
 
     run(shop.app, work, database=database)
@@ -380,7 +380,7 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
             return CliRunner().invoke(main, [*words, "--url", t.broker.url])
 
         await make_table(t)
-        said = Said("0" * 32, "elsewhere")
+        said = Output("0" * 32, "elsewhere")
         Initiation(said, 0, {}).send(shop.place, Number(1), trace="order 1", interactive=True)
         body = said.outgoing[0].encode({}).body
         async with connect(t.broker.url) as connection:
@@ -432,7 +432,7 @@ def test_large_messages_run_again_too(database: str) -> None:
     async def work(t: Stages) -> None:
         async with connect(t.broker.url) as connection:
             for n, size in enumerate(sizes):
-                said = Said(f"{n:032}", "elsewhere")
+                said = Output(f"{n:032}", "elsewhere")
                 Initiation(said, 0, {}).send(take, Text("x" * size), trace="large")
                 await connection.send("/queue/kept", said.outgoing[0].encode({}).body)
         words = ["stages", "rerun", "kept", "--to", "take", "--force", "--url", t.broker.url]
@@ -471,10 +471,10 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
         assert 'truenext_outbox_messages{numbered="yes"} 3\n' in await once.as_text()
         once._outbox.unsent = away  # type: ignore[method-assign]
         assert "truenext_outbox_messages" not in await once.as_text()
-        assert "truenext_inbox_handled_before_total 0\n" in await once.as_text()
+        assert "truenext_inbox_already_processed_total 0\n" in await once.as_text()
 
     async def away() -> Unsent:
-        raise DatabaseAway("it is not there")
+        raise DatabaseUnavailable("it is not there")
 
     run(shop.app, work, database=database)
 
@@ -487,7 +487,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
         once = t._running.exactly_once
         assert once is not None
         # Its rows stay.
-        once._confirming.add = lambda *_, **__: None  # type: ignore[method-assign]
+        once._confirmer.add = lambda *_, **__: None  # type: ignore[method-assign]
         for n in range(5):
             await t.send(shop.place, Number(n))
         async with asyncio.timeout(PATIENCE_S):
@@ -511,7 +511,7 @@ def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatc
     async def nothing(relay: Relay) -> None:
         pass
 
-    monkeypatch.setattr(Relay, "_look", nothing)
+    monkeypatch.setattr(Relay, "_check", nothing)
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -529,7 +529,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
-    is_sent, goes = Relay._is_sent, Outbox.sent
+    is_sent, goes = Relay._send_unit, Outbox.delete_sent
 
     async def work(t: Stages) -> None:
         lost: list[str] = []
@@ -543,15 +543,15 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
         async def forgetful(outbox: Outbox, producer: str, number: int) -> None:
             if len(lost) < 2 and whose == "of the database":
                 lost.append(whose)
-                raise DatabaseAway("no answer")
+                raise DatabaseUnavailable("no answer")
             await goes(outbox, producer, number)
 
-        monkeypatch.setattr(Relay, "_is_sent", lossy)
-        monkeypatch.setattr(Outbox, "sent", forgetful)
+        monkeypatch.setattr(Relay, "_send_unit", lossy)
+        monkeypatch.setattr(Outbox, "delete_sent", forgetful)
         await make_table(t)
         for n in range(5):
-            async with t.sql() as sql, shop.app.initiate(sql) as begin:
-                begin.send(shop.take, Number(n), trace=f"order {n}")
+            async with t.sql() as sql, shop.app.initiate(sql) as initiation:
+                initiation.send(shop.take, Number(n), trace=f"order {n}")
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, LEFT):
                 await asyncio.sleep(0.02)
@@ -569,7 +569,7 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        said = Said("0" * 32, "elsewhere")
+        said = Output("0" * 32, "elsewhere")
         Initiation(said, 0, {}).send(placing, Number(1), trace="order 1")
         async with connect(t.broker.url) as connection:
             for _ in range(3):
@@ -603,7 +603,7 @@ def test_a_message_that_comes_to_two_stages_has_both_send_something(database: st
     async def work(t: Stages) -> None:
         async with connect(t.broker.url) as connection:
             for n in range(5):
-                said = Said(f"{n:032}", "elsewhere")
+                said = Output(f"{n:032}", "elsewhere")
                 Initiation(said, 0, {}).send(mail, Number(n), trace="order")
                 body = said.outgoing[0].encode({}).body
                 if how == "one message to two queues":
@@ -635,11 +635,11 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         producer = await relay.borrow()
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
-        await relay._look()
+        await relay._check()
         assert not relay._free and not relay._in_doubt
-        relay.in_doubt(producer)
-        await relay._look()
-        await relay._look()
+        relay.invalidate(producer)
+        await relay._check()
+        await relay._check()
         assert not relay._free and not relay._in_doubt
         assert await numbers(t, "SELECT count(*) FROM truenext_producers") == [0]
 
@@ -651,7 +651,7 @@ def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_us
 ) -> None:
     """That COMMIT has acknowledged nothing: the message comes again, and is to be known for as long as that takes."""
     shop = Shop(is_async=True)
-    commit, add = ClientSession.commit, Confirming.add
+    commit, add = ClientSession.commit, Confirmer.add
     marked: list[bool] = []
 
     async def second(session: ClientSession, **options: Any) -> bool:
@@ -661,12 +661,12 @@ def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_us
                 await commit(first, **options)
         return await commit(session, **options)
 
-    def noted(confirming: Confirming, id: str, *, was_sent: bool, is_done: bool) -> None:
-        marked.append(is_done)
-        add(confirming, id, was_sent=was_sent, is_done=is_done)
+    def noted(confirmer: Confirmer, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+        marked.append(is_acknowledged)
+        add(confirmer, id, was_sent=was_sent, is_acknowledged=is_acknowledged)
 
     monkeypatch.setattr(ClientSession, "commit", second)
-    monkeypatch.setattr(Confirming, "add", noted)
+    monkeypatch.setattr(Confirmer, "add", noted)
 
     async def work(t: Stages) -> None:
         await make_table(t)
@@ -727,7 +727,7 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
     async def work(t: Stages) -> None:
         await make_table(t)
         async with t.sql() as sql:
-            await InTransaction(sql).write_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
+            await SessionOutbox(sql).write_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, LEFT):
                 await asyncio.sleep(0.02)
@@ -735,8 +735,8 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
         (refused,) = (await t.broker.queue("shop.refused")).messages
         assert refused.body == b"bad" and "at most" in refused.headers["refused"]
         # Its number was used: those behind it go on.
-        async with t.sql() as sql, shop.app.initiate(sql) as begin:
-            begin.send(shop.take, Number(7), trace="order 7")
+        async with t.sql() as sql, shop.app.initiate(sql) as initiation:
+            initiation.send(shop.take, Number(7), trace="order 7")
         async with asyncio.timeout(PATIENCE_S):
             while len((await t.broker.queue("take")).messages) < 3:
                 await asyncio.sleep(0.02)
@@ -768,8 +768,8 @@ def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None
         await left_by_one_that_died(t, b"of a later version", 1)
         await asyncio.sleep(1.5)
         for n in range(3):
-            async with t.sql() as sql, shop.app.initiate(sql) as begin:
-                begin.send(shop.take, Number(n), trace=f"order {n}")
+            async with t.sql() as sql, shop.app.initiate(sql) as initiation:
+                initiation.send(shop.take, Number(n), trace=f"order {n}")
         async with asyncio.timeout(PATIENCE_S):
             while await sent(t) != [0, 1, 2]:
                 await asyncio.sleep(0.05)

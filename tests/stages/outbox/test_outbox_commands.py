@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from tests.stages.flows import Number
 from truenext.cli.main import main
 from truenext.stage import Service
-from truenext.stage.sql import applied_schema, schema_sql
+from truenext.stage.sql import apply_schema, schema_sql
 
 SHOP = """
 from truenext.stage import Service
@@ -51,10 +51,10 @@ def test_tables_are_made_where_they_are_missing_and_that_is_said(say: Say, datab
 
 @pytest.mark.parametrize("command", [["outbox"], ["schema", "--apply"]], ids=" ".join)
 def test_database_that_is_not_there_is_said_in_one_line(say: Say, command: list[str]) -> None:
-    said = say(*command, "--database", "postgresql://127.0.0.1:1/shop")
-    assert said.exit_code == 1
-    assert "Connection refused" in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    text = say(*command, "--database", "postgresql://127.0.0.1:1/shop")
+    assert text.exit_code == 1
+    assert "Connection refused" in text.stderr
+    assert len(text.stderr.splitlines()) == 1
 
 
 def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database: str, tmp_path: Path) -> None:
@@ -67,23 +67,23 @@ def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database
             if statement.strip():
                 connection.execute(text(statement))
     engine.dispose()
-    assert applied_schema(database)[1] == []
+    assert apply_schema(database)[1] == []
 
 
 @pytest.mark.parametrize("options", [(), ("--sql", "--apply")])
 def test_what_is_to_be_done_is_said(say: Say, options: tuple[str, ...]) -> None:
-    said = say("schema", *options, "--database", "sqlite:///shop.db")
-    assert said.exit_code == 2 and "--apply" in said.output
+    text = say("schema", *options, "--database", "sqlite:///shop.db")
+    assert text.exit_code == 2 and "--apply" in text.output
 
 
 @pytest.mark.parametrize("command, options", [("schema", ("--apply",)), ("outbox", ())])
 def test_a_service_without_a_database_is_told_so(say: Say, command: str, options: tuple[str, ...]) -> None:
-    said = say(command, *options)
-    assert said.exit_code == 2 and "no database" in said.output and "Traceback" not in said.output
+    text = say(command, *options)
+    assert text.exit_code == 2 and "no database" in text.output and "Traceback" not in text.output
 
 
 def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> None:
-    applied_schema(database)
+    apply_schema(database)
     empty = say("outbox", "--database", database, "--inbox")
     assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unmarked" in empty.output
     app = Service("shop", exactly_once=True)
@@ -91,9 +91,9 @@ def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> No
     engine = create_engine(database)
     with Session(engine) as session:
         for n in range(3):
-            with app.initiate(session) as begin:
-                begin.send(take, Number(n), trace="t")
-                begin.send(take, Number(n), trace="t")
+            with app.initiate(session) as initiation:
+                initiation.send(take, Number(n), trace="t")
+                initiation.send(take, Number(n), trace="t")
         session.commit()
     engine.dispose()
     shown = say("outbox", "--database", database)
@@ -105,23 +105,23 @@ def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> No
 
 
 def test_a_database_without_the_tables_is_told_what_to_do(say: Say, database: str) -> None:
-    said = say("outbox", "--database", database)
-    assert said.exit_code == 2 and "stages schema" in said.output
+    text = say("outbox", "--database", database)
+    assert text.exit_code == 2 and "stages schema" in text.output
 
 
 def test_a_file_that_is_not_there_is_said_and_not_made(say: Say, tmp_path: Path) -> None:
-    said = say("outbox", "--database", f"sqlite:///{tmp_path}/none.db")
-    assert said.exit_code == 1 and "no file" in said.output
+    text = say("outbox", "--database", f"sqlite:///{tmp_path}/none.db")
+    assert text.exit_code == 1 and "no file" in text.output
     assert not (tmp_path / "none.db").exists()
 
 
 def test_a_database_that_cannot_be_written_is_said(say: Say, tmp_path: Path) -> None:
-    said = say("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
-    assert said.exit_code == 1 and "cannot be made" in said.output and "Traceback" not in said.output
+    text = say("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
+    assert text.exit_code == 1 and "cannot be made" in text.output and "Traceback" not in text.output
 
 
 def test_the_tables_are_those_of_sqlite_whoever_makes_them(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(schema_sql(f"sqlite:///{file}"))
-    assert applied_schema(f"sqlite:///{file}")[1] == []
+    assert apply_schema(f"sqlite:///{file}")[1] == []

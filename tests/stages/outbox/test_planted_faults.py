@@ -10,12 +10,12 @@ import pytest
 
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import sending
-from truenext.stage.exactly_once.processing import Borrowed, ExactlyOnce
+from truenext.stage.exactly_once import unit_sender
+from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
-from truenext.stage.worker import Handling
+from truenext.stage.worker import MessageHandler
 
 Notices = Callable[[str], None]
 
@@ -78,7 +78,7 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         "a COMMIT has no number",
-        Handling,
+        MessageHandler,
         "_commit",
         "if number is None:",
         "if True:",
@@ -86,7 +86,7 @@ FAULTS = [
     ),
     Fault(
         "a unit goes under another number at the second try",
-        sending,
+        unit_sender,
         "_send",
         "number=unit.number)",
         "number=unit.number + 1)",
@@ -94,7 +94,7 @@ FAULTS = [
     ),
     Fault(
         "a unit goes under no number at the second try",
-        sending,
+        unit_sender,
         "_send",
         ", producer=unit.producer, number=unit.number)",
         ")",
@@ -104,23 +104,23 @@ FAULTS = [
         "a unit is taken for sent without an answer",
         Relay,
         "_send_all",
-        "if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):",
+        "if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):",
         "if False:",
         relay_not_heard,
     ),
     Fault(
         "a hit acknowledges and has the unit go, unsent",
         ExactlyOnce,
-        "sent_before",
-        "answer = await send_unit(pool, unit, self._service, self.counters)",
-        "answer = Answer.SENT",
+        "ensure_sent",
+        "result = await send_unit(pool, unit, self._service, self.counters)",
+        "result = SendResult.SENT",
         waits_for_no_relay,
     ),
     Fault(
         "a message that was handled runs again",
         exactly_once.ExactlyOnceStatements,
-        "begin",
-        "if answer.rowcount != 1:",
+        "insert_inbox_id",
+        "if result.rowcount != 1:",
         "if False:",
         test_once.test_a_message_that_comes_twice_and_sends_nothing_is_handled_once,
     ),
@@ -128,13 +128,13 @@ FAULTS = [
         "producers of the living are taken over",
         Outbox,
         "claim",
-        "whose = self._ownerless if of_the_dead",
-        'whose = "p.service = :service" if of_the_dead',
+        "condition = self._ownerless if owner_is_dead",
+        'condition = "p.service = :service" if owner_is_dead',
         test_producers.test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them,
     ),
     Fault(
         "a producer has two units under way",
-        Borrowed,
+        BorrowedProducer,
         "number",
         "return self._producer.next",
         "self._relay.return_borrowed(self._producer); return self._producer.next",
@@ -142,8 +142,8 @@ FAULTS = [
     ),
     Fault(
         "a row of the inbox is marked when its message is not acknowledged",
-        Handling,
-        "_run_to_its_end",
+        MessageHandler,
+        "_run_and_commit",
         "is_acknowledged=not self._is_repeat",
         "is_acknowledged=True",
         marked_too_early,
@@ -151,7 +151,7 @@ FAULTS = [
     Fault(
         "rows of the inbox go before they are marked",
         Outbox,
-        "clean",
+        "delete_expired",
         "WHERE marked_ms < {self._now_ms} - :kept_ms",
         "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
@@ -167,15 +167,15 @@ FAULTS = [
     Fault(
         "what has become part of a unit is there still",
         numbering,
-        "_make_one_in_steps",
-        'await wording.say(connection, f"DELETE {_THESE}", these)',
+        "_combine_in_steps",
+        'await syntax.execute(connection, f"DELETE {_THESE}", these)',
         "pass",
         begun_at_once,
     ),
     Fault(
         "a unit behind a gap is moved",
         Relay,
-        "_is_sent_behind_a_gap",
+        "_send_after_gap",
         "if number - highest > RESOLVED_MAX:",
         "if True:",
         a_gap,

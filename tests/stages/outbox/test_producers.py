@@ -15,16 +15,16 @@ from sqlalchemy import text
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.ids import inbox_id
-from truenext.stage.core.numbers import Number, OutboxProducer
+from truenext.stage.core.numbers import CommitNumber, OutboxProducer
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
-from truenext.stage.exactly_once.confirming import GATHER_S, Confirming
+from truenext.stage.exactly_once.confirmer import GATHER_S, Confirmer
 from truenext.stage.exactly_once.counters import ExactlyOnceCounters
-from truenext.stage.exactly_once.processing import Borrowed
+from truenext.stage.exactly_once.processing import BorrowedProducer
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.pool import Pool
-from truenext.stage.sql import Database, applied_schema
-from truenext.stage.sql.errors import DatabaseAway, DoneBefore, ProducerLost
-from truenext.stage.sql.outbox import ALIVE_MS, FORGOTTEN_MS, Outbox, StoredUnit
+from truenext.stage.sql import Database, apply_schema
+from truenext.stage.sql.errors import AlreadyProcessed, DatabaseUnavailable, ProducerLost
+from truenext.stage.sql.outbox import ALIVE_MS, PRODUCER_UNUSED_MS, Outbox, StoredUnit
 from truenext.stage.sql.work import TaskWork
 
 UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
@@ -39,7 +39,7 @@ class Processes:
         self.second = database.outbox("shop", "second", "shop on b")
         self._messages = 0
 
-    async def write(self, number: Number, message: str = "") -> TaskWork:
+    async def write(self, number: CommitNumber, message: str = "") -> TaskWork:
         """A transaction that has all but its COMMIT."""
         self._messages += 1
         id = inbox_id("shop", "q", message or str(self._messages))
@@ -51,7 +51,7 @@ class Processes:
             raise
         return work
 
-    async def commit(self, number: Number, message: str = "") -> None:
+    async def commit(self, number: CommitNumber, message: str = "") -> None:
         await (await self.write(number, message)).commit()
 
     async def say(self, statement: str) -> None:
@@ -67,13 +67,13 @@ class Processes:
 
 @asynccontextmanager
 async def processes(url: str) -> AsyncIterator[Processes]:
-    applied_schema(url)
+    apply_schema(url)
     database = Database(url, interactive=1, others=4)
     try:
         await database.open()
         both = Processes(database)
-        await both.first.join()
-        await both.second.join()
+        await both.first.register()
+        await both.second.register()
         yield both
     finally:
         await database.close()
@@ -88,8 +88,8 @@ def on(url: str, work: Callable[[Processes], Awaitable[None]]) -> None:
 
 
 async def made(outbox: Outbox) -> OutboxProducer:
-    producer = outbox.named_producer()
-    await outbox.add(producer)
+    producer = outbox.new_producer()
+    await outbox.add_producer(producer)
     return producer
 
 
@@ -101,16 +101,16 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         await both.commit(producer.next)
-        assert not (await both.second.look()).ownerless
-        assert await both.second.claim(producer.name, of_the_dead=True) == "another's"
+        assert not (await both.second.heartbeat()).ownerless
+        assert await both.second.claim(producer.name, owner_is_dead=True) == "another's"
         await both.dies("first")
-        assert (await both.second.look()).ownerless
-        assert await both.second.ownerless(10) == [producer.name]
-        taken = await both.second.claim(producer.name, of_the_dead=True)
+        assert (await both.second.heartbeat()).ownerless
+        assert await both.second.ownerless_producers(10) == [producer.name]
+        taken = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(taken, OutboxProducer)
         assert (taken.name, taken.owner, taken.number) == (producer.name, "second", 1)
         assert await numbers_of(both.second, taken) == [1]
-        assert await both.first.claim(producer.name, of_the_dead=False) == "another's"
+        assert await both.first.claim(producer.name, owner_is_dead=False) == "another's"
 
     on(database, work)
 
@@ -119,7 +119,7 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         await both.dies("first")
-        taken = await both.second.claim(producer.name, of_the_dead=True)
+        taken = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(taken, OutboxProducer)
         with pytest.raises(ProducerLost):
             await both.commit(producer.next)
@@ -136,8 +136,8 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
         await both.commit(producer.next)
         for number in (1, 3):
             with pytest.raises(ProducerLost):
-                await both.commit(Number(producer, number))
-        await both.commit(Number(producer, 2))
+                await both.commit(CommitNumber(producer, number))
+        await both.commit(CommitNumber(producer, 2))
         assert await numbers_of(both.first, producer) == [1, 2]
 
     on(database, work)
@@ -146,9 +146,9 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
 def test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered(database: str) -> None:
     async def work(both: Processes) -> None:
         relay = Relay(both.first, cast("Pool", None), "shop", ExactlyOnceCounters())
-        async with Borrowed(relay) as one:
+        async with BorrowedProducer(relay) as one:
             number = one.number()
-            async with Borrowed(relay) as other:
+            async with BorrowedProducer(relay) as other:
                 assert other.number().producer.name != number.producer.name
 
     on(database, work)
@@ -158,16 +158,16 @@ def test_a_message_that_was_handled_is_known_and_its_unit_is_found_by_it(databas
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         id = inbox_id("shop", "q", "m")
-        assert not await both.first.is_done(id)
+        assert not await both.first.is_processed(id)
         await both.commit(producer.next, "m")
-        assert await both.second.is_done(id)
+        assert await both.second.is_processed(id)
         unit = await both.second.unit(id)
         assert unit is not None and (unit.producer, unit.number, unit.id) == (producer.name, 1, id)
-        with pytest.raises(DoneBefore):
-            await both.commit(Number(producer, 2), "m")
+        with pytest.raises(AlreadyProcessed):
+            await both.commit(CommitNumber(producer, 2), "m")
         await both.first.confirm([id], [id])
         assert await both.second.unit(id) is None
-        assert await both.second.is_done(id)
+        assert await both.second.is_processed(id)
 
     on(database, work)
 
@@ -179,11 +179,11 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
         producer = await made(both.first)
         await both.commit(producer.next)
         # Its process is taken for dead, and its COMMIT is on its way.
-        under_way = await both.write(Number(producer, 2))
+        under_way = await both.write(CommitNumber(producer, 2))
         await both.dies("first")
-        assert await both.second.claim(producer.name, of_the_dead=True) == "busy"
+        assert await both.second.claim(producer.name, owner_is_dead=True) == "busy"
         await under_way.commit()
-        taken = await both.second.claim(producer.name, of_the_dead=True)
+        taken = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(taken, OutboxProducer) and taken.number == 2
         assert await numbers_of(both.second, taken) == [1, 2]
 
@@ -200,18 +200,18 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
     async def work(both: Processes) -> None:
         old = await made(both.first)
         for number in range(1, 6):
-            await both.commit(Number(old, number), f"m{number}")
+            await both.commit(CommitNumber(old, number), f"m{number}")
         await both.first.confirm([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
         old.number = 5
         units = await both.first.units_of(old)
-        new = await both.first.move(units, old)
+        new = await both.first.renumber(units, old)
         assert new is not None and new.name != old.name and new.number == 3
         moved = await both.first.units_of(new)
         assert [(each.id, each.number) for each in moved] == [
             (each.id, number) for number, each in enumerate(units, start=1)
         ]
-        assert await both.first.claim(old.name, of_the_dead=False) == "another's"
-        await both.commit(Number(new, 4))
+        assert await both.first.claim(old.name, owner_is_dead=False) == "another's"
+        await both.commit(CommitNumber(new, 4))
 
     on(database, work)
 
@@ -219,16 +219,16 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
 def test_a_producer_that_was_not_used_for_six_days_goes_if_it_has_nothing_to_send(database: str) -> None:
     async def work(both: Processes) -> None:
         idle, waiting = await made(both.first), await made(both.first)
-        await both.commit(Number(waiting, 1))
-        assert not await both.first.unused()
-        await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {FORGOTTEN_MS}")
+        await both.commit(CommitNumber(waiting, 1))
+        assert not await both.first.unused_producers()
+        await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {PRODUCER_UNUSED_MS}")
         used = await made(both.first)
         others = await made(both.second)
-        unused = await both.first.unused()
+        unused = await both.first.unused_producers()
         assert sorted(unused) == sorted([idle.name, waiting.name])
-        await both.first.drop([*unused, others.name])
-        assert sorted(await both.first.owned()) == sorted([waiting.name, used.name])
-        assert await both.second.owned() == [others.name]
+        await both.first.drop_producers([*unused, others.name])
+        assert sorted(await both.first.owned_producers()) == sorted([waiting.name, used.name])
+        assert await both.second.owned_producers() == [others.name]
 
     on(database, work)
 
@@ -236,9 +236,9 @@ def test_a_producer_that_was_not_used_for_six_days_goes_if_it_has_nothing_to_sen
 def test_a_process_that_ends_leaves_the_producers_that_have_something_to_send(database: str) -> None:
     async def work(both: Processes) -> None:
         free, doubtful, waiting = [await made(both.first) for _ in range(3)]
-        await both.commit(Number(waiting, 1))
-        await both.first.leave([free.name, waiting.name])
-        assert sorted(await both.second.ownerless(10)) == sorted([doubtful.name, waiting.name])
+        await both.commit(CommitNumber(waiting, 1))
+        await both.first.deregister([free.name, waiting.name])
+        assert sorted(await both.second.ownerless_producers(10)) == sorted([doubtful.name, waiting.name])
 
     on(database, work)
 
@@ -247,16 +247,16 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         for number, name in enumerate(("old", "new", "unmarked"), start=1):
-            await both.commit(Number(producer, number), name)
+            await both.commit(CommitNumber(producer, number), name)
         old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
         await both.first.confirm([], [old])
         days = 7 * 24 * 3600 * 1000
         await both.say(f"UPDATE truenext_inbox SET marked_ms = marked_ms - {days}")
         await both.first.confirm([], [new])
-        assert not await both.first.clean()
-        assert [await both.first.is_done(each) for each in (old, new, unmarked)] == [False, True, True]
-        assert not await both.first.clean()
-        assert [await both.first.is_done(each) for each in (old, new, unmarked)] == [False, True, True]
+        assert not await both.first.delete_expired()
+        assert [await both.first.is_processed(each) for each in (old, new, unmarked)] == [False, True, True]
+        assert not await both.first.delete_expired()
+        assert [await both.first.is_processed(each) for each in (old, new, unmarked)] == [False, True, True]
 
     on(database, work)
 
@@ -264,12 +264,12 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
 def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -> None:
     async def work(both: Processes) -> None:
         other = both.database.outbox("bank", "third", "bank on a")
-        await other.join()
+        await other.register()
         await made(both.first)
         await both.dies("first")
-        look = await other.look()
-        assert not look.ownerless and not look.unnumbered
-        assert await other.ownerless(10) == []
+        pending = await other.heartbeat()
+        assert not pending.ownerless and not pending.unnumbered
+        assert await other.ownerless_producers(10) == []
         assert inbox_id("shop", "q", "m") != inbox_id("bank", "q", "m")
 
     on(database, work)
@@ -281,18 +281,18 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.check()
         with pytest.raises(ConfigurationError, match="version 99"):
-            await both.first.make_tables()
+            await both.first.create_tables()
         await both.say("UPDATE truenext_schema SET version = 1")
         await both.first.check()
         await both.say("DROP TABLE truenext_keys")
         with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: make the tables with `truenext stages"):
             await both.first.check()
-        await both.first.make_tables()
+        await both.first.create_tables()
         await both.first.check()
         await both.say("DELETE FROM truenext_schema")
         with pytest.raises(ConfigurationError, match=r"truenext_schema has no row .* --apply"):
             await both.first.check()
-        await both.first.make_tables()
+        await both.first.create_tables()
         await both.first.check()
         await both.say("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
@@ -302,7 +302,7 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
 
 
 @pytest.mark.parametrize("has_lost_another", [False, True])
-@pytest.mark.parametrize("which", ["claim", "move"])
+@pytest.mark.parametrize("which", ["claim", "renumber"])
 def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
     database: str, which: str, has_lost_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,13 +322,13 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
             return 0
 
         async def is_sent(_: Relay, unit: StoredUnit) -> bool:
-            if which == "move" and unit.producer == old.name:
+            if which == "renumber" and unit.producer == old.name:
                 return False
             sent.append(unit.producer)
             return True
 
-        monkeypatch.setattr(Relay, "_highest", highest)
-        monkeypatch.setattr(Relay, "_is_sent", is_sent)
+        monkeypatch.setattr(Relay, "_highest_number", highest)
+        monkeypatch.setattr(Relay, "_send_unit", is_sent)
         happens = getattr(both.second, which)
         lost: list[str] = []
 
@@ -336,15 +336,15 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
             answer = await happens(*arguments, **options)
             if not lost:
                 lost.append(which)
-                raise DatabaseAway("no answer")
+                raise DatabaseUnavailable("no answer")
             return answer
 
         monkeypatch.setattr(both.second, which, unanswered)
         for _ in range(4):
             # As if a minute went by between two looks.
-            relay._closer_at = 0.0
-            with suppress(DatabaseAway):
-                await relay._look()
+            relay._deep_check_at = 0.0
+            with suppress(DatabaseUnavailable):
+                await relay._check()
         assert lost and len(sent) == 1
         assert sent[0] in [each.name for each in relay._free]
         assert not relay._in_doubt
@@ -364,17 +364,17 @@ def test_rows_that_come_while_others_go_are_gathered() -> None:
 
         async def confirm(self, sent: Sequence[str], done: Sequence[str]) -> None:
             self.times += 1
-            confirming.add(str(self.times), was_sent=True, is_done=True)
+            confirmer.add(str(self.times), was_sent=True, is_acknowledged=True)
             await asyncio.sleep(0)
 
     quick = Quick()
-    confirming = Confirming(cast("Outbox", quick))
+    confirmer = Confirmer(cast("Outbox", quick))
 
     async def work() -> None:
-        confirming.add("first", was_sent=True, is_done=True)
-        confirming.start()
+        confirmer.add("first", was_sent=True, is_acknowledged=True)
+        confirmer.start()
         await asyncio.sleep(3.5 * GATHER_S)
-        await confirming._steps.stop()
+        await confirmer._steps.stop()
 
     asyncio.run(work())
     assert 2 <= quick.times <= 4

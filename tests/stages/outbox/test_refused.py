@@ -22,7 +22,7 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import no_memory_error
 from truenext.stage import Service
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import apply_schema
 from truenext.stage.sql.outbox import StoredUnit
 from truenext.testing.stages import Stages
 
@@ -33,7 +33,7 @@ LEFT = "SELECT coalesce(sum(messages), 0) FROM truenext_outbox"
 
 @pytest.fixture
 def session(database: str) -> Iterator[Session]:
-    applied_schema(database)
+    apply_schema(database)
     engine = create_engine(database)
     with Session(engine) as session:
         yield session
@@ -51,11 +51,11 @@ class Shop:
 
         self.take = take
 
-    def begin(self, session: Session, *sizes: int) -> None:
+    def initiation(self, session: Session, *sizes: int) -> None:
         """One unit."""
-        with self.app.initiate(session) as begin:
+        with self.app.initiate(session) as initiation:
             for size in sizes:
-                begin.send(self.take, Text("x" * size), trace="order")
+                initiation.send(self.take, Text("x" * size), trace="order")
         session.commit()
 
 
@@ -101,7 +101,7 @@ def test_what_together_is_too_much_for_the_broker_is_sent_in_smaller_parts(
     shop = Shop()
     sizes = range(20 * KIB, 20 * KIB + 50)
     for size in sizes:
-        shop.begin(session, size)
+        shop.initiation(session, size)
 
     async def work() -> None:
         async with small.runs(shop.app, database):
@@ -117,13 +117,13 @@ def test_a_unit_that_the_broker_does_not_take_waits_and_others_pass_it(
 ) -> None:
     """Fixed: nothing that was begun later got a number."""
     shop = Shop()
-    shop.begin(session, 40 * KIB, 40 * KIB + 1)
+    shop.initiation(session, 40 * KIB, 40 * KIB + 1)
     for size in range(20):
-        shop.begin(session, size)
+        shop.initiation(session, size)
 
     def begin_more(sizes: range) -> None:
         for size in sizes:
-            shop.begin(session, size)
+            shop.initiation(session, size)
 
     async def work() -> None:
         async with small.runs(shop.app, database):
@@ -158,20 +158,20 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
 
     monkeypatch.setattr(Queues, "_check_can_create", unless_full)
 
-    def begin(sizes: range) -> None:
+    def initiation(sizes: range) -> None:
         for size in sizes:
-            shop.begin(session, size)
+            shop.initiation(session, size)
             if size % 10 == 5:
-                with shop.app.initiate(session) as begin:
-                    begin.send(full, Number(size), trace="order")
+                with shop.app.initiate(session) as initiation:
+                    initiation.send(full, Number(size), trace="order")
                 session.commit()
 
-    begin(range(50))
+    initiation(range(50))
 
     async def work(t: Stages) -> None:
         nonlocal is_full
         await until(lambda: len(shop.came) == 50)
-        await asyncio.to_thread(begin, range(50, 60))
+        await asyncio.to_thread(initiation, range(50, 60))
         await until(lambda: len(shop.came) == 60)
         is_full = False
         async with asyncio.timeout(PATIENCE_S):
@@ -184,63 +184,63 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay], Awaitable[bool]]:
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay], Awaitable[bool]]:
     """What a relay does when it looks. From here on it does so when a test says it."""
-    look = Relay._look
+    check = Relay._check
 
     async def nothing(relay: Relay) -> None:
         pass
 
-    monkeypatch.setattr(Relay, "_look", nothing)
-    return look
+    monkeypatch.setattr(Relay, "_check", nothing)
+    return check
 
 
-class TakenByHand:
+class ManualRelay:
     """A relay that does what the test says, with a unit that ten flows of the shop have become."""
 
-    def __init__(self, t: Stages, session: Session, look: Callable[[Relay], Awaitable[bool]]) -> None:
+    def __init__(self, t: Stages, session: Session, check: Callable[[Relay], Awaitable[bool]]) -> None:
         once = t._running.exactly_once
         assert once is not None
         self.relay, self.outbox = once._relay, once._outbox
         self._session = session
-        self._look = look
+        self._check = check
 
     async def numbered(self) -> StoredUnit:
         self._producer = await self.relay.borrow()
-        unit = await self.outbox.number(self._producer)
+        unit = await self.outbox.number_units(self._producer)
         assert unit is not None
         return unit
 
-    async def looks_until_all_is_sent(self) -> None:
-        self.relay._doubt(self._producer)
+    async def check_until_all_sent(self) -> None:
+        self.relay._invalidate(self._producer)
         while await asyncio.to_thread(self._session.scalar, text(LEFT)):
             await asyncio.to_thread(self._session.rollback)
-            await self._look(self.relay)
+            await self._check(self.relay)
 
 
 @pytest.fixture
 def shop_of_ten(session: Session) -> Shop:
     shop = Shop()
     for size in range(10):
-        shop.begin(session, size)
+        shop.initiation(session, size)
     return shop
 
 
 def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
-    shop_of_ten: Shop, session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+    shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
 ) -> None:
     """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
     came = shop_of_ten.came
 
     async def work(t: Stages) -> None:
-        by_hand = TakenByHand(t, session, look)
+        by_hand = ManualRelay(t, session, check)
         unit = await by_hand.numbered()
-        assert await by_hand.relay._is_taken_apart(unit)
+        assert await by_hand.relay._split_unit(unit)
         # The answer of the database was lost, and it is said again.
-        assert not await by_hand.outbox.take_apart(unit)
-        assert await by_hand.relay._is_sent(unit)
+        assert not await by_hand.outbox.split_unit(unit)
+        assert await by_hand.relay._send_unit(unit)
         assert not came
-        await by_hand.looks_until_all_is_sent()
+        await by_hand.check_until_all_sent()
         await until(lambda: len(came) == 10)
 
     run(shop_of_ten.app, work, database=database)
@@ -248,16 +248,16 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
 
 
 def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
-    shop_of_ten: Shop, session: Session, database: str, look: Callable[[Relay], Awaitable[bool]]
+    shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
 ) -> None:
     """To the broker the number counts as used: whoever takes it for sent has lost it."""
     came = shop_of_ten.came
 
     async def work(t: Stages) -> None:
-        by_hand = TakenByHand(t, session, look)
+        by_hand = ManualRelay(t, session, check)
         unit = await by_hand.numbered()
         assert await by_hand.relay._resolve(unit) == "rolled back"
-        await by_hand.looks_until_all_is_sent()
+        await by_hand.check_until_all_sent()
         await until(lambda: len(came) == 10)
 
     run(shop_of_ten.app, work, database=database)

@@ -20,7 +20,7 @@ from tests.stages.flows import Number, until
 from truenext import blocking
 from truenext.errors import RolledBack
 from truenext.stage import Service
-from truenext.stage.sql import applied_schema
+from truenext.stage.sql import apply_schema
 
 PATIENCE_S = 60
 
@@ -81,7 +81,7 @@ def test_a_service_goes_on_after_its_broker_has_lost_numbers(
 ) -> None:
     """Fixed: each worker gave its message back for ever, and without `exactly_once` had its effects again each time."""
     copied = Copied(broker, tmp_path)
-    applied_schema(database)
+    apply_schema(database)
     engine = create_engine(database)
     app = Service("shop", broker=f"stomp://127.0.0.1:{broker.port}", database=database, exactly_once=happens_once)
     came: Counter[int] = Counter()

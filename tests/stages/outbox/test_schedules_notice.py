@@ -25,13 +25,13 @@ import pytest
 from tests.stages.outbox.schedule import Contradiction
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import sending
+from truenext.stage.exactly_once import unit_sender
 from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.initiating import InitiatingInTransaction
+from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
-from truenext.stage.worker import Handling
+from truenext.stage.worker import MessageHandler
 
 EXAMPLES_MAX = 300
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
@@ -59,12 +59,12 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "a stage's row goes before the broker has confirmed": (
         [
             Change(
-                Handling,
+                MessageHandler,
                 "_commit",
                 "self._is_committing = True",
                 "self._is_committing = True\n"
                 "        if self._exactly_once is not None:\n"
-                "            self._exactly_once.ended(self._id, was_sent=True, is_acknowledged=False)",
+                "            self._exactly_once.on_committed(self._inbox_id, was_sent=True, is_acknowledged=False)",
             )
         ],
         nothing,
@@ -74,33 +74,33 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 Relay,
                 "_send_numbered",
-                "is_sent = await self._is_sent(unit)",
-                "await self._outbox.sent(producer.name, unit.number); is_sent = await self._is_sent(unit)",
+                "is_sent = await self._send_unit(unit)",
+                "await self._outbox.delete_sent(producer.name, unit.number); is_sent = await self._send_unit(unit)",
             )
         ],
         nothing,
     ),
     "a producer in doubt is free": (
-        [Change(Relay, "_doubt", "self._in_doubt[producer.name] = False", "self._free.append(producer)")],
+        [Change(Relay, "_invalidate", "self._in_doubt[producer.name] = False", "self._free.append(producer)")],
         nothing,
     ),
     "a unit goes under another number at the second try": (
-        [Change(sending, "_send", "number=unit.number)", "number=unit.number + 1)")],
+        [Change(unit_sender, "_send", "number=unit.number)", "number=unit.number + 1)")],
         nothing,
     ),
     "a unit goes under no number at the second try": (
-        [Change(sending, "_send", ", producer=unit.producer, number=unit.number)", ")")],
+        [Change(unit_sender, "_send", ", producer=unit.producer, number=unit.number)", ")")],
         nothing,
     ),
     "independent initiations have the same ids": (
-        [Change(InitiatingInTransaction, "_start", "seed or ServiceContext.new_id()", 'seed or "0" * 32')],
+        [Change(OutboxInitiationContext, "_start", "seed or ServiceContext.new_id()", 'seed or "0" * 32')],
         nothing,
     ),
     "rows of the inbox go before they are marked": (
         [
             Change(
                 Outbox,
-                "clean",
+                "delete_expired",
                 "WHERE marked_ms < {self._now_ms} - :kept_ms",
                 "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
             )
@@ -111,20 +111,20 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         [
             Change(
                 numbering,
-                "_make_one_in_steps",
-                'await wording.say(connection, f"DELETE {_THESE}", these)',
+                "_combine_in_steps",
+                'await syntax.execute(connection, f"DELETE {_THESE}", these)',
                 "pass",
             )
         ],
         nothing,
     ),
-    "a COMMIT has no number": ([Change(Handling, "_commit", "if number is None:", "if True:")], nothing),
+    "a COMMIT has no number": ([Change(MessageHandler, "_commit", "if number is None:", "if True:")], nothing),
     "a unit is taken for sent without an answer": (
         [
             Change(
                 Relay,
                 "_send_all",
-                "if number > highest and not await self._is_sent(unit) and not await self._is_sent_behind_a_gap(unit):",
+                "if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):",
                 "if False:",
             )
         ],
@@ -134,15 +134,15 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         [
             Change(
                 ExactlyOnce,
-                "sent_before",
-                "answer = await send_unit(pool, unit, self._service, self.counters)",
-                "answer = Answer.SENT",
+                "ensure_sent",
+                "result = await send_unit(pool, unit, self._service, self.counters)",
+                "result = SendResult.SENT",
             )
         ],
         nothing,
     ),
     "a message that was handled runs again": (
-        [Change(exactly_once.ExactlyOnceStatements, "begin", "if answer.rowcount != 1:", "if False:")],
+        [Change(exactly_once.ExactlyOnceStatements, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
         nothing,
     ),
 }

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.stage.core.ids import CHANCE_BYTES, child_id, first_id, inbox_id
+from truenext.stage.core.ids import RANDOM_BYTES, child_id, first_id, inbox_id
 from truenext.stage.core.outbox_unit import (
-    HEAD,
-    HEAD_OF_TOGETHER,
+    COMBINED_PREFIX,
     TTL_MIN_S,
+    UNIT_PREFIX,
     EncodedMessage,
     OutboxUnit,
     UnreadableUnit,
+    combine_units,
     decode_unit,
-    together,
 )
 
 messages = st.lists(
@@ -40,7 +40,7 @@ DAY_MS = 86_400_000
 @given(messages, st.integers(0, DAY_MS))
 def test_a_unit_is_read_as_it_was_written(written: list[EncodedMessage], age_ms: int) -> None:
     data = OutboxUnit(written, False).encode()
-    assert data.startswith(HEAD)
+    assert data.startswith(UNIT_PREFIX)
     expect_read(decode_unit(data, age_ms), [(each, age_ms) for each in written])
 
 
@@ -51,8 +51,8 @@ def test_units_that_are_put_together_are_read_in_order_each_with_its_own_time(
     now_ms = 1_800_000_000_000
     ages = sorted((age for age, _ in units), reverse=True)
     written = [(now_ms - age, OutboxUnit(some, False).encode()) for age, (_, some) in zip(ages, units, strict=True)]
-    data = together(written)
-    assert data.startswith(HEAD_OF_TOGETHER)
+    data = combine_units(written)
+    assert data.startswith(COMBINED_PREFIX)
     expected = [(each, age) for age, (_, some) in zip(ages, units, strict=True) for each in some]
     expect_read(decode_unit(data, ages[0]), expected)
 
@@ -72,7 +72,7 @@ def expect_read(read: list[EncodedMessage], written: list[tuple[EncodedMessage, 
 
 @given(messages, st.integers(0, 200), st.binary(max_size=10))
 def test_what_is_damaged_is_refused_or_read(written: list[EncodedMessage], cut: int, rest: bytes) -> None:
-    for data in (OutboxUnit(written, False).encode(), together([(1, OutboxUnit(written, False).encode())])):
+    for data in (OutboxUnit(written, False).encode(), combine_units([(1, OutboxUnit(written, False).encode())])):
         with contextlib.suppress(UnreadableUnit):
             decode_unit(data[:cut] + rest, 0)
 
@@ -83,7 +83,7 @@ def test_a_unit_of_another_version_is_refused() -> None:
 
 
 def test_an_id_begins_with_the_time_and_what_is_made_of_it_with_the_same() -> None:
-    first = first_id(1_800_000_000_000, bytes(CHANCE_BYTES))
+    first = first_id(1_800_000_000_000, bytes(RANDOM_BYTES))
     made = [child_id(first, 1), child_id(first, 2), child_id(child_id(first, 1), 1), inbox_id("shop", "take", first)]
     assert len({first, *made}) == 5
     for each in (first, *made):

@@ -52,9 +52,9 @@ else:
 
 
 RELAY: dict[str, tuple[Any, str]] = {
-    "numbered": (Outbox, "number"),
-    "sent": (Relay, "_is_sent"),
-    "deleted": (Outbox, "sent"),
+    "numbered": (Outbox, "number_units"),
+    "sent": (Relay, "_send_unit"),
+    "deleted": (Outbox, "delete_sent"),
 }
 """Points behind which nothing of that step is lost: what programs have begun has a number, was sent, and is gone."""
 
@@ -93,6 +93,6 @@ def _reaching(point: str, step: Callable[..., Coroutine[Any, Any, Any]]) -> Call
     return reaching
 
 
-context._pass = _reach
+context._do_nothing = _reach
 for point, (owner, name) in RELAY.items():
     setattr(owner, name, _reaching(f"relay {point}", getattr(owner, name)))

@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 from truenext.stage.sql import Database, TaskWork, ThreadWork
-from truenext.stage.sql.errors import Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind
 
 T = TypeVar("T")
 Step = Callable[[Session], T]
@@ -105,8 +105,8 @@ class Driven:
     def rollback(self) -> None:
         self._work.start_rollback().result(WAIT_S)
 
-    def trouble_of(self, error: BaseException) -> Trouble:
-        return self._work.inner.trouble_of(error)
+    def classify_error(self, error: BaseException) -> DatabaseErrorKind:
+        return self._work.inner.classify_error(error)
 
 
 class Loop:

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from tests.stages.commit_proxy import CommitProxy, Lose
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Shop, insert
-from truenext.stage.sql import TaskWork, trouble_of
-from truenext.stage.sql.errors import CommitInDoubt, NotCommitted, Trouble
-from truenext.stage.sql.trouble import is_answer
+from truenext.stage.sql import TaskWork, classify_error
+from truenext.stage.sql.error_kind import is_definite_failure
+from truenext.stage.sql.errors import CommitInDoubt, DatabaseErrorKind, NotCommitted
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_commit_whose_answer_is_lost_is_in_doubt_whether_it_happened_or_not(
     with pytest.raises(CommitInDoubt) as raised:
         work.commit()
     assert proxy.has_lost.is_set()
-    assert (work.inner.is_committed, trouble_of(raised.value)) == (None, Trouble.LOST)
+    assert (work.inner.is_committed, classify_error(raised.value)) == (None, DatabaseErrorKind.LOST)
     assert _orders_in_the_end(far_shop, happened) == happened
     assert far_shop.in_use() == 0
     after = far_shop.work()
@@ -107,7 +107,7 @@ def test_an_io_error_of_sqlite_at_the_commit_is_in_doubt_and_a_full_disk_is_not(
     for code, answered in ((sqlite3.SQLITE_IOERR_FSYNC, False), (sqlite3.SQLITE_FULL, True)):
         orig = sqlite3.OperationalError()
         orig.sqlite_errorcode = code
-        assert is_answer(DBAPIError(None, None, orig)) is answered
+        assert is_definite_failure(DBAPIError(None, None, orig)) is answered
 
 
 def test_a_commit_that_is_cancelled_ends_and_says_what_became_of_it(url: str) -> None:
@@ -133,7 +133,7 @@ def test_a_commit_that_is_cancelled_ends_and_says_what_became_of_it(url: str) ->
 def test_a_commit_over_a_network_that_stands_still_is_given_up_after_a_cancellation(
     postgres: PostgresServer, postgres_database: str, proxy: CommitProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.stage.sql.uninterrupted.CANCELLED_S", 0.05)
+    monkeypatch.setattr("truenext.stage.sql.shielded.CANCEL_TIMEOUT_S", 0.05)
     far = postgres.url(postgres_database, "127.0.0.1", proxy.port)
     with Shop(far, "tasks", postgres.url(postgres_database)) as shop:
         _give_up_a_commit(shop, proxy)

@@ -14,7 +14,7 @@ from tests.stages.sql.shop import Loop, Shop, insert, say
 from truenext.errors import ConfigurationError
 from truenext.stage.gate import Gate
 from truenext.stage.sql import Database
-from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.stage.sql.url import address_of
 
 
@@ -58,7 +58,7 @@ def test_a_database_names_itself_without_its_password() -> None:
 def test_a_probe_finds_a_server_that_was_stopped_and_is_back(own_postgres: PostgresServer) -> None:
     with Shop(own_postgres.url("postgres"), "tasks") as shop:
         own_postgres.stop()
-        with pytest.raises(DatabaseAway, match="is not there"):
+        with pytest.raises(DatabaseUnavailable, match="is not there"):
             shop.run(shop.database.probe())
         own_postgres.start()
         shop.run(shop.database.probe())
@@ -68,7 +68,7 @@ def test_a_database_that_is_not_there_is_not_opened(tmp_path: Path, postgres: Po
     for url in (f"sqlite:///{tmp_path / 'none.db'}", postgres.url("nonesuch"), "postgresql:///x?host=/nowhere"):
         loop = Loop()
         try:
-            with pytest.raises(DatabaseAway):
+            with pytest.raises(DatabaseUnavailable):
                 loop.run(Database(url, interactive=1, others=1).open())
         finally:
             loop.close()
@@ -79,7 +79,7 @@ def test_a_probe_finds_a_database_that_can_no_longer_be_written_to(postgres_url:
     with Shop(postgres_url, "tasks") as shop:
         name = shop.url.partition("///")[2].partition("?")[0]
         _make_read_only(shop, name, "on")
-        with pytest.raises(DatabaseAway, match="can only be read"):
+        with pytest.raises(DatabaseUnavailable, match="can only be read"):
             shop.run(shop.database.probe())
         # One that never could is there.
         only_read = Database(shop.url, interactive=1, others=1)
@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
     async def run() -> None:
         database = Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=1, others=1)
         monkeypatch.setattr(Path, "exists", exists)
-        with pytest.raises(DatabaseAway, match="Permission denied"):
+        with pytest.raises(DatabaseUnavailable, match="Permission denied"):
             await database.probe()
         monkeypatch.undo()
         await database.close()
@@ -212,12 +212,12 @@ def test_many_who_lose_the_database_at_once_have_one_look_at_it(
         nonlocal looks
         looks += 1
         await asyncio.sleep(0)
-        raise DatabaseAway("gone")
+        raise DatabaseUnavailable("gone")
 
     async def run() -> None:
         monkeypatch.setattr(Database, "probe", probe)
         gate = Gate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
-        asked = [gate.is_no_failure(Trouble.LOST, ConnectionError(), str(n)) for n in range(16)]
+        asked = [gate.is_uncounted(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
         assert await asyncio.gather(*asked) == [True] * 16
         assert not gate.is_open
         await gate.stop()

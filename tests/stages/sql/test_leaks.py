@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from tests.stages.sql.shop import Shop, insert, say
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import Database, TaskWork
-from truenext.stage.sql.errors import Swallowed, Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 # They take longer than any test.
 SLOW = {
@@ -79,7 +79,7 @@ def test_a_function_that_limits_the_time_of_a_statement_has_lost_its_transaction
     task_shop.run(impatient())
     with pytest.raises(Swallowed, match="lost") as raised:
         work.check()
-    assert work.trouble_of(raised.value) is Trouble.OWN
+    assert work.classify_error(raised.value) is DatabaseErrorKind.APPLICATION
     work.rollback()
     _works_on(task_shop)
 

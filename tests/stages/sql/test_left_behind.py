@@ -466,7 +466,7 @@ def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_com
         session = work.session
         await session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
         connection = await session.connection()
-        work.returned()
+        work.function_returned()
         errors = [await _error_of(asyncio.create_task(_executes_on(connection, 2)))]
         await work.check()
         errors.append(await _error_of(asyncio.create_task(_executes_on(session, 3))))
@@ -482,7 +482,7 @@ def test_session_that_a_left_task_uses_first_behind_the_return_stays_unused(task
     async def late() -> BaseException | None:
         work = task_shop.database.task_work()
         session = work.session
-        work.returned()
+        work.function_returned()
         error = await _error_of(asyncio.create_task(_executes_on(session, 1)))
         await work.check()
         await work.commit()

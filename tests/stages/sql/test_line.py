@@ -9,16 +9,16 @@ import pytest
 from sqlalchemy import text
 
 from tests.stages.sql.shop import Driven, Shop, insert
-from truenext.stage.sql import Database, applied_schema
-from truenext.stage.sql.line import Line, line_of
+from truenext.stage.sql import Database, apply_schema
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.sql.work import TaskWork
+from truenext.stage.sql.write_queue import WriteQueue, write_queue_of
 
 
-async def _stand(line: Line, name: str, served: list[str], *, is_interactive: bool = False) -> None:
-    await line.wait_in_task(is_interactive=is_interactive)
+async def _stand(queue: WriteQueue, name: str, served: list[str], *, is_interactive: bool = False) -> None:
+    await queue.wait_in_task(is_interactive=is_interactive)
     served.append(name)
-    line.leave()
+    queue.end_turn()
 
 
 async def _all_stand() -> None:
@@ -28,16 +28,16 @@ async def _all_stand() -> None:
 
 def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None:
     async def main() -> list[str]:
-        line, served = Line(), list[str]()
-        await line.wait_in_task(is_interactive=False)
-        others = [asyncio.create_task(_stand(line, f"other {number}", served)) for number in range(2)]
+        queue, served = WriteQueue(), list[str]()
+        await queue.wait_in_task(is_interactive=False)
+        others = [asyncio.create_task(_stand(queue, f"other {number}", served)) for number in range(2)]
         await _all_stand()
         urgent = [
-            asyncio.create_task(_stand(line, f"urgent {number}", served, is_interactive=True)) for number in range(2)
+            asyncio.create_task(_stand(queue, f"urgent {number}", served, is_interactive=True)) for number in range(2)
         ]
         await _all_stand()
         assert served == []
-        line.leave()
+        queue.end_turn()
         await asyncio.gather(*others, *urgent)
         return served
 
@@ -46,14 +46,14 @@ def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None
 
 def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_held_up() -> None:
     async def main() -> list[str]:
-        line, served = Line(), list[str]()
-        await line.wait_in_task(is_interactive=False)
-        cancelled = asyncio.create_task(_stand(line, "cancelled", served))
-        behind = asyncio.create_task(_stand(line, "behind", served))
+        queue, served = WriteQueue(), list[str]()
+        await queue.wait_in_task(is_interactive=False)
+        cancelled = asyncio.create_task(_stand(queue, "cancelled", served))
+        behind = asyncio.create_task(_stand(queue, "behind", served))
         await _all_stand()
         cancelled.cancel()
         await asyncio.wait({cancelled})
-        line.leave()
+        queue.end_turn()
         await behind
         return served
 
@@ -62,13 +62,13 @@ def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_hel
 
 def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
     async def main() -> list[str]:
-        line, served = Line(), list[str]()
-        await line.wait_in_task(is_interactive=False)
-        cancelled = asyncio.create_task(_stand(line, "cancelled", served))
-        behind = asyncio.create_task(_stand(line, "behind", served))
+        queue, served = WriteQueue(), list[str]()
+        await queue.wait_in_task(is_interactive=False)
+        cancelled = asyncio.create_task(_stand(queue, "cancelled", served))
+        behind = asyncio.create_task(_stand(queue, "behind", served))
         await _all_stand()
         # Its turn, and its end, before it has run.
-        line.leave()
+        queue.end_turn()
         cancelled.cancel()
         await asyncio.wait({cancelled})
         await behind
@@ -79,23 +79,23 @@ def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
 
 def test_tasks_and_threads_stand_in_one_line() -> None:
     async def main() -> list[str]:
-        line, served = Line(), list[str]()
-        await line.wait_in_task(is_interactive=False)
+        queue, served = WriteQueue(), list[str]()
+        await queue.wait_in_task(is_interactive=False)
 
         def in_thread(name: str) -> None:
-            line.wait_in_thread(is_interactive=False)
+            queue.wait_in_thread(is_interactive=False)
             served.append(name)
-            line.leave()
+            queue.end_turn()
 
         with ThreadPoolExecutor() as threads:
-            first = asyncio.create_task(_stand(line, "task", served))
+            first = asyncio.create_task(_stand(queue, "task", served))
             await _all_stand()
             second = threads.submit(in_thread, "thread")
-            while len(line._others) < 2:
+            while len(queue._others) < 2:
                 await asyncio.sleep(0)
-            third = asyncio.create_task(_stand(line, "another task", served))
+            third = asyncio.create_task(_stand(queue, "another task", served))
             await _all_stand()
-            line.leave()
+            queue.end_turn()
             await asyncio.gather(first, asyncio.wrap_future(second), third)
         return served
 
@@ -104,14 +104,14 @@ def test_tasks_and_threads_stand_in_one_line() -> None:
 
 def test_one_file_has_one_line_whatever_it_is_called_and_none_when_nobody_uses_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    line = line_of(tmp_path / "file")
-    assert line_of(tmp_path / "link") is line is line_of(tmp_path / "x" / ".." / "file")
-    assert line_of(tmp_path / "other") is not line
-    number = id(line)
-    line._lock = None  # type: ignore[assignment]
-    del line
+    queue = write_queue_of(tmp_path / "file")
+    assert write_queue_of(tmp_path / "link") is queue is write_queue_of(tmp_path / "x" / ".." / "file")
+    assert write_queue_of(tmp_path / "other") is not queue
+    number = id(queue)
+    queue._lock = None  # type: ignore[assignment]
+    del queue
     gc.collect()
-    assert number and line_of(tmp_path / "file")._lock is not None
+    assert number and write_queue_of(tmp_path / "file")._lock is not None
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
@@ -138,8 +138,8 @@ def test_works_of_one_file_begin_one_after_the_other_and_interactive_ones_first(
 def _wait_until_in_line(shop: Shop, count: int) -> None:
     file = shop.database._address.file
     assert file is not None
-    line = line_of(file)
-    while len(line._interactive) + len(line._others) < count:
+    queue = write_queue_of(file)
+    while len(queue._interactive) + len(queue._others) < count:
         pass
 
 
@@ -157,7 +157,7 @@ def test_works_of_both_kinds_and_of_several_databases_stand_in_the_one_line_of_t
 
 def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqlite_url: str) -> None:
     """The relay sends what a user's transaction has begun. Behind a batch it took seconds instead of one."""
-    applied_schema(sqlite_url)
+    apply_schema(sqlite_url)
     served: list[str] = []
 
     async def work(work: TaskWork) -> None:
@@ -166,7 +166,7 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
         await work.rollback()
 
     async def look(outbox: Outbox) -> None:
-        await outbox.look()
+        await outbox.heartbeat()
         served.append("outbox")
 
     async def main() -> None:
@@ -178,11 +178,11 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
             await first.session.execute(text("SELECT 1"))
             file = database._address.file
             assert file is not None
-            line = line_of(file)
+            queue = write_queue_of(file)
             tasks = []
             for number, each in enumerate((work(database.task_work()), look(outbox)), 1):
                 tasks.append(asyncio.create_task(each))
-                while len(line._interactive) + len(line._others) < number:
+                while len(queue._interactive) + len(queue._others) < number:
                     await asyncio.sleep(0)
             await first.rollback()
             await asyncio.gather(*tasks)

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from tests.stages.sql.shop import Driven, Order, Shop, Step, insert, say, swallowing
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import TaskWork
-from truenext.stage.sql.errors import Swallowed, Trouble
-from truenext.stage.sql.statements import ending_or_beginning
+from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
+from truenext.stage.sql.statements import find_transaction_statement
 
 
 def _commit_transaction(session: Session) -> None:
@@ -80,7 +80,7 @@ def test_a_refusal_that_is_swallowed_is_found_before_the_commit(shop: Shop) -> N
             with pytest.raises(Swallowed, match="refused") as raised:
                 end()
             assert isinstance(raised.value.__cause__, LocalProtocolError)
-            assert work.trouble_of(raised.value) is Trouble.OWN
+            assert work.classify_error(raised.value) is DatabaseErrorKind.APPLICATION
         work.rollback()
         assert (shop.orders(), shop.in_use()) == ([], 0), what
 
@@ -222,7 +222,7 @@ async def _is_refused(session: AsyncSession, call: Callable[[AsyncSession], Awai
     ],
 )
 def test_a_statement_that_ends_or_begins_a_transaction_is_known(statement: str) -> None:
-    assert ending_or_beginning(statement) is not None
+    assert find_transaction_statement(statement) is not None
 
 
 @pytest.mark.parametrize(
@@ -250,4 +250,4 @@ def test_a_statement_that_ends_or_begins_a_transaction_is_known(statement: str) 
     ],
 )
 def test_any_other_statement_is_not(statement: str) -> None:
-    assert ending_or_beginning(statement) is None
+    assert find_transaction_statement(statement) is None

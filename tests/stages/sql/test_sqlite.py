@@ -13,8 +13,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, insert, say
-from truenext.stage.sql import TaskWork, sqlite, trouble_of
-from truenext.stage.sql.errors import Trouble
+from truenext.stage.sql import TaskWork, classify_error, sqlite
+from truenext.stage.sql.errors import DatabaseErrorKind
 
 # Writes to the same file as the test, at the same time.
 WRITER = """
@@ -104,7 +104,7 @@ def test_another_process_that_writes_for_longer_than_is_waited_means_to_try_agai
         work = shop.work()
         with pytest.raises(OperationalError, match="locked") as raised:
             work.do(insert(1))
-        assert trouble_of(raised.value) is Trouble.AGAIN
+        assert classify_error(raised.value) is DatabaseErrorKind.RETRYABLE
         # There was no transaction yet, so a function that lives without is not to blame.
         work.check()
         work.commit()

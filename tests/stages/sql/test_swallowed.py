@@ -11,15 +11,15 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Driven, Order, Shop, Step, insert, say, swallowing
-from truenext.stage.sql.errors import Swallowed, Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 
-def _is_found(shop: Shop, work: Driven, match: str, trouble: Trouble = Trouble.OWN) -> None:
+def _is_found(shop: Shop, work: Driven, match: str, trouble: DatabaseErrorKind = DatabaseErrorKind.APPLICATION) -> None:
     """By the check, and by a commit without one."""
     for end in (work.check, work.commit):
         with pytest.raises(Swallowed, match=match) as raised:
             end()
-        assert work.trouble_of(raised.value) is trouble
+        assert work.classify_error(raised.value) is trouble
     assert work.inner.is_committed is False
     work.rollback()
     assert (shop.orders(), shop.in_use()) == ([], 0)
@@ -133,11 +133,11 @@ def test_a_full_disk_after_which_sqlite_has_ended_the_transaction(sqlite_shop: S
     work = sqlite_shop.work()
     work.do(insert(1))
     error = work.do(swallowing(_fill))
-    assert work.trouble_of(error) is Trouble.FULL
+    assert work.classify_error(error) is DatabaseErrorKind.FULL
     # It would be a transaction of its own, committed at once.
     with pytest.raises(Swallowed, match="full"):
         work.do(insert(2))
-    _is_found(sqlite_shop, work, "has ended.*full", Trouble.FULL)
+    _is_found(sqlite_shop, work, "has ended.*full", DatabaseErrorKind.FULL)
 
 
 def _fill(session: Session) -> None:
@@ -162,8 +162,8 @@ def test_a_lost_connection(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     work.do(insert(1))
     error = work.do(swallowing(kill_own_connection))
-    assert work.trouble_of(error) is Trouble.LOST
-    _is_found(postgres_shop, work, "lost with its connection", Trouble.LOST)
+    assert work.classify_error(error) is DatabaseErrorKind.LOST
+    _is_found(postgres_shop, work, "lost with its connection", DatabaseErrorKind.LOST)
 
 
 def kill_own_connection(session: Session) -> None:
@@ -176,7 +176,7 @@ def test_what_the_function_raises_after_it_has_swallowed_what_broke_its_transact
         other.execute(text("LOCK TABLE orders"))
         work = postgres_shop.work()
         work.do(swallowing(say("LOCK TABLE orders NOWAIT")))
-        assert work.trouble_of(ValueError()) is Trouble.AGAIN
+        assert work.classify_error(ValueError()) is DatabaseErrorKind.RETRYABLE
 
 
 @pytest.mark.parametrize("step", [insert(1), say("SELECT nonsense")])
@@ -185,7 +185,7 @@ def test_what_was_not_swallowed_is_the_functions_own_error(shop: Shop, step: Ste
     work.do(insert(1))
     with pytest.raises((IntegrityError, SQLAlchemyError)) as raised:
         work.do(step)
-    assert work.trouble_of(raised.value) is Trouble.OWN
+    assert work.classify_error(raised.value) is DatabaseErrorKind.APPLICATION
 
 
 def test_a_statement_that_the_driver_refuses_does_not_break_the_transaction(postgres_shop: Shop) -> None:
@@ -209,6 +209,6 @@ def test_a_connection_that_was_lost_while_nothing_was_said_is_noticed_by_the_che
         other.execute(text(f"SELECT pg_terminate_backend({number}, 5000)"))
     with pytest.raises(OperationalError) as raised:
         work.check()
-    assert work.trouble_of(raised.value) is Trouble.LOST
+    assert work.classify_error(raised.value) is DatabaseErrorKind.LOST
     work.rollback()
     assert postgres_shop.in_use() == 0

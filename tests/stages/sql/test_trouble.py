@@ -16,14 +16,14 @@ from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Driven, Shop, Step, insert, say
 from tests.stages.sql.test_swallowed import kill_own_connection
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import Database, postgresql, trouble_of
-from truenext.stage.sql.errors import NotCommitted, Trouble
+from truenext.stage.sql import Database, classify_error, postgresql
+from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted
 
 
-def _fails(work: Driven, step: Step[Any]) -> Trouble:
+def _fails(work: Driven, step: Step[Any]) -> DatabaseErrorKind:
     with pytest.raises(DBAPIError) as raised:
         work.do(step)
-    return trouble_of(raised.value)
+    return classify_error(raised.value)
 
 
 def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
@@ -33,13 +33,13 @@ def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
         "INSERT INTO orders (number, what) VALUES (1, NULL)",
     ):
         work = shop.work()
-        assert _fails(work, say(statement)) is Trouble.OWN
+        assert _fails(work, say(statement)) is DatabaseErrorKind.APPLICATION
         work.rollback()
 
 
 @pytest.mark.parametrize("error", [ValueError(), LocalProtocolError("no"), KeyboardInterrupt()])
 def test_what_is_no_error_of_a_database_is_the_functions_own_fault(error: BaseException) -> None:
-    assert trouble_of(error) is Trouble.OWN
+    assert classify_error(error) is DatabaseErrorKind.APPLICATION
 
 
 def test_the_victim_of_a_deadlock_is_to_run_again(postgres_shop: Shop) -> None:
@@ -53,7 +53,7 @@ def test_the_victim_of_a_deadlock_is_to_run_again(postgres_shop: Shop) -> None:
     waiting = [first.start(_update(2)), second.start(_update(1))]
     errors = [each.exception(30) for each in waiting]
     (victim,) = [each for each in errors if each is not None]
-    assert trouble_of(victim) is Trouble.AGAIN
+    assert classify_error(victim) is DatabaseErrorKind.RETRYABLE
 
 
 def _update(number: int) -> Step[None]:
@@ -74,7 +74,7 @@ def test_a_transaction_that_could_not_be_serialized_is_to_run_again(postgres_sho
         work.do(say("SELECT * FROM orders"))
     first.do(_update(1))
     first.commit()
-    assert _fails(second, _update(1)) is Trouble.AGAIN
+    assert _fails(second, _update(1)) is DatabaseErrorKind.RETRYABLE
 
 
 def test_a_transaction_that_only_its_commit_finds_not_serializable_is_to_run_again(postgres_shop: Shop) -> None:
@@ -88,7 +88,7 @@ def test_a_transaction_that_only_its_commit_finds_not_serializable_is_to_run_aga
     first.commit()
     with pytest.raises(NotCommitted) as raised:
         second.commit()
-    assert trouble_of(raised.value) is Trouble.AGAIN
+    assert classify_error(raised.value) is DatabaseErrorKind.RETRYABLE
     # The level is gone with the connection's return.
     after = postgres_shop.work()
     level = after.do(lambda session: session.execute(text("SHOW transaction_isolation")).scalar_one())
@@ -99,13 +99,13 @@ def test_a_lock_that_could_not_be_had_in_time_is_tried_again(postgres_shop: Shop
     first, second = postgres_shop.work(), postgres_shop.work()
     first.do(say("LOCK TABLE orders"))
     second.do(say("SET LOCAL lock_timeout = 1"))
-    assert _fails(second, say("LOCK TABLE orders")) is Trouble.AGAIN
+    assert _fails(second, say("LOCK TABLE orders")) is DatabaseErrorKind.RETRYABLE
 
 
 def test_a_connection_that_ends_itself_may_be_the_messages_fault(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     work.do(insert(1))
-    assert _fails(work, kill_own_connection) is Trouble.LOST
+    assert _fails(work, kill_own_connection) is DatabaseErrorKind.LOST
 
 
 def test_a_server_that_is_killed_in_the_middle_is_a_lost_connection_and_then_away(
@@ -115,8 +115,8 @@ def test_a_server_that_is_killed_in_the_middle_is_a_lost_connection_and_then_awa
         work, first_use = shop.work(), shop.work()
         work.do(insert(1))
         own_postgres.kill()
-        assert _fails(work, insert(2)) is Trouble.LOST
-        assert _fails(first_use, insert(2)) is Trouble.AWAY
+        assert _fails(work, insert(2)) is DatabaseErrorKind.LOST
+        assert _fails(first_use, insert(2)) is DatabaseErrorKind.UNAVAILABLE
         work.rollback()
         first_use.rollback()
         own_postgres.start()
@@ -137,7 +137,7 @@ def test_a_server_that_was_restarted_costs_who_used_it_a_moment_ago_one_connecti
             work.commit()
         own_postgres.stop()
         own_postgres.start()
-        assert _fails(shop.work(), insert(2)) is Trouble.LOST
+        assert _fails(shop.work(), insert(2)) is DatabaseErrorKind.LOST
         after = shop.work()
         after.do(insert(3))
         after.commit()
@@ -153,7 +153,7 @@ def test_a_server_that_was_stopped_and_is_back_is_noticed_by_nobody_who_uses_it_
         before.do(insert(1))
         before.commit()
         own_postgres.stop()
-        assert _fails(shop.work(), insert(2)) is Trouble.AWAY
+        assert _fails(shop.work(), insert(2)) is DatabaseErrorKind.UNAVAILABLE
         own_postgres.start()
         after = shop.work()
         after.do(insert(3))
@@ -169,7 +169,7 @@ def test_too_many_connections_are_no_messages_fault(own_postgres: PostgresServer
     work = database.thread_work()
     with pytest.raises(DBAPIError, match="too many connections") as raised:
         work.session.execute(text("SELECT 1"))
-    assert trouble_of(raised.value) is Trouble.AWAY
+    assert classify_error(raised.value) is DatabaseErrorKind.UNAVAILABLE
     work.rollback()
 
 
@@ -178,7 +178,7 @@ def test_a_database_that_can_only_be_read_is_away(postgres_shop: Shop) -> None:
     with postgres_shop.beside() as engine, engine.begin() as connection:
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
     work = postgres_shop.work()
-    assert _fails(work, insert(1)) is Trouble.AWAY
+    assert _fails(work, insert(1)) is DatabaseErrorKind.UNAVAILABLE
 
 
 def test_a_file_that_can_only_be_read_is_away(sqlite_url: str, face: str) -> None:
@@ -186,7 +186,7 @@ def test_a_file_that_can_only_be_read_is_away(sqlite_url: str, face: str) -> Non
         pass
     path = sqlite_url.removeprefix("sqlite:///")
     with Shop(f"sqlite:///file:{path}?mode=ro&uri=true", face, direct_url=sqlite_url) as shop:
-        assert _fails(shop.work(), insert(1)) is Trouble.AWAY
+        assert _fails(shop.work(), insert(1)) is DatabaseErrorKind.UNAVAILABLE
 
 
 def test_a_full_disk_is_full(sqlite_shop: Shop) -> None:
@@ -197,7 +197,7 @@ def test_a_full_disk_is_full(sqlite_shop: Shop) -> None:
         session.execute(text(f"PRAGMA max_page_count={pages}"))
         session.execute(text("INSERT INTO orders (number, what) VALUES (9, zeroblob(1000000))"))
 
-    assert _fails(work, fill) is Trouble.FULL
+    assert _fails(work, fill) is DatabaseErrorKind.FULL
 
 
 def test_a_folder_that_is_gone_is_away(sqlite_url: str, face: str) -> None:
@@ -206,13 +206,13 @@ def test_a_folder_that_is_gone_is_away(sqlite_url: str, face: str) -> None:
         work = elsewhere.thread_work()
         with pytest.raises(DBAPIError) as raised:
             work.session.execute(text("SELECT 1"))
-        assert trouble_of(raised.value) is Trouble.AWAY
+        assert classify_error(raised.value) is DatabaseErrorKind.UNAVAILABLE
         work.rollback()
         shop.run(elsewhere.close())
 
 
 def test_a_pool_whose_connections_are_all_taken_is_away() -> None:
-    assert trouble_of(PoolTimeoutError()) is Trouble.AWAY
+    assert classify_error(PoolTimeoutError()) is DatabaseErrorKind.UNAVAILABLE
 
 
 def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_shop: Shop) -> None:
@@ -234,43 +234,46 @@ def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_sh
 
     with pytest.raises(KeyError) as raised:
         work.do(replace)
-    assert trouble_of(raised.value) is Trouble.AGAIN
+    assert classify_error(raised.value) is DatabaseErrorKind.RETRYABLE
 
 
 def test_what_is_in_a_group_means_the_same_as_by_itself() -> None:
     away = PoolTimeoutError()
-    assert trouble_of(away) is Trouble.AWAY
-    assert trouble_of(ExceptionGroup("outer", [ValueError(), ExceptionGroup("inner", [away])])) is Trouble.AWAY
-    assert trouble_of(ExceptionGroup("own", [ValueError()])) is Trouble.OWN
+    assert classify_error(away) is DatabaseErrorKind.UNAVAILABLE
+    assert (
+        classify_error(ExceptionGroup("outer", [ValueError(), ExceptionGroup("inner", [away])]))
+        is DatabaseErrorKind.UNAVAILABLE
+    )
+    assert classify_error(ExceptionGroup("own", [ValueError()])) is DatabaseErrorKind.APPLICATION
 
 
 def test_causes_that_go_in_a_circle_end() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
-    assert trouble_of(first) is Trouble.OWN
+    assert classify_error(first) is DatabaseErrorKind.APPLICATION
 
 
 @pytest.mark.parametrize(
     ("sqlstate", "trouble"),
     [
-        ("53100", Trouble.FULL),  # disk_full
-        ("53200", Trouble.FULL),  # out_of_memory
-        ("53300", Trouble.FULL),  # too_many_connections
-        ("53400", Trouble.OWN),  # configuration_limit_exceeded
-        ("57P01", Trouble.LOST),  # admin_shutdown
-        ("57P02", Trouble.AWAY),  # crash_shutdown
-        ("57P03", Trouble.AWAY),  # cannot_connect_now
-        ("08006", Trouble.LOST),  # connection_failure
-        ("40001", Trouble.AGAIN),  # serialization_failure
-        ("40P01", Trouble.AGAIN),  # deadlock_detected
-        ("55P03", Trouble.AGAIN),  # lock_not_available
-        ("25006", Trouble.AWAY),  # read_only_sql_transaction
-        ("25P03", Trouble.OWN),  # idle_in_transaction_session_timeout
-        ("57014", Trouble.OWN),  # query_canceled
-        ("23505", Trouble.OWN),  # unique_violation
+        ("53100", DatabaseErrorKind.FULL),  # disk_full
+        ("53200", DatabaseErrorKind.FULL),  # out_of_memory
+        ("53300", DatabaseErrorKind.FULL),  # too_many_connections
+        ("53400", DatabaseErrorKind.APPLICATION),  # configuration_limit_exceeded
+        ("57P01", DatabaseErrorKind.LOST),  # admin_shutdown
+        ("57P02", DatabaseErrorKind.UNAVAILABLE),  # crash_shutdown
+        ("57P03", DatabaseErrorKind.UNAVAILABLE),  # cannot_connect_now
+        ("08006", DatabaseErrorKind.LOST),  # connection_failure
+        ("40001", DatabaseErrorKind.RETRYABLE),  # serialization_failure
+        ("40P01", DatabaseErrorKind.RETRYABLE),  # deadlock_detected
+        ("55P03", DatabaseErrorKind.RETRYABLE),  # lock_not_available
+        ("25006", DatabaseErrorKind.UNAVAILABLE),  # read_only_sql_transaction
+        ("25P03", DatabaseErrorKind.APPLICATION),  # idle_in_transaction_session_timeout
+        ("57014", DatabaseErrorKind.APPLICATION),  # query_canceled
+        ("23505", DatabaseErrorKind.APPLICATION),  # unique_violation
     ],
 )
-def test_what_cannot_be_provoked_here_is_known_by_its_code(sqlstate: str, trouble: Trouble) -> None:
+def test_what_cannot_be_provoked_here_is_known_by_its_code(sqlstate: str, trouble: DatabaseErrorKind) -> None:
     orig = psycopg.errors.lookup(sqlstate)("told")
-    assert trouble_of(orig) is trouble
-    assert trouble_of(DBAPIError("SELECT 1", None, orig)) is trouble
+    assert classify_error(orig) is trouble
+    assert classify_error(DBAPIError("SELECT 1", None, orig)) is trouble

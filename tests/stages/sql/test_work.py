@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Order, Shop, insert, say
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql.errors import NotCommitted, Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted
 
 
 def test_what_a_function_has_done_is_there_after_the_commit_and_not_before(shop: Shop) -> None:
@@ -67,7 +67,7 @@ def test_the_check_writes_what_the_session_has_not_written_so_that_its_errors_co
     work.do(lambda session: session.add(Order(number=1)))
     with pytest.raises(IntegrityError) as raised:
         work.check()
-    assert work.trouble_of(raised.value) is Trouble.OWN
+    assert work.classify_error(raised.value) is DatabaseErrorKind.APPLICATION
     work.rollback()
     assert shop.in_use() == 0
 
@@ -141,7 +141,7 @@ def _commit_a_line_without_an_order(shop: Shop) -> None:
     work.check()
     with pytest.raises(NotCommitted) as raised:
         work.commit()
-    assert (work.trouble_of(raised.value), work.inner.is_committed) == (Trouble.OWN, False)
+    assert (work.classify_error(raised.value), work.inner.is_committed) == (DatabaseErrorKind.APPLICATION, False)
     assert (shop.orders(), shop.in_use()) == ([], 0)
     # The connection went back without that transaction: a pool of one has no other.
     after = shop.work()

@@ -114,7 +114,7 @@ def _arrows(
     for endpoint, box in zip(graph.endpoints, boxes, strict=True):
         row = 1
         for stage in endpoint.stages:
-            for each in stage.refers:
+            for each in stage.references:
                 to = by_key.get((each.kind, each.to))
                 if to is not None:
                     arrows.append(_arrow(box, box.row(row), to, each.how))
@@ -153,16 +153,16 @@ def dot(graph: Graph, notes: Mapping[str, str]) -> str:
             f"  subgraph cluster_{number} {{ label={_quoted(_call(endpoint.name, endpoint.takes, endpoint.replies))};"
         )
         for stage in endpoint.stages:
-            said = "\n".join([f"{stage.name}({stage.takes})", *([notes[stage.queue]] if stage.queue in notes else [])])
-            lines.append(f"    {_node(endpoint, stage.name)} [label={_quoted(said)}];")
+            label = "\n".join([f"{stage.name}({stage.takes})", *([notes[stage.queue]] if stage.queue in notes else [])])
+            lines.append(f"    {_node(endpoint, stage.name)} [label={_quoted(label)}];")
         for before, after in zip(endpoint.stages, endpoint.stages[1:], strict=False):
             lines.append(f"    {_node(endpoint, before.name)} -> {_node(endpoint, after.name)} [style=dotted];")
         lines.append("  }")
     for remote in graph.remotes:
-        said = "\n".join(
+        label = "\n".join(
             [_call(remote.name, remote.takes, remote.replies), *([notes[remote.name]] if remote.name in notes else [])]
         )
-        lines.append(f"  {_quoted(f'endpoint {remote.name}')} [label={_quoted(said)} style=filled];")
+        lines.append(f"  {_quoted(f'endpoint {remote.name}')} [label={_quoted(label)} style=filled];")
     for topic in graph.topics:
         lines.append(
             f"  {_quoted(f'topic {topic.name}')} [label={_quoted(f'{topic.name}({topic.takes})')} shape=ellipse];"
@@ -170,7 +170,7 @@ def dot(graph: Graph, notes: Mapping[str, str]) -> str:
     first = {each.name: _node(each, each.stages[0].name) for each in graph.endpoints}
     for endpoint in graph.endpoints:
         for stage in endpoint.stages:
-            for each in stage.refers:
+            for each in stage.references:
                 to = first.get(each.to) if each.kind == "endpoint" else None
                 to = to or _quoted(f"{each.kind} {each.to}")
                 lines.append(f"  {_node(endpoint, stage.name)} -> {to} [label={_quoted(each.how)}];")

@@ -4,17 +4,17 @@ import click
 
 from truenext.cli.lazy import LazyGroup
 
-HOMES = {
-    "check": "stages.checking",
-    "describe": "stages.describing",
+COMMAND_MODULES = {
+    "check": "stages.check",
+    "describe": "stages.describe",
     "outbox": "stages.outbox",
-    "rerun": "stages.rerunning",
-    "run": "stages.running",
+    "rerun": "stages.rerun",
+    "run": "stages.run",
     "schema": "stages.schema",
 }
 
 
-@click.group(cls=LazyGroup, homes=HOMES)
+@click.group(cls=LazyGroup, modules=COMMAND_MODULES)
 def stages() -> None:
     """Run a service of stages, look at it, check a change.
 

@@ -8,15 +8,15 @@ import click
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.ending import Failure
-from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.exit_status import Failure
+from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import counted
 from truenext.cli.values import DatabaseUrl
 from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.looking import OutboxFacts
+    from truenext.stage.sql.report import OutboxFacts
 
 
 @click.command()
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def outbox(place: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
+def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
     """Say what waits in the outbox of a service.
 
     That is, what is not known to be sent, which processes run, and which units have no owner.
@@ -32,23 +32,23 @@ def outbox(place: str, database: str | None, with_inbox: bool, as_json: bool) ->
     What is under way is there for a moment. What is older than a minute waits: for the broker, or for a process.
     """
     try:
-        service = service_at(place)
+        service = load_service(target)
         url = database or service.database
         if url is None:
-            raise ConfigurationError(f"{place} has no database: say --database")
+            raise ConfigurationError(f"{target} has no database: say --database")
         # SQLAlchemy need not be there for the other commands.
-        from truenext.stage.sql import look
+        from truenext.stage.sql import outbox_report
 
-        facts = look(url, service.name, with_inbox=with_inbox)
-    except (ConfigurationError, DatabaseAway) as error:
+        facts = outbox_report(url, service.name, with_inbox=with_inbox)
+    except (ConfigurationError, DatabaseUnavailable) as error:
         raise Failure(error) from error
     if as_json:
         terminal.write_json(facts)
     else:
-        _say(facts)
+        _print_report(facts)
 
 
-def _say(facts: OutboxFacts) -> None:
+def _print_report(facts: OutboxFacts) -> None:
     if facts.waiting:
         table = Table("producer", "of", "units", "messages", "oldest, s")
         for each in facts.waiting:
@@ -56,11 +56,11 @@ def _say(facts: OutboxFacts) -> None:
             table.add_row(*map(terminal.cell, (*cells, f"{each.oldest_s:,.1f}")))
         terminal.show(table)
     else:
-        terminal.say(f"Nothing waits in the outbox of {facts.service}.")
+        terminal.echo(f"Nothing waits in the outbox of {facts.service}.")
     for process in facts.processes:
         state = "alive" if process.alive else "not alive"
-        terminal.say(f"{process.instance}: {state}, {counted(process.producers, 'producer')}")
+        terminal.echo(f"{process.instance}: {state}, {counted(process.producers, 'producer')}")
     if facts.ownerless:
-        terminal.say(f"{counted(facts.ownerless, 'producer')} of processes that are gone")
+        terminal.echo(f"{counted(facts.ownerless, 'producer')} of processes that are gone")
     if facts.inbox is not None:
-        terminal.say(f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unmarked:,} of them unmarked")
+        terminal.echo(f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unmarked:,} of them unmarked")

@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Codec(Generic[T]):
     __slots__ = ("_class", "_decoder", "_plan", "type")
 
-    def __init__(self, type_: type[T], what: str) -> None:
-        """`what` names the type's use for whoever reads an error, such as "what order.place takes".
+    def __init__(self, type_: type[T], subject: str) -> None:
+        """`subject` names the type's use for whoever reads an error, such as "what order.place takes".
 
         Raises: DefinitionError
         """
@@ -40,9 +40,9 @@ class Codec(Generic[T]):
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are looked up by then: anything may be wrong with them.
-            raise DefinitionError(f"{what} is {named(type_)}, which cannot be JSON: {error}") from error
+            raise DefinitionError(f"{subject} is {type_name(type_)}, which cannot be JSON: {error}") from error
         if fault:
-            raise DefinitionError(f"{what} is {named(type_)}, in which {fault}")
+            raise DefinitionError(f"{subject} is {type_name(type_)}, in which {fault}")
 
     def encode(self, value: object) -> msgspec.Raw:
         """Raises: FlowError if it is none, or has a field of a wrong type, or more fields than are read again, or
@@ -55,17 +55,17 @@ class Codec(Generic[T]):
                     # Another class may look alike in JSON, above all if its fields have defaults.
                     msgspec.convert(value, self._class, dec_hook=_decode_model)
             data = _ENCODER.encode(value)
-            lost = None if self._plan is None else self._plan.fault(value, data)
-            if lost is None:
+            loss = None if self._plan is None else self._plan.fault(value, data)
+            if loss is None:
                 # What its fields hold shows when it is read; better here than where it comes.
                 self._decoder.decode(data)
         except Exception as error:
             # A type may check itself, and raise what it likes.
             where = self._where(value)
-            said = f"{_short(value)} is no {named(self.type)}: {error or type(error).__name__}"
-            raise FlowError(said if where is None else f"{_root(self.type)}{where}") from error
-        if lost is not None:
-            raise FlowError(f"{_root(self.type)}{lost}")
+            text = f"{_short(value)} is no {type_name(self.type)}: {error or type(error).__name__}"
+            raise FlowError(text if where is None else f"{_root(self.type)}{where}") from error
+        if loss is not None:
+            raise FlowError(f"{_root(self.type)}{loss}")
         return msgspec.Raw(data)
 
     def _where(self, value: object) -> str | None:
@@ -82,9 +82,9 @@ class Codec(Generic[T]):
             return self._decoder.decode(data)
         except Exception as error:
             # As above.
-            raise NotDecoded(f"it is no {named(self.type)}: {error or type(error).__name__}") from error
+            raise NotDecoded(f"it is no {type_name(self.type)}: {error or type(error).__name__}") from error
 
-    def check_default(self, what: str) -> None:
+    def check_default(self, subject: str) -> None:
         """Each flow begins with one of them, and gets it when a stage's message has none.
 
         Raises: DefinitionError if there is none without values
@@ -93,8 +93,8 @@ class Codec(Generic[T]):
             self.decode(EMPTY)
         except NotDecoded as error:
             raise DefinitionError(
-                f"{what} is {named(self.type)}, and must be an object such as a Struct, of which each field has a "
-                f"default: {error.__cause__}"
+                f"{subject} is {type_name(self.type)}, and must be an object such as a Struct, of which each field has "
+                f"a default: {error.__cause__}"
             ) from error
 
     def schema(self) -> Schema:
@@ -111,20 +111,20 @@ def encode_any(value: object) -> msgspec.Raw:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         raise FlowError(f"{_short(value)} cannot be JSON: {error}") from error
-    lost = fault_of_floats(value) if b"null" in data else None
-    if lost is not None:
-        raise FlowError(f"{_root(type(value))}{lost}")
+    loss = fault_of_floats(value) if b"null" in data else None
+    if loss is not None:
+        raise FlowError(f"{_root(type(value))}{loss}")
     return msgspec.Raw(data)
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
     """Raises: FlowError if one of them would come back as something else"""
-    lost = fault_below_any(properties) if properties else None
-    if lost is not None:
-        raise FlowError(f"a property of the flow cannot be JSON: properties{lost}")
+    loss = fault_below_any(properties) if properties else None
+    if loss is not None:
+        raise FlowError(f"a property of the flow cannot be JSON: properties{loss}")
 
 
-def named(type_: object) -> str:
+def type_name(type_: object) -> str:
     """A type, for people."""
     if type_ is None or type_ is type(None):
         return "None"
@@ -150,25 +150,26 @@ def _encode_model(value: Any) -> object:
     if hasattr(value, "isoformat"):
         # A class below datetime or date, such as those of a library that stops the time of tests.
         return value.isoformat()
-    raise TypeError(f"{named(type(value))} cannot be JSON")
+    raise TypeError(f"{type_name(type(value))} cannot be JSON")
 
 
 def _decode_model(type_: Any, data: Any) -> Any:
     if _is_model(type_):
         return type_.model_validate(data)
-    raise TypeError(f"{named(type_)} cannot be read of JSON")
+    raise TypeError(f"{type_name(type_)} cannot be read of JSON")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 
-def _check_subclass(given: type, declared: type) -> None:
+def _check_subclass(actual: type, declared: type) -> None:
     """Raises: FlowError"""
-    more = sorted(_fields(given) - _fields(declared))
+    more = sorted(_fields(actual) - _fields(declared))
     if more:
         raise FlowError(
-            f"{named(given)} has fields that {named(declared)} does not have, and they would be lost: "
-            f"{', '.join(more)}. Define that {named(given)} is what is taken or replied, or say a {named(declared)}"
+            f"{type_name(actual)} has fields that {type_name(declared)} does not have, and they would be lost: "
+            f"{', '.join(more)}. Define that {type_name(actual)} is what is taken or replied, "
+            f"or say a {type_name(declared)}"
         )
 
 
@@ -228,7 +229,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
             continue
         if isinstance(each, _NO_KEYS):
             name = (
-                named(getattr(each, "cls", None))
+                type_name(getattr(each, "cls", None))
                 if hasattr(each, "cls")
                 else type(each).__name__.removesuffix("Type").lower()
             )
@@ -246,7 +247,9 @@ def _fault_of_model(class_: Any) -> str:
         if not isinstance(each, type):
             continue
         if hasattr(each, "get_secret_value"):
-            return f"{named(class_)} has a {named(each)}, of which only stars would be sent: take the text itself"
+            return (
+                f"{type_name(class_)} has a {type_name(each)}, of which only stars would be sent: take the text itself"
+            )
         if _is_model(each):
             model: Any = each
             faults = [
@@ -256,7 +259,7 @@ def _fault_of_model(class_: Any) -> str:
             if any(faults):
                 return next(filter(None, faults))
         elif each is class_:
-            return f"{named(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
+            return f"{type_name(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
     return ""
 
 
@@ -313,15 +316,15 @@ def _fault_of_keys_in_model(key: Any) -> str:
     except Exception:
         # Only pydantic knows it.
         return ""
-    has_own_way = has_serializer(getattr(key, "__metadata__", ()))
+    is_serialized = has_serializer(getattr(key, "__metadata__", ()))
     # Pydantic reads the text of a bool as one.
-    return "" if has_own_way or isinstance(info, msgspec.inspect.BoolType) else _fault_of_keys(info)
+    return "" if is_serialized or isinstance(info, msgspec.inspect.BoolType) else _fault_of_keys(info)
 
 
 def _fault_of_field(model: Any, name: str) -> str:
     field = model.model_fields[name]
     if field.exclude:
-        return f"{name} of {named(model)} is excluded, and would be lost: take the field out, or do not exclude it"
+        return f"{name} of {type_name(model)} is excluded, and would be lost: take the field out, or do not exclude it"
     if getattr(model, "__pydantic_root_model__", False):
         return ""
     config, alias = model.model_config, field.validation_alias
@@ -336,7 +339,7 @@ def _fault_of_field(model: Any, name: str) -> str:
     written = field.serialization_alias or name
     if written not in read:
         return (
-            f"{name} of {named(model)} is written as {written} and not read as that, so it would be lost: "
+            f"{name} of {type_name(model)} is written as {written} and not read as that, so it would be lost: "
             "say one alias for both"
         )
     return ""

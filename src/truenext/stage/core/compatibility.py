@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from truenext.stage.core.mismatch import PERHAPS, Mismatch, mismatches
+from truenext.stage.core.mismatch import UNCERTAIN, Mismatch, mismatches
 from truenext.stage.core.schema import Schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from truenext.stage.core.definitions import Local
+    from truenext.stage.core.definitions import LocalEndpoint
 
 FORMAT: Final = 3
 """Of an interface that is written down. 1 said nothing of names, members, defaults and sets, and 2 nothing of keys,
 names and members within models of pydantic, so a change of these could not be seen."""
 
-_DEAD = "such a message becomes a dead letter"
-_UNNOTICED = "what was sent before is read as something else, and no error shows it"
-_WAIT = "Once nothing of the old code runs or is under way"
+_DEAD_LETTERED = "such a message becomes a dead letter"
+_MISREAD = "what was sent before is read as something else, and no error shows it"
+_DRAINED = "Once nothing of the old code runs or is under way"
 
 
 class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,20 +47,20 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 class Incompatibility(msgspec.Struct, frozen=True):
-    breaks: bool
+    is_breaking: bool
     """Messages under way, or all who ask; else only those who read what has gone."""
-    where: str
+    location: str
     """An endpoint or a queue."""
-    what: str
-    why: str
-    instead: str
+    change: str
+    consequence: str
+    advice: str
 
 
-def interface_of(service: str, endpoints: Mapping[str, Local[Any, Any]]) -> Interface:
+def interface_of(service: str, endpoints: Mapping[str, LocalEndpoint[Any, Any]]) -> Interface:
     return Interface(FORMAT, service, {name: _endpoint(each) for name, each in endpoints.items()})
 
 
-def _endpoint(endpoint: Local[Any, Any]) -> EndpointInterface:
+def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
     return EndpointInterface(
         takes=endpoint.takes.schema(),
         replies=None if endpoint.replies is None else endpoint.replies.schema(),
@@ -86,15 +86,15 @@ def compare(before: Interface, now: Interface) -> list[Incompatibility]:
     return other + [
         found
         for name, old in sorted(before.endpoints.items())
-        for found in _of_endpoint(name, old, now.endpoints.get(name))
+        for found in _compare_endpoint(name, old, now.endpoints.get(name))
     ]
 
 
-def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Incompatibility]:
+def _compare_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Incompatibility]:
     if old.topic:
         # Nothing waits in a topic, so a subscriber may go.
         if new is not None and new.topic == old.topic:
-            yield from _under_way(name, f"what is published to {old.topic}", old.takes, new.takes)
+            yield from _compare_read(name, f"what is published to {old.topic}", old.takes, new.takes)
         return
     if new is None or new.topic:
         yield Incompatibility(
@@ -105,109 +105,109 @@ def _of_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | Non
             f"Keep it until nobody asks it and its queues ({name} and {name}.stage.*) are empty.",
         )
         return
-    yield from _under_way(name, "its message", old.takes, new.takes)
+    yield from _compare_read(name, "its message", old.takes, new.takes)
     if old.state is not None and new.state is not None:
-        yield from _under_way(name, "its state", old.state, new.state)
+        yield from _compare_read(name, "its state", old.state, new.state)
     for queue, schema in sorted(old.stages.items()):
         if queue not in new.stages:
-            yield _stage_gone(queue)
+            yield _stage_removed(queue)
         else:
-            yield from _under_way(queue, "its message", schema, new.stages[queue])
+            yield from _compare_read(queue, "its message", schema, new.stages[queue])
     if old.replies is not None:
-        yield from _of_reply(name, old.replies, new.replies)
+        yield from _compare_reply(name, old.replies, new.replies)
 
 
-def _stage_gone(queue: str) -> Incompatibility:
+def _stage_removed(queue: str) -> Incompatibility:
     return Incompatibility(
         True,
         queue,
         "the stage is gone",
         "what waits in its queue, and replies that are on their way to it, are taken by nobody",
         "Keep it behind the other stages, with those that follow it (docs/stages-deploying.md). "
-        f"{_WAIT}, and its queue is empty, remove it.",
+        f"{_DRAINED}, and its queue is empty, remove it.",
     )
 
 
-def _under_way(where: str, what: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
+def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
     """The old code has written it, and the new code reads it."""
     for each in mismatches(old, new):
-        subject = f"{what}: {_field(each)}"
-        why = f"what was sent before may not be so: {_DEAD}"
+        subject = f"{part}: {_field(each)}"
+        why = f"what was sent before may not be so: {_DEAD_LETTERED}"
         match each.kind:
             case "field":
                 yield Incompatibility(
                     True,
-                    where,
+                    location,
                     f"{subject} must be there now",
-                    f"what was sent before may lack it: {_DEAD}",
-                    f"Give it a default. {_WAIT}, the default may go.",
+                    f"what was sent before may lack it: {_DEAD_LETTERED}",
+                    f"Give it a default. {_DRAINED}, the default may go.",
                 )
             case "type":
                 yield Incompatibility(
                     True,
-                    where,
-                    f"{subject} was {each.written}, and is {each.wanted} now",
+                    location,
+                    f"{subject} was {each.written}, and is {each.expected} now",
                     why,
-                    f"Take both ({each.written} | {each.wanted}), or add a field of another name with a default, and "
-                    f"read either. {_WAIT}, the old one may go.",
+                    f"Take both ({each.written} | {each.expected}), or add a field of another name with a default, and "
+                    f"read either. {_DRAINED}, the old one may go.",
                 )
             case "value":
                 yield Incompatibility(
                     True,
-                    where,
-                    f"{subject} was {each.written}, and must be {each.wanted} now",
+                    location,
+                    f"{subject} was {each.written}, and must be {each.expected} now",
                     why,
-                    f"Stop writing it first, and take it still. {_WAIT}, it may go.",
+                    f"Stop writing it first, and take it still. {_DRAINED}, it may go.",
                 )
             case "bound":
                 yield Incompatibility(
                     True,
-                    where,
-                    f"{subject} has {each.wanted} now, and had {each.written}",
+                    location,
+                    f"{subject} has {each.expected} now, and had {each.written}",
                     why,
-                    f"Stop writing what is beyond it first, and take it still. {_WAIT}, it may be refused.",
+                    f"Stop writing what is beyond it first, and take it still. {_DRAINED}, it may be refused.",
                 )
             case "meaning":
                 yield Incompatibility(
                     True,
-                    where,
-                    f"{subject} was {each.written}, and is read as {each.wanted} now",
-                    _UNNOTICED,
-                    f"Add a field of another name with a default, and read either. {_WAIT}, the old one may go.",
+                    location,
+                    f"{subject} was {each.written}, and is read as {each.expected} now",
+                    _MISREAD,
+                    f"Add a field of another name with a default, and read either. {_DRAINED}, the old one may go.",
                 )
             case "default":
                 yield Incompatibility(
                     True,
-                    where,
-                    f"{subject} is left out if it is {each.written}, and is read as {each.wanted} then",
-                    _UNNOTICED,
+                    location,
+                    f"{subject} is left out if it is {each.written}, and is read as {each.expected} then",
+                    _MISREAD,
                     "Keep the default, or write defaults first (without omit_defaults). "
-                    f"{_WAIT}, another default may be given.",
+                    f"{_DRAINED}, another default may be given.",
                 )
             case "renamed":
                 yield Incompatibility(
                     False,
-                    where,
-                    f"{subject} has {each.written} no more, and has {each.wanted} with a default: was one renamed?",
+                    location,
+                    f"{subject} has {each.written} no more, and has {each.expected} with a default: was one renamed?",
                     "what was sent before has the old name, so the new one is read as its default",
-                    f"If so: read both for a while, the old one with a default, too. {_WAIT}, the old one may go.",
+                    f"If so: read both for a while, the old one with a default, too. {_DRAINED}, the old one may go.",
                 )
             case "replaced":
                 yield Incompatibility(
                     False,
-                    where,
-                    f"{subject} was {each.written}, and is {each.wanted} now: was it renamed?",
+                    location,
+                    f"{subject} was {each.written}, and is {each.expected} now: was it renamed?",
                     "fields are told by their place here, so what was sent before as the one is read as the other",
                     "If it is another thing, add it as the last field, with a default.",
                 )
 
 
-def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
+def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
     """The new code writes it, and whoever asks reads it as it was."""
     if new is None:
         yield Incompatibility(
             True,
-            where,
+            location,
             "it replies nothing any more",
             "whoever asks waits for ever",
             "Make a new endpoint, and keep this one until nobody asks it.",
@@ -216,30 +216,30 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Incompati
     for each in mismatches(new, old):
         subject = f"its reply: {_field(each)}"
         if each.kind in ("meaning", "default"):
-            what = (
-                f"was {each.wanted}, and is {each.written} now"
+            change = (
+                f"was {each.expected}, and is {each.written} now"
                 if each.kind == "meaning"
-                else f"is left out if it is {each.written}, and callers take it for {each.wanted} then"
+                else f"is left out if it is {each.written}, and callers take it for {each.expected} then"
             )
             yield Incompatibility(
                 True,
-                where,
-                f"{subject} {what}",
+                location,
+                f"{subject} {change}",
                 "callers that know it as it was read something else, and no error shows it",
                 "Add a field of another name, let callers read that one, and then let the old one go.",
             )
-        elif each.kind in PERHAPS:
+        elif each.kind in UNCERTAIN:
             yield Incompatibility(
                 False,
-                where,
-                f"{subject} has {each.written} now, instead of {each.wanted}: was it renamed?",
+                location,
+                f"{subject} has {each.written} now, instead of {each.expected}: was it renamed?",
                 "callers that know the old name read a default, or another field, and no error shows it",
                 "If so: reply both for a while, and let callers read the new one.",
             )
         elif each.kind == "field":
             yield Incompatibility(
                 False,
-                where,
+                location,
                 f"{subject} may be missing now",
                 "whoever asks, and needs it, gets a reply that becomes a dead letter",
                 "Let those who ask do without it first.",
@@ -247,8 +247,8 @@ def _of_reply(where: str, old: Schema, new: Schema | None) -> Iterator[Incompati
         else:
             yield Incompatibility(
                 True,
-                where,
-                f"{subject} was {each.wanted}, and may be {each.written} now",
+                location,
+                f"{subject} was {each.expected}, and may be {each.written} now",
                 "whoever asks, and reads it as it was, gets a reply that becomes a dead letter",
                 "Add a field of another name, let those who ask read that one, and then let the old one go.",
             )
@@ -258,5 +258,5 @@ def _field(mismatch: Mismatch) -> str:
     return f"`{mismatch.path}`" if mismatch.path else "it"
 
 
-def breaks(findings: Iterable[Incompatibility]) -> bool:
-    return any(each.breaks for each in findings)
+def any_breaking(findings: Iterable[Incompatibility]) -> bool:
+    return any(each.is_breaking for each in findings)

@@ -1,8 +1,8 @@
 """What a service consists of: endpoints, their stages, and what each of them takes and replies.
 
     Endpoint        can be asked or sent to: a name, what it takes, what it replies (None: nothing)
-    └── Local       of this service, with stages
-        ├── Stateless, Stateful     what a program decorates the stages with
+    └── LocalEndpoint       of this service, with stages
+        ├── StatelessEndpoint, StatefulEndpoint     what a program decorates the stages with
     Topic           can be published to; each of its subscribers is an endpoint of its own
 
 What types cannot say is checked here, before anything starts.
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from truenext.destination import parse_stored_address
 from truenext.errors import RemoteProtocolError
 from truenext.pattern import is_pattern
-from truenext.stage.core.codec import Codec, named
+from truenext.stage.core.codec import Codec, type_name
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import stage_queue
 from truenext.stage.core.retry import RetryRules
-from truenext.stage.core.signature import Signature, signature_of, takes, without_none
+from truenext.stage.core.signature import Signature, is_assignable, signature_of, without_none
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -50,8 +50,8 @@ class Endpoint(Generic[M, R]):
             self.replies = Codec(replies, f"what {name} replies")
 
     def __repr__(self) -> str:
-        replied = "" if self.replies is None else f" -> {named(self.replies.type)}"
-        return f"<{type(self).__name__} {self.name}({named(self.takes.type)}){replied}>"
+        replied = "" if self.replies is None else f" -> {type_name(self.replies.type)}"
+        return f"<{type(self).__name__} {self.name}({type_name(self.takes.type)}){replied}>"
 
 
 class Topic(Generic[M]):
@@ -72,7 +72,7 @@ class Topic(Generic[M]):
             raise DefinitionError(f"{name!r} is no name of a topic but a pattern: nothing can be published to it")
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name}({named(self.takes.type)})>"
+        return f"<Topic {self.name}({type_name(self.takes.type)})>"
 
 
 class Settings:
@@ -82,7 +82,7 @@ class Settings:
 
     def __init__(
         self,
-        what: str,
+        subject: str,
         concurrency: int | None,
         attempts: int | None,
         retry: Mapping[type[BaseException], str] | None,
@@ -90,52 +90,52 @@ class Settings:
     ) -> None:
         """Raises: DefinitionError"""
         if not isinstance(exactly_once, bool | None):
-            raise DefinitionError(f"exactly_once of {what} is True or False, not {exactly_once!r}")
+            raise DefinitionError(f"exactly_once of {subject} is True or False, not {exactly_once!r}")
         # True is an int, too.
         if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
-            raise DefinitionError(f"concurrency of {what} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
+            raise DefinitionError(f"concurrency of {subject} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
         if attempts is not None and not (type(attempts) is int and attempts >= 1):
-            raise DefinitionError(f"attempts of {what} is 1 or more, not {attempts!r}")
+            raise DefinitionError(f"attempts of {subject} is 1 or more, not {attempts!r}")
         self.concurrency = concurrency
         self.attempts = attempts
         self.exactly_once = exactly_once
-        self.retries = RetryRules({} if retry is None else retry, what)
+        self.retries = RetryRules({} if retry is None else retry, subject)
 
-    def over(self, outer: Settings) -> Settings:
+    def with_defaults(self, defaults: Settings) -> Settings:
         """These, and of the outer ones what these leave open."""
-        both = Settings("", self.concurrency, self.attempts, None)
-        both.concurrency = self.concurrency or outer.concurrency
-        both.attempts = self.attempts or outer.attempts
-        both.exactly_once = outer.exactly_once if self.exactly_once is None else self.exactly_once
-        both.retries = self.retries.over(outer.retries)
-        return both
+        merged = Settings("", self.concurrency, self.attempts, None)
+        merged.concurrency = self.concurrency or defaults.concurrency
+        merged.attempts = self.attempts or defaults.attempts
+        merged.exactly_once = defaults.exactly_once if self.exactly_once is None else self.exactly_once
+        merged.retries = self.retries.with_defaults(defaults.retries)
+        return merged
 
 
 class Stage:
     """One function of an endpoint, with the queue that it takes from."""
 
     def __init__(
-        self, endpoint: Local[Any, Any], name: str, queue: str, function: Callable[..., Any], settings: Settings
+        self, endpoint: LocalEndpoint[Any, Any], name: str, queue: str, function: Callable[..., Any], settings: Settings
     ) -> None:
-        """By `Stateless.stage` and `Stateful.stage`. Raises: DefinitionError"""
+        """By `StatelessEndpoint.stage` and `StatefulEndpoint.stage`. Raises: DefinitionError"""
         self.endpoint = endpoint
         self.name = name
         self.queue = queue
         self.destination = f"/queue/{queue}" if endpoint.topic is None else endpoint.topic.destination
         self.function = function
         self.settings = settings
-        what = f"stage {name} of {endpoint.name}"
+        subject = f"stage {name} of {endpoint.name}"
         state = None if endpoint.state is None else endpoint.state.type
-        self.signature: Signature = signature_of(function, state, what)
-        self.takes: Codec[Any] = Codec(self.signature.message, f"what {what} takes")
-        self.following: Stage | None = None
+        self.signature: Signature = signature_of(function, state, subject)
+        self.takes: Codec[Any] = Codec(self.signature.message, f"what {subject} takes")
+        self.next_stage: Stage | None = None
         """The next one of its endpoint; None if it is the last."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"
 
 
-class Local(Endpoint[M, R]):
+class LocalEndpoint(Endpoint[M, R]):
     """An endpoint of this service."""
 
     def __init__(
@@ -155,14 +155,15 @@ class Local(Endpoint[M, R]):
         super().__init__(name, takes, replies)
         if self.replies is not None and without_none(replies) != replies:
             raise DefinitionError(
-                f"what {name} replies is {named(replies)}, but a stage that returns None replies nothing, and whoever "
+                f"what {name} replies is {type_name(replies)}, but "
+                "a stage that returns None replies nothing, and whoever "
                 "asks would wait in vain: reply a type with a field that may be None"
             )
         self.state: Codec[Any] | None = None
         if state is not None:
-            what = f"the state of {name}"
-            self.state = Codec(state, what)
-            self.state.check_default(what)
+            subject = f"the state of {name}"
+            self.state = Codec(state, subject)
+            self.state.check_default(subject)
         self.settings = settings
         self.topic = topic
         self.stages: list[Stage] = []
@@ -175,28 +176,28 @@ class Local(Endpoint[M, R]):
         if any(each.name == name for each in self.stages):
             raise DefinitionError(f"{self.name} has a stage {name} already: name=... gives this one another")
         queue = stage_queue(self.name, name) if self.stages else self.name
-        stage = Stage(self, name, queue, function, settings.over(self.settings))
+        stage = Stage(self, name, queue, function, settings.with_defaults(self.settings))
         signature = stage.signature
         if signature.message is Any and (self.stages or self.takes.type is not Any):
             raise DefinitionError(
                 f"stage {name} of {self.name} takes Any, so it would get dicts, lists and texts, whatever was sent: "
-                f"annotate {signature.placed[0]} with its type; dict[str, Any] is any object of JSON"
+                f"annotate {signature.positional[0]} with its type; dict[str, Any] is any object of JSON"
             )
-        if not self.stages and not takes(signature.message, self.takes.type):
+        if not self.stages and not is_assignable(signature.message, self.takes.type):
             raise DefinitionError(
-                f"stage {name} is the first of {self.name}, which takes {named(self.takes.type)}: "
-                f"it cannot take {named(signature.message)}"
+                f"stage {name} is the first of {self.name}, which takes {type_name(self.takes.type)}: "
+                f"it cannot take {type_name(signature.message)}"
             )
         replies = None if self.replies is None else self.replies.type
-        if signature.reply is not None and (replies is None or not takes(replies, signature.reply)):
+        if signature.reply is not None and (replies is None or not is_assignable(replies, signature.reply)):
             raise DefinitionError(
-                f"stage {name} of {self.name} returns {named(signature.reply)}, but the endpoint replies "
-                f"{'nothing' if replies is None else named(replies)}"
+                f"stage {name} of {self.name} returns {type_name(signature.reply)}, but the endpoint replies "
+                f"{'nothing' if replies is None else type_name(replies)}"
             )
         # It may be refused: then nothing goes to it.
         self._register(stage)
         if self.stages:
-            self.stages[-1].following = stage
+            self.stages[-1].next_stage = stage
         self.stages.append(stage)
 
     def check(self) -> None:
@@ -209,12 +210,13 @@ class Local(Endpoint[M, R]):
         last = self.stages[-1]
         if self.replies is not None and last.signature.reply is None:
             raise DefinitionError(
-                f"stage {last.name} is the last of {self.name}, which replies {named(self.replies.type)}: "
-                f"annotate that it returns {named(self.replies.type)}; with `| None` if it sometimes goes on otherwise"
+                f"stage {last.name} is the last of {self.name}, which replies {type_name(self.replies.type)}: "
+                f"annotate that it returns {type_name(self.replies.type)}; "
+                "with `| None` if it sometimes goes on otherwise"
             )
 
 
-class Stateless(Local[M, R]):
+class StatelessEndpoint(LocalEndpoint[M, R]):
     """An endpoint whose stages keep nothing from one to the next."""
 
     @overload
@@ -237,7 +239,7 @@ class Stateless(Local[M, R]):
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> StatelessStage[R]: ...
+    ) -> StatelessStageDecorator[R]: ...
 
     def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
         """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
@@ -250,7 +252,7 @@ class Stateless(Local[M, R]):
         return _decorate(self, function, name, settings)
 
 
-class Stateful(Local[M, R], Generic[M, R, S]):
+class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
     """An endpoint with a state that its stages share, in one flow, one after the other."""
 
     @overload
@@ -273,17 +275,17 @@ class Stateful(Local[M, R], Generic[M, R, S]):
         attempts: int | None = None,
         retry: Mapping[type[BaseException], str] | None = None,
         exactly_once: bool | None = None,
-    ) -> StatefulStage[R, S]: ...
+    ) -> StatefulStageDecorator[R, S]: ...
 
     def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
-        """As `Stateless.stage`; the function takes the state behind its message.
+        """As `StatelessEndpoint.stage`; the function takes the state behind its message.
 
         Raises: DefinitionError
         """
         return _decorate(self, function, name, settings)
 
 
-class StatelessStage(Generic[R]):
+class StatelessStageDecorator(Generic[R]):
     """What `stage(concurrency=...)` returns: it decorates a function."""
 
     def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
@@ -304,7 +306,7 @@ class StatelessStage(Generic[R]):
         return function
 
 
-class StatefulStage(Generic[R, S]):
+class StatefulStageDecorator(Generic[R, S]):
     """The same of an endpoint with a state."""
 
     def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
@@ -326,12 +328,12 @@ class StatefulStage(Generic[R, S]):
 
 
 def _decorate(
-    endpoint: Local[Any, Any], function: Callable[..., Any] | None, name: str | None, said: Mapping[str, Any]
+    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, name: str | None, options: Mapping[str, Any]
 ) -> Any:
-    what = f"a stage of {endpoint.name}"
-    options = ("concurrency", "attempts", "retry", "exactly_once")
-    settings = Settings(what, *map(said.get, options))
-    unknown = said.keys() - set(options)
+    subject = f"a stage of {endpoint.name}"
+    known = ("concurrency", "attempts", "retry", "exactly_once")
+    settings = Settings(subject, *map(options.get, known))
+    unknown = options.keys() - set(known)
     if unknown:
         raise TypeError(f"stage has no option {', '.join(sorted(unknown))}")
 
@@ -341,4 +343,4 @@ def _decorate(
     if function is not None:
         add(function)
         return function
-    return (StatelessStage if endpoint.state is None else StatefulStage)(add)
+    return (StatelessStageDecorator if endpoint.state is None else StatefulStageDecorator)(add)

@@ -90,13 +90,13 @@ def decode(body: bytes) -> Envelope:
         # Who remembers it would take all that have none for one.
         raise NotDecoded("it is no message of stages: its id is empty")
     for each in envelope.waiting:
-        if not _is_one(each.to):
+        if not _is_single_destination(each.to):
             # A sender says where one reply goes. It is not to have this service send to several, or wherever it may.
             raise NotDecoded(f"its reply would go to {each.to[:100]!r}, which is not one queue or one topic")
     return envelope
 
 
-def _is_one(address: str) -> bool:
+def _is_single_destination(address: str) -> bool:
     """A queue or a topic, and not several, nor one that belongs to a connection."""
     if not address.startswith(("/queue/", "/topic/")):
         return False

@@ -5,7 +5,7 @@ TruenextError
 │   └── DefinitionError    an endpoint or a stage is defined as it cannot be; nothing was started
 ├── LocalProtocolError
 │   └── FlowError          a stage has said what it may not: its message is a dead letter at once
-├── NoException            a stage has raised what would end its process
+├── BaseExceptionRaised            a stage has raised what would end its process
 ├── Reject                 raised by a stage: its message will never do, and is a dead letter at once
 └── NotDecoded             a message is not what its stage takes: it is a dead letter at once
 """
@@ -30,15 +30,15 @@ class NoAttemptsLeft(Reject):
     """The attempts that a stage makes were used up before it ran: the last one ended with its process or connection.
 
     Attributes:
-        said_last: the first line of the cause that an earlier attempt gave; "" if none did
+        last_cause: the first line of the cause that an earlier attempt gave; "" if none did
     """
 
-    def __init__(self, text: str, said_last: str) -> None:
+    def __init__(self, text: str, last_cause: str) -> None:
         super().__init__(text)
-        self.said_last = said_last
+        self.last_cause = last_cause
 
 
-class NoException(TruenextError):
+class BaseExceptionRaised(TruenextError):
     """A stage or a hook has raised what is no Exception, such as SystemExit: it has failed like any other."""
 
 

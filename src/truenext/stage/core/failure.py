@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 65536
 """Characters of an error's text; of more the beginning is logged, without a traceback."""
-_OURS = __file__.rpartition("/stage/")[0] + "/"
-_OF_OTHERS = (_OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+_PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
+_LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 """What the files of truenext, and of Python itself, begin with."""
 
 
@@ -29,16 +29,16 @@ def cause_of(error: BaseException, stage: str, instance: str) -> str:
     in stage order.place.stage.reserve, by shop web-1 pid 4711
     """
     end = f"in stage {stage}, by {instance}"
-    room = CAUSE_BYTES_MAX - len(end.encode(errors="replace")) - 1
+    size_max = CAUSE_BYTES_MAX - len(end.encode(errors="replace")) - 1
     text = ""
     for line in _lines(error):
         text += f"\n{line}" if text else line
-        if len(text) >= room:
+        if len(text) >= size_max:
             break
-    return f"{text.encode(errors='replace')[:room].decode(errors='ignore')}\n{end}"
+    return f"{text.encode(errors='replace')[:size_max].decode(errors='ignore')}\n{end}"
 
 
-def said_of(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Its class and its text, or the beginning of that."""
     text = _text(error)[:CAUSE_BYTES_MAX]
     name = type(error).__qualname__
@@ -63,18 +63,18 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str]:
-    if isinstance(error, NoAttemptsLeft) and error.said_last:
+    if isinstance(error, NoAttemptsLeft) and error.last_cause:
         # Dead letters are selected by how their cause begins: it stays what the program raised.
-        yield error.said_last
+        yield error.last_cause
     because = ""
     for cause in _chain(error):
-        yield f"{because}{said_of(cause)}"
+        yield f"{because}{describe(cause)}"
         if cause is error:
-            yield from _place(cause)
+            yield from _location(cause)
         if isinstance(cause, BaseExceptionGroup):
             for each in leaves_of(cause):
-                yield f"in it {said_of(each)}"
-                yield from _place(each)
+                yield f"in it {describe(each)}"
+                yield from _location(each)
         because = "because "
 
 
@@ -95,12 +95,12 @@ def _text(error: BaseException) -> str:
         return "(its text cannot be told)"
 
 
-def _place(error: BaseException) -> Iterator[str]:
+def _location(error: BaseException) -> Iterator[str]:
     """Where it was raised: the innermost line of the program's own code, if there is one."""
-    place = ""
+    location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if "site-packages" not in file and not file.startswith(_OF_OTHERS):
-            place = f"at {frame.f_code.co_name} in {file.rpartition('/')[2]}:{line}"
-    if place:
-        yield place
+        if "site-packages" not in file and not file.startswith(_LIBRARY_PREFIXES):
+            location = f"at {frame.f_code.co_name} in {file.rpartition('/')[2]}:{line}"
+    if location:
+        yield location

@@ -18,19 +18,26 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from truenext.stage.core.codec import EMPTY, check_properties, named
+from truenext.stage.core.codec import EMPTY, check_properties, type_name
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError, Reject
-from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, inherited, start_flow, state_for
-from truenext.stage.core.said import OutputMessage, checked_attachments
-from truenext.stage.core.signature import takes
+from truenext.stage.core.flow_start import (
+    FlowOptions,
+    check_endpoint,
+    check_topic,
+    child_flow_facts,
+    start_flow,
+    state_for,
+)
+from truenext.stage.core.output import OutputMessage, checked_attachments
+from truenext.stage.core.signature import is_assignable
 from truenext.stage.core.stash import Stash, encode_stash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from truenext.stage.core.definitions import Endpoint, Stage, Topic
-    from truenext.stage.core.said import Said
+    from truenext.stage.core.output import Output
 
 WAITING_MAX: Final = 35
 """Places that wait for a reply in one flow, one within the other: endpoints, and where the flow's own reply goes. More
@@ -38,7 +45,7 @@ is an endpoint that asks itself."""
 CALLS_MAX: Final = 200
 """Messages of one flow that follow one another, without replies: more is a circle. The requests of one stage do not
 follow one another."""
-NOTHING: Final = object()
+UNSET: Final = object()
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -52,11 +59,11 @@ class Flow:
         self,
         stage: Stage,
         envelope: Envelope,
-        said: Said,
+        output: Output,
         now_ms: int,
         *,
-        state: object = NOTHING,
-        message: object = NOTHING,
+        state: object = UNSET,
+        message: object = UNSET,
         expires_ms: int = 0,
         attempt: int = 1,
         is_unstashed: bool = False,
@@ -67,12 +74,12 @@ class Flow:
         """
         self._stage = stage
         self._envelope = envelope
-        self._said = said
+        self._output = output
         self._now_ms = now_ms
         self._expires_ms = expires_ms
         self._is_unstashed = is_unstashed
-        self._has_said = ""
-        self.direct: object = NOTHING
+        self._action = ""
+        self.direct_message: object = UNSET
         """What the next stage is to take in this same transaction."""
         facts = envelope.flow
         self.id: str = facts.id
@@ -97,8 +104,8 @@ class Flow:
         """The state of the endpoint, if it has one; the same that the function takes."""
         codec = stage.endpoint.state
         if codec is not None:
-            self.state = codec.decode(envelope.state) if state is NOTHING else state
-        self.message: Any = stage.takes.decode(envelope.message) if message is NOTHING else message
+            self.state = codec.decode(envelope.state) if state is UNSET else state
+        self.message: Any = stage.takes.decode(envelope.message) if message is UNSET else message
         """What the stage takes; the same that the function takes."""
 
     def __repr__(self) -> str:
@@ -113,18 +120,18 @@ class Flow:
         Raises: FlowError if there is no next stage, or it takes something else; Reject if the flow is too long
         """
         check_endpoint(to)
-        following = self._following("request")
+        next_stage = self._next_stage("request")
         if to.replies is None:
             raise FlowError(f"{to.name} replies nothing: send to it instead")
-        if not takes(following.signature.message, to.replies.type):
+        if not is_assignable(next_stage.signature.message, to.replies.type):
             raise FlowError(
-                f"{to.name} replies {named(to.replies.type)}, but the next stage, {following.name}, takes "
-                f"{named(following.signature.message)}"
+                f"{to.name} replies {type_name(to.replies.type)}, but the next stage, {next_stage.name}, takes "
+                f"{type_name(next_stage.signature.message)}"
             )
-        waiting = [*self._envelope.waiting, ReplyTo(following.destination, self._state())]
+        waiting = [*self._envelope.waiting, ReplyTo(next_stage.destination, self._state())]
         if len(waiting) > WAITING_MAX:
             raise Reject(f"more than {WAITING_MAX} places wait for a reply in this flow: does an endpoint ask itself?")
-        self._go_on("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
+        self._continue("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
         """Answer whoever asked this endpoint; if nobody waits for it, it is dropped. To return it is the same.
@@ -134,23 +141,23 @@ class Flow:
         endpoint = self._stage.endpoint
         if endpoint.replies is None:
             raise FlowError(
-                f"{endpoint.name} replies nothing, but {self._stage.name} has replied {named(type(message))}"
+                f"{endpoint.name} replies nothing, but {self._stage.name} has replied {type_name(type(message))}"
             )
         encoded = endpoint.replies.encode(message)
         if not self._envelope.waiting:
-            self._says("reply")
+            self._set_action("reply")
             return
         *waiting, last = self._envelope.waiting
-        self._go_on("reply", last.to, encoded, last.state, waiting, attachments)
+        self._continue("reply", last.to, encoded, last.state, waiting, attachments)
 
     def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
         """Go on with the next stage, with the state as it is now.
 
         Raises: FlowError if there is none, or it takes something else; Reject if the flow is too long
         """
-        following = self._following("next")
-        encoded = following.takes.encode(message)
-        self._go_on("next", following.destination, encoded, self._state(), self._envelope.waiting, attachments)
+        next_stage = self._next_stage("next")
+        encoded = next_stage.takes.encode(message)
+        self._continue("next", next_stage.destination, encoded, self._state(), self._envelope.waiting, attachments)
 
     def next_direct(self, message: object) -> None:
         """Go on with the next stage as soon as this one returns, in the same transaction and without a message.
@@ -159,9 +166,9 @@ class Flow:
         """
         if self._is_unstashed:
             raise FlowError("no stage runs here, so none can follow directly: say next instead of next_direct")
-        self._following("next_direct").takes.encode(message)
-        self._says("next_direct")
-        self.direct = message
+        self._next_stage("next_direct").takes.encode(message)
+        self._set_action("next_direct")
+        self.direct_message = message
 
     def goto(
         self,
@@ -177,48 +184,48 @@ class Flow:
         """
         check_endpoint(to)
         endpoint = self._stage.endpoint
-        if self._envelope.waiting and not _replies_as(to, endpoint):
+        if self._envelope.waiting and not _has_compatible_reply(to, endpoint):
             raise FlowError(f"{to} does not reply what {endpoint} does")
         encoded = to.takes.encode(message)
-        self._go_on("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
+        self._continue("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
 
-    def directly(self) -> Flow:
+    def for_next_stage(self) -> Flow:
         """The same flow, as the next stage sees it in this same transaction."""
         envelope = msgspec.structs.replace(self._envelope, flow=self._facts, attachments={})
         return Flow(
-            self._following("next_direct"),
+            self._next_stage("next_direct"),
             envelope,
-            self._said,
+            self._output,
             self._now_ms,
             state=self.state,
-            message=self.direct,
+            message=self.direct_message,
             expires_ms=self._expires_ms,
             attempt=self.attempt,
         )
 
     def check_replied(self) -> None:
         """The function of the stage has returned None. Raises: FlowError if the flow would end there unnoticed"""
-        if self._stage.signature.must_reply and not self._has_said:
-            name, replied = self._stage.name, named(self._stage.signature.reply)
+        if self._stage.signature.must_reply and not self._action:
+            name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
                 f"{name} returns {replied}, but it has returned None, and has neither replied nor gone on, so the flow "
                 f"would end here without a reply: return {replied}, or annotate {name} with `-> {replied} | None` if "
                 "the flow may end here"
             )
 
-    def _says(self, what: str) -> None:
-        if self._has_said and not (self._has_said == what == "request"):
+    def _set_action(self, action: str) -> None:
+        if self._action and not (self._action == action == "request"):
             raise FlowError(
-                f"{self._stage.queue} has said {self._has_said} already, and cannot say {what} as well: a stage "
+                f"{self._stage.queue} has said {self._action} already, and cannot say {action} as well: a stage "
                 "requests, replies, goes on with the next stage or goes to another endpoint"
             )
-        self._has_said = what
+        self._action = action
 
-    def _following(self, what: str) -> Stage:
-        following = self._stage.following
-        if following is None:
-            raise FlowError(f"{self._stage.name} is the last stage of {self._stage.endpoint.name}: it cannot {what}")
-        return following
+    def _next_stage(self, action: str) -> Stage:
+        next_stage = self._stage.next_stage
+        if next_stage is None:
+            raise FlowError(f"{self._stage.name} is the last stage of {self._stage.endpoint.name}: it cannot {action}")
+        return next_stage
 
     def _state(self) -> msgspec.Raw:
         codec = self._stage.endpoint.state
@@ -230,7 +237,7 @@ class Flow:
         check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
 
-    def _go_on(
+    def _continue(
         self,
         kind: str,
         destination: str,
@@ -244,13 +251,13 @@ class Flow:
             raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
         # What is refused is not said: the stage may catch the error, and say something else.
         facts, checked = self._facts, checked_attachments(attachments)
-        self._says(kind)
+        self._set_action(kind)
         envelope = Envelope(
             version=VERSION,
-            id=self._said.new_id(),
+            id=self._output.new_id(),
             flow=facts,
             kind=kind,
-            sender=self._said.sender,
+            sender=self._output.sender,
             message=message,
             parent=self.message_id,
             state=state,
@@ -258,7 +265,7 @@ class Flow:
             calls=calls,
             attachments=checked,
         )
-        self._said.outgoing.append(OutputMessage(destination, envelope, self._expires_ms))
+        self._output.outgoing.append(OutputMessage(destination, envelope, self._expires_ms))
 
     # ---- Beside it ----
 
@@ -279,8 +286,8 @@ class Flow:
         Raises: FlowError
         """
         check_endpoint(to)
-        facts = inherited(self._said, self._now_ms, trace, self._facts, options)
-        return start_flow(self._said, facts, to, message, reply_to, reply_state, state, options, self.message_id)
+        facts = child_flow_facts(self._output, self._now_ms, trace, self._facts, options)
+        return start_flow(self._output, facts, to, message, reply_to, reply_state, state, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there, in the same transaction. As `send`.
@@ -288,15 +295,15 @@ class Flow:
         Raises: FlowError
         """
         check_topic(to)
-        facts = inherited(self._said, self._now_ms, trace, self._facts, options)
-        return start_flow(self._said, facts, to, message, None, None, None, options, self.message_id)
+        facts = child_flow_facts(self._output, self._now_ms, trace, self._facts, options)
+        return start_flow(self._output, facts, to, message, None, None, None, options, self.message_id)
 
     # ---- Later ----
 
     def after_commit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function when all of this has been committed: at most once, not after a crash, outside of the
         transaction. It may be async. What it raises is logged."""
-        self._said.after_commit.append(partial(function, *args, **kwargs))
+        self._output.after_commit.append(partial(function, *args, **kwargs))
 
     def stash(self) -> bytes:
         """What is needed to go on from this stage later, as `Initiation.unstash` does; any number of times. The flow
@@ -308,7 +315,7 @@ class Flow:
         return encode_stash(Stash(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
 
 
-def _replies_as(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:
+def _has_compatible_reply(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:
     if endpoint.replies is None or other.replies is None:
         return endpoint.replies is None
-    return takes(endpoint.replies.type, other.replies.type)
+    return is_assignable(endpoint.replies.type, other.replies.type)

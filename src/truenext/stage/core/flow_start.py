@@ -9,14 +9,14 @@ import msgspec
 
 from truenext.limits import TTL_MS_MAX
 from truenext.stage.core.codec import EMPTY, check_properties, encode_any
-from truenext.stage.core.definitions import Endpoint, Local, Topic
+from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.said import OutputMessage, checked_attachments
-from truenext.stage.core.signature import takes
+from truenext.stage.core.output import OutputMessage, checked_attachments
+from truenext.stage.core.signature import is_assignable
 
 if TYPE_CHECKING:
-    from truenext.stage.core.said import Said
+    from truenext.stage.core.output import Output
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -37,24 +37,26 @@ class FlowOptions(TypedDict, total=False):
     """Seen with its first message alone."""
 
 
-def inherited(said: Said, now_ms: int, trace: str, of: FlowContext, options: FlowOptions) -> FlowContext:
+def child_flow_facts(output: Output, now_ms: int, trace: str, parent: FlowContext, options: FlowOptions) -> FlowContext:
     """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
 
     Raises: FlowError
     """
     own = trace.removeprefix("!")
     if own == trace:
-        own = f"{of.trace}|{trace}" if trace else of.trace
-    return facts_of(said, now_ms, own, of, options)
+        own = f"{parent.trace}|{trace}" if trace else parent.trace
+    return flow_facts(output, now_ms, own, parent, options)
 
 
-def facts_of(said: Said, now_ms: int, trace: str, of: FlowContext | None, options: FlowOptions) -> FlowContext:
+def flow_facts(
+    output: Output, now_ms: int, trace: str, parent: FlowContext | None, options: FlowOptions
+) -> FlowContext:
     unknown = options.keys() - FlowOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a flow has no option {', '.join(sorted(unknown))}")
     if not isinstance(trace, str) or not trace:
-        what = "trace is what people call the flow, such as the order that it is about: a text that is not empty"
-        raise FlowError(f"{what}, not {trace!r}")
+        expected = "trace is what people call the flow, such as the order that it is about: a text that is not empty"
+        raise FlowError(f"{expected}, not {trace!r}")
     ttl = options.get("ttl")
     if ttl is not None and not (isinstance(ttl, int | float) and 0.001 <= ttl <= TTL_MS_MAX / 1000):
         raise FlowError(f"ttl is a number of seconds, 0.001 to {TTL_MS_MAX // 1000}, not {ttl!r}")
@@ -70,15 +72,15 @@ def facts_of(said: Said, now_ms: int, trace: str, of: FlowContext | None, option
         id="",
         trace=trace,
         begun_ms=now_ms,
-        begun_by=said.sender,
-        interactive=options.get("interactive", of is not None and of.interactive),
-        persistent=options.get("persistent", of is None or of.persistent),
-        properties=properties if of is None else {**of.properties, **properties},
+        begun_by=output.sender,
+        interactive=options.get("interactive", parent is not None and parent.interactive),
+        persistent=options.get("persistent", parent is None or parent.persistent),
+        properties=properties if parent is None else {**parent.properties, **properties},
     )
 
 
 def start_flow(
-    said: Said,
+    output: Output,
     facts: FlowContext,
     to: Endpoint[Any, Any] | Topic[Any],
     message: object,
@@ -96,26 +98,26 @@ def start_flow(
         replies = to.replies if isinstance(to, Endpoint) else None
         if replies is None:
             raise FlowError(f"{to.name} replies nothing, so nothing can come to {reply_to.name}")
-        if not takes(reply_to.takes.type, replies.type):
+        if not is_assignable(reply_to.takes.type, replies.type):
             raise FlowError(f"{to} replies what {reply_to} does not take")
         waiting.append(ReplyTo(reply_to.destination, state_for(reply_to, reply_state)))
     elif reply_state is not None:
         raise FlowError("reply_state is for what takes the reply: reply_to is missing")
     encoded, encoded_state = to.takes.encode(message), state_for(to, state)
-    id = said.new_id()
+    id = output.new_id()
     envelope = Envelope(
         version=VERSION,
         id=id,
         flow=msgspec.structs.replace(facts, id=id),
         kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
-        sender=said.sender,
+        sender=output.sender,
         message=encoded,
         parent=parent,
         state=encoded_state,
         waiting=waiting,
         attachments=checked_attachments(options.get("attachments")),
     )
-    said.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))
+    output.outgoing.append(OutputMessage(to.destination, envelope, ttl_s=options.get("ttl")))
     return id
 
 
@@ -138,7 +140,7 @@ def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw
     """
     if state is None:
         return EMPTY
-    if not isinstance(to, Local):
+    if not isinstance(to, LocalEndpoint):
         return encode_any(state)
     if to.state is None:
         raise FlowError(f"{to.name} has no state")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from truenext.stage.core.codec import named
+from truenext.stage.core.codec import type_name
 from truenext.stage.core.definitions import Endpoint, Topic
 from truenext.stage.core.references import references_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.stage.core.definitions import Local
+    from truenext.stage.core.definitions import LocalEndpoint
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class StageNode(msgspec.Struct, frozen=True):
     queue: str
     """Empty if it takes from a topic."""
     takes: str
-    refers: list[Reference]
+    references: list[Reference]
 
 
 class EndpointNode(msgspec.Struct, frozen=True):
@@ -61,45 +61,45 @@ class Graph(msgspec.Struct, frozen=True):
 
 def graph_of(
     service: str,
-    endpoints: Iterable[Local[Any, Any]],
+    endpoints: Iterable[LocalEndpoint[Any, Any]],
     remotes: Iterable[Endpoint[Any, Any]],
     topics: Iterable[Topic[Any]],
 ) -> Graph:
     """In the order in which they are defined; behind them what stages name of other services."""
     own = list(endpoints)
-    named_by_stages = [to for each in own for stage in each.stages for to, _ in references_of(stage.function)]
-    others = {each.name: each for each in named_by_stages if isinstance(each, Endpoint)}
+    referenced = [to for each in own for stage in each.stages for to, _ in references_of(stage.function)]
+    others = {each.name: each for each in referenced if isinstance(each, Endpoint)}
     known = {each.name: each for each in remotes}
     subscribed = [each.topic for each in own if each.topic is not None]
-    published = [each for each in named_by_stages if isinstance(each, Topic)]
+    published = [each for each in referenced if isinstance(each, Topic)]
     own_names = {each.name for each in own}
     return Graph(
         service,
         [_endpoint(each) for each in own],
         [
-            RemoteNode(each.name, named(each.takes.type), _replies(each))
+            RemoteNode(each.name, type_name(each.takes.type), _replies(each))
             for each in (others | known).values()
             if each.name not in own_names
         ],
         [
-            TopicNode(each.name, named(each.takes.type))
+            TopicNode(each.name, type_name(each.takes.type))
             for each in {each.name: each for each in [*topics, *subscribed, *published]}.values()
         ],
     )
 
 
-def _endpoint(endpoint: Local[Any, Any]) -> EndpointNode:
+def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
     return EndpointNode(
         endpoint.name,
-        named(endpoint.takes.type),
+        type_name(endpoint.takes.type),
         _replies(endpoint),
-        None if endpoint.state is None else named(endpoint.state.type),
+        None if endpoint.state is None else type_name(endpoint.state.type),
         "" if endpoint.topic is None else endpoint.topic.name,
         [
             StageNode(
                 each.name,
                 each.queue if endpoint.topic is None else "",
-                named(each.takes.type),
+                type_name(each.takes.type),
                 [_reference(to, how) for to, how in references_of(each.function)],
             )
             for each in endpoint.stages
@@ -112,4 +112,4 @@ def _reference(to: Endpoint[Any, Any] | Topic[Any], how: str) -> Reference:
 
 
 def _replies(endpoint: Endpoint[Any, Any]) -> str | None:
-    return None if endpoint.replies is None else named(endpoint.replies.type)
+    return None if endpoint.replies is None else type_name(endpoint.replies.type)

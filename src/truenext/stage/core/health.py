@@ -28,7 +28,7 @@ class BrokerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`connected`, `connecting` or `closed`."""
     since_s: float
     reconnects: int
-    has_room: bool
+    has_disk_space: bool
     """False while its stages rest because the broker has none on its disk."""
 
 
@@ -38,14 +38,14 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     """Its queue."""
     pool: str
-    busy: int
+    active: int
     """Messages that it handles now."""
     waits_for_database: bool
-    waits_for_broker: str
+    broker_wait_reason: str
     """Why the broker gives it no messages yet; empty if it does, or the database is waited for."""
     without_progress_s: float
     """Since when none has ended, if there are any."""
-    ended: str
+    end_reason: str
     """Why it takes no messages any more; empty as long as it does."""
 
 
@@ -61,19 +61,21 @@ class ServiceFacts(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     ready: bool
-    why: list[str]
+    reasons: list[str]
     """Why it is not."""
     facts: ServiceFacts
 
 
-def judge(facts: ServiceFacts, stalled_after_s: float) -> ServiceHealth:
+def assess(facts: ServiceFacts, stalled_after_s: float) -> ServiceHealth:
     """`stalled_after_s`: so long may a stage have messages in hand and end none."""
-    not_live = list(_ill(facts, stalled_after_s))
-    not_ready = list(_not_ready(facts))
-    return ServiceHealth(live=not not_live, ready=not (not_live or not_ready), why=[*not_live, *not_ready], facts=facts)
+    not_live = list(_liveness_faults(facts, stalled_after_s))
+    not_ready = list(_readiness_faults(facts))
+    return ServiceHealth(
+        live=not not_live, ready=not (not_live or not_ready), reasons=[*not_live, *not_ready], facts=facts
+    )
 
 
-def _ill(facts: ServiceFacts, stalled_after_s: float) -> Iterator[str]:
+def _liveness_faults(facts: ServiceFacts, stalled_after_s: float) -> Iterator[str]:
     if facts.state != "running":
         # It waits for others, or is about to end anyway.
         return
@@ -83,26 +85,26 @@ def _ill(facts: ServiceFacts, stalled_after_s: float) -> Iterator[str]:
         elif pool.state != "connected" and pool.since_s > LOST_S:
             yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} seconds"
     for each in facts.stages:
-        if each.ended:
-            yield f"{each.stage} takes no {each.pool} messages any more: {each.ended}"
-        elif each.busy and each.without_progress_s > stalled_after_s:
+        if each.end_reason:
+            yield f"{each.stage} takes no {each.pool} messages any more: {each.end_reason}"
+        elif each.active and each.without_progress_s > stalled_after_s:
             yield (
-                f"{each.stage} has {each.busy} {each.pool} message{'' if each.busy == 1 else 's'} in hand, "
+                f"{each.stage} has {each.active} {each.pool} message{'' if each.active == 1 else 's'} in hand, "
                 f"and none has ended for {each.without_progress_s:.0f} seconds"
             )
 
 
-def _not_ready(facts: ServiceFacts) -> Iterator[str]:
+def _readiness_faults(facts: ServiceFacts) -> Iterator[str]:
     if facts.state != "running":
         yield f"it is {facts.state}"
         return
     for pool in facts.broker:
         if pool.state != "connected":
             yield f"the connection for {pool.pool} messages is {pool.state}"
-        elif not pool.has_room:
+        elif not pool.has_disk_space:
             yield f"the broker has no room on its disk for what stages send of {pool.pool} messages"
     for each in facts.stages:
-        if each.waits_for_broker:
-            yield f"{each.stage} takes no {each.pool} messages yet: {each.waits_for_broker}"
+        if each.broker_wait_reason:
+            yield f"{each.stage} takes no {each.pool} messages yet: {each.broker_wait_reason}"
     if facts.database not in ("", "there"):
         yield facts.database

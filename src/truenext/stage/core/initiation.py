@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
-from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, facts_of, start_flow
+from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, flow_facts, start_flow
 from truenext.stage.core.stash import decode_stash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from truenext.stage.core.definitions import Endpoint, Stage, Topic
-    from truenext.stage.core.said import Said
+    from truenext.stage.core.output import Output
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -22,9 +22,9 @@ R = TypeVar("R")
 class Initiation:
     """Begins flows, any number of them in one transaction. Nothing is waited for: it is all sent at the end."""
 
-    def __init__(self, said: Said, now_ms: int, stages: Mapping[str, Stage]) -> None:
+    def __init__(self, output: Output, now_ms: int, stages: Mapping[str, Stage]) -> None:
         """By `Service.initiate`; `stages` are its own, by queue."""
-        self._said = said
+        self._output = output
         self._now_ms = now_ms
         self._stages = stages
 
@@ -47,8 +47,8 @@ class Initiation:
         Raises: FlowError
         """
         check_endpoint(to)
-        facts = facts_of(self._said, self._now_ms, trace, None, options)
-        return start_flow(self._said, facts, to, message, reply_to, reply_state, state, options)
+        facts = flow_facts(self._output, self._now_ms, trace, None, options)
+        return start_flow(self._output, facts, to, message, reply_to, reply_state, state, options)
 
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there: the id of them all.
@@ -56,8 +56,8 @@ class Initiation:
         Raises: FlowError
         """
         check_topic(to)
-        facts = facts_of(self._said, self._now_ms, trace, None, options)
-        return start_flow(self._said, facts, to, message, None, None, None, options)
+        facts = flow_facts(self._output, self._now_ms, trace, None, options)
+        return start_flow(self._output, facts, to, message, None, None, None, options)
 
     def unstash(self, data: bytes) -> Flow:
         """Go on from where `Flow.stash` was called: what is said to this flow is said as by that stage, and sent with
@@ -69,4 +69,4 @@ class Initiation:
         stage = self._stages.get(stash.stage)
         if stage is None:
             raise FlowError(f"the stage {stash.stage}, which has stashed this, is not of this service")
-        return Flow(stage, stash.envelope, self._said, self._now_ms, expires_ms=stash.expires_ms, is_unstashed=True)
+        return Flow(stage, stash.envelope, self._output, self._now_ms, expires_ms=stash.expires_ms, is_unstashed=True)

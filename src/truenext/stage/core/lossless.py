@@ -40,9 +40,9 @@ class ValueChecks:
     __slots__ = ("anything", "floats")
 
     def __init__(self, info: inspect.Type) -> None:
-        self.anything: Final[Check | None] = _Planning(inspect.AnyType).check(info)
+        self.anything: Final[Check | None] = _CheckBuilder(inspect.AnyType).check(info)
         """Of what is below `Any`; None if no `Any` is in the type."""
-        self.floats: Final[Check | None] = _Planning(inspect.FloatType).check(info)
+        self.floats: Final[Check | None] = _CheckBuilder(inspect.FloatType).check(info)
         """Of floats. Only needed if the JSON of a value contains null, since that is what is written of them; None if
         no float is in the type."""
 
@@ -76,11 +76,11 @@ def fault_below_any(value: Any) -> str | None:
                     return f"[{_short(key)}]{found}"
         return None
     if kind is list:
-        for place, each in enumerate(value):
+        for index, each in enumerate(value):
             if type(each) not in _PLAIN:
                 found = fault_below_any(each)
                 if found is not None:
-                    return f"[{place}]{found}"
+                    return f"[{index}]{found}"
         return None
     if kind is float:
         return None if value - value == 0.0 else f" is {value}, which JSON does not have"
@@ -106,7 +106,7 @@ def fault_of_floats(value: Any) -> str | None:
     if names:
         return _first((f".{name}", fault_of_floats(getattr(value, name, None))) for name in names)
     if isinstance(value, list | tuple | set | frozenset):
-        return _first((f"[{place}]", fault_of_floats(each)) for place, each in enumerate(value))
+        return _first((f"[{index}]", fault_of_floats(each)) for index, each in enumerate(value))
     return None
 
 
@@ -117,7 +117,7 @@ def _float(value: Any) -> str | None:
 
 
 def _first(found: Iterable[tuple[str, str | None]]) -> str | None:
-    return next((place + fault for place, fault in found if fault is not None), None)
+    return next((path + fault for path, fault in found if fault is not None), None)
 
 
 def _short(key: object) -> str:
@@ -125,21 +125,21 @@ def _short(key: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-class _Planning:
+class _CheckBuilder:
     """Makes a check that goes only where a type leads to `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target
         self._leaf: Check = fault_below_any if target is inspect.AnyType else _float
-        self._otherwise: Check | None = None if target is inspect.AnyType else fault_of_floats
+        self._fallback: Check | None = None if target is inspect.AnyType else fault_of_floats
         """For a value that is not of its type's class."""
-        self._made: dict[Any, list[Check]] = {}
+        self._checks: dict[Any, list[Check]] = {}
         """Of classes whose check is made, or is just being made; then it is empty."""
 
     def check(self, info: inspect.Type) -> Check | None:
-        return self._of(info) if self._leads(info) else None
+        return self._check_for(info) if self._contains_target(info) else None
 
-    def _leads(self, info: inspect.Type) -> bool:
+    def _contains_target(self, info: inspect.Type) -> bool:
         seen: set[Any] = set()
         rest = [info]
         while rest:
@@ -153,11 +153,11 @@ class _Planning:
             rest.extend(_parts(each))
         return False
 
-    def _of(self, info: inspect.Type) -> Check:
+    def _check_for(self, info: inspect.Type) -> Check:
         """`info` leads to the target."""
         match info:
             case inspect.Metadata():
-                return self._of(info.type)
+                return self._check_for(info.type)
             case inspect.UnionType():
                 return self._of_union(info)
             case inspect.DictType() | inspect.FrozenDictType():
@@ -165,12 +165,12 @@ class _Planning:
             case inspect.TupleType():
                 return self._of_tuple(info)
             case inspect.CollectionType():
-                return self._of_array(self._of(info.item_type))
+                return self._of_array(self._check_for(info.item_type))
             case _ if isinstance(info, _Named):
-                if info.cls not in self._made:
-                    self._made[info.cls] = made = []
+                if info.cls not in self._checks:
+                    self._checks[info.cls] = made = []
                     made.append(self._of_class(info))
-                made = self._made[info.cls]
+                made = self._checks[info.cls]
                 # It may contain itself, and is not made then.
                 return made[0] if made else lambda value: made[0](value)
             case _:
@@ -179,21 +179,23 @@ class _Planning:
     def _of_array(self, check: Check) -> Check:
         def of_array(value: Any) -> str | None:
             if isinstance(value, list | tuple | set | frozenset):
-                for place, each in enumerate(value):
+                for index, each in enumerate(value):
                     found = check(each)
                     if found is not None:
-                        return f"[{place}]{found}"
+                        return f"[{index}]{found}"
             return None
 
         return of_array
 
     def _of_tuple(self, info: inspect.TupleType) -> Check:
-        checks = [(place, self._of(each)) for place, each in enumerate(info.item_types) if self._leads(each)]
+        checks = [
+            (index, self._check_for(each)) for index, each in enumerate(info.item_types) if self._contains_target(each)
+        ]
 
         def of_tuple(value: Any) -> str | None:
             if not isinstance(value, list | tuple) or len(value) != len(info.item_types):
                 return None
-            return _first((f"[{place}]", check(value[place])) for place, check in checks)
+            return _first((f"[{index}]", check(value[index])) for index, check in checks)
 
         return of_tuple
 
@@ -219,11 +221,11 @@ class _Planning:
 
     def _of_union(self, info: inspect.UnionType) -> Check:
         options = [each.type if isinstance(each, inspect.Metadata) else each for each in info.types]
-        leading = [each for each in options if self._leads(each)]
+        leading = [each for each in options if self._contains_target(each)]
         if any(isinstance(each, self._target) and isinstance(each, inspect.AnyType) for each in leading):
             return self._leaf
-        classes = {each.cls: self._of(each) for each in leading if isinstance(each, _Named)}
-        others = [self._of(each) for each in leading if not isinstance(each, _Named)]
+        classes = {each.cls: self._check_for(each) for each in leading if isinstance(each, _Named)}
+        others = [self._check_for(each) for each in leading if not isinstance(each, _Named)]
         if not classes and len(others) == 1:
             # Such as `float | None`: a check passes over what is not of its type.
             return others[0]
@@ -237,12 +239,14 @@ class _Planning:
         return of_union
 
     def _of_class(self, info: Any) -> Check:
-        class_, otherwise = info.cls, self._otherwise
+        class_, fallback = info.cls, self._fallback
         if isinstance(info, inspect.CustomType):
             fields = [(name, name, kind) for name, kind in _typed_fields(class_)]
         else:
             fields = [(each.name, each.encode_name, each.type) for each in info.fields]
-        checks = [(name, written, self._of(kind)) for name, written, kind in fields if self._leads(kind)]
+        checks = [
+            (name, written, self._check_for(kind)) for name, written, kind in fields if self._contains_target(kind)
+        ]
         is_dict = isinstance(info, inspect.TypedDictType)
 
         def of_class(value: Any) -> str | None:
@@ -256,8 +260,8 @@ class _Planning:
                     found = check(value[written]) if written in value else None
                     if found is not None:
                         return f"[{written!r}]{found}"
-            elif otherwise is not None:
-                return otherwise(value)
+            elif fallback is not None:
+                return fallback(value)
             return None
 
         return of_class

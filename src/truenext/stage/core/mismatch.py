@@ -29,13 +29,13 @@ MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", 
 
 The last two may be as they are meant.
 """
-PERHAPS: frozenset[MismatchKind] = frozenset({"renamed", "replaced"})
+UNCERTAIN: frozenset[MismatchKind] = frozenset({"renamed", "replaced"})
 
-_LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
-_MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+_LOWER_BOUNDS = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_UPPER_BOUNDS = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _COMPARED = ANNOTATIONS | {
     *("type", "anyOf", "oneOf", "allOf", "enum", "const", "format", "uniqueItems", "contentEncoding"),
-    *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LEAST, *_MOST),
+    *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LOWER_BOUNDS, *_UPPER_BOUNDS),
 }
 _ANYTHING: Schema = {}
 """One object, so that types that contain themselves are known when they come again."""
@@ -50,15 +50,15 @@ class Mismatch(msgspec.Struct, frozen=True):
     """The field, such as `lines[].price`; empty is the whole."""
     kind: MismatchKind
     written: str
-    wanted: str
+    expected: str
 
 
-def mismatches(written: Schema, wanted: Schema) -> list[Mismatch]:
+def mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
     """Each of them once.
 
     Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
     """
-    return list(dict.fromkeys(_Comparison().compare(_ScopedSchema(written, ()), _ScopedSchema(wanted, ()), "")))
+    return list(dict.fromkeys(_Comparison().compare(_ScopedSchema(written, ()), _ScopedSchema(expected, ()), "")))
 
 
 class _ScopedSchema:
@@ -74,7 +74,7 @@ class _ScopedSchema:
         seen = set()
         while schema and "$ref" in schema:
             name = schema["$ref"].removeprefix("#/$defs/")
-            scopes = next((scopes[place:] for place, each in enumerate(scopes) if name in each), ())
+            scopes = next((scopes[index:] for index, each in enumerate(scopes) if name in each), ())
             if not scopes or id(scopes[0][name]) in seen:
                 raise ValueError(f"{name!r} is a reference to nothing")
             schema = scopes[0][name]
@@ -85,8 +85,8 @@ class _ScopedSchema:
     def at(self, schema: Any) -> _ScopedSchema:
         return _ScopedSchema(schema, self.scopes)
 
-    def get(self, word: str, otherwise: Any = None) -> Any:
-        return self.schema.get(word, otherwise) if self.schema else otherwise
+    def get(self, keyword: str, otherwise: Any = None) -> Any:
+        return self.schema.get(keyword, otherwise) if self.schema else otherwise
 
     @property
     def is_anything(self) -> bool:
@@ -94,9 +94,9 @@ class _ScopedSchema:
 
     @property
     def options(self) -> list[_ScopedSchema] | None:
-        for word in ("anyOf", "oneOf"):
-            if word in (self.schema or {}):
-                return [self.at(each) for each in self.get(word)]
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in (self.schema or {}):
+                return [self.at(each) for each in self.get(keyword)]
         kinds = self.get("type")
         if isinstance(kinds, list):
             return [self.at({**(self.schema or {}), "type": each}) for each in kinds]
@@ -113,9 +113,9 @@ class _ScopedSchema:
     def items(self) -> tuple[list[Any], Any]:
         """Of an array: those that have their place, and what each further one is; None: there is none, as far as it
         names any."""
-        placed: list[Any] = self.get("prefixItems", [])
-        further = self.get("items", None if placed else {})
-        return placed, None if further is False else further
+        prefix: list[Any] = self.get("prefixItems", [])
+        further = self.get("items", None if prefix else {})
+        return prefix, None if further is False else further
 
     @property
     def name(self) -> str:
@@ -137,8 +137,8 @@ class _ScopedSchema:
             return f"one of {', '.join(map(_json, self.values))}"
         if self.encoding:
             return f"bytes in {self.encoding}"
-        said = self.get("title") if self.get("type") in ("object", "array") else self.get("format")
-        return str(said or self.get("type", "anything"))
+        name = self.get("title") if self.get("type") in ("object", "array") else self.get("format")
+        return str(name or self.get("type", "anything"))
 
 
 class _Comparison:
@@ -146,45 +146,47 @@ class _Comparison:
         self._open: set[tuple[int, int]] = set()
         """Pairs that are being compared: types that contain themselves end there."""
 
-    def compare(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
+    def compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.schema is False:
             return []
-        if wanted.is_anything:
-            wanted = _ScopedSchema(_ANYTHING, ())
-        pair = id(written.schema), id(wanted.schema)
+        if expected.is_anything:
+            expected = _ScopedSchema(_ANYTHING, ())
+        pair = id(written.schema), id(expected.schema)
         if pair in self._open:
             return []
         self._open.add(pair)
         try:
-            return self._compare(written, wanted, path)
+            return self._compare(written, expected, path)
         finally:
             self._open.discard(pair)
 
-    def _compare(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
+    def _compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.options is not None:
-            return _together([found for each in written.options for found in self.compare(each, wanted, path)], path)
-        if wanted.options is not None:
-            return self._any_of(written, wanted, path)
-        if "allOf" in (wanted.schema or {}):
-            return [found for each in wanted.get("allOf") for found in self.compare(written, wanted.at(each), path)]
+            return _merge_types(
+                [found for each in written.options for found in self.compare(each, expected, path)], path
+            )
+        if expected.options is not None:
+            return self._any_of(written, expected, path)
+        if "allOf" in (expected.schema or {}):
+            return [found for each in expected.get("allOf") for found in self.compare(written, expected.at(each), path)]
         if written.values is not None:
-            lost = [each for each in written.values if not _is_value(each, wanted)]
+            lost = [each for each in written.values if not _is_value(each, expected)]
             if lost:
-                return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(wanted))]
-            return list(self._moved(written, wanted, path))
-        if wanted.values is not None:
-            return [Mismatch(path, "value", str(written), str(wanted))]
-        return self._of_type(written, wanted, path)
+                return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(expected))]
+            return list(self._swapped_members(written, expected, path))
+        if expected.values is not None:
+            return [Mismatch(path, "value", str(written), str(expected))]
+        return self._of_type(written, expected, path)
 
-    def _any_of(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
+    def _any_of(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         """What is wrong with the option that comes nearest."""
-        nearest = [Mismatch(path, "type", str(written), str(wanted))]
+        nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
-        options = wanted.options or ()
+        options = expected.options or ()
         read: list[tuple[list[Mismatch], _ScopedSchema]] = []
         for option in options:
             found = self.compare(written, option, path)
-            if all(each.kind in PERHAPS for each in found):
+            if all(each.kind in UNCERTAIN for each in found):
                 read.append((found, option))
                 continue
             # Something of the same type, in which a part is wrong.
@@ -200,121 +202,134 @@ class _Comparison:
             return [Mismatch(path, "meaning", str(written), str(option))]
         return found
 
-    def _moved(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
+    def _swapped_members(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
         """Values of an enum that another member has now, while theirs has another value."""
         members: dict[str, Any] = written.get("members", {})
-        members_wanted: dict[str, Any] = wanted.get("members", {})
-        names = {_json(value): name for name, value in members_wanted.items()}
+        members_expected: dict[str, Any] = expected.get("members", {})
+        names = {_json(value): name for name, value in members_expected.items()}
         for name, value in members.items():
             other = names.get(_json(value), name)
-            if other != name and name in members_wanted:
+            if other != name and name in members_expected:
                 yield Mismatch(path, "meaning", f"{_json(value)} for {name}", f"{_json(value)} for {other}")
 
-    def _of_type(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> list[Mismatch]:
-        if wanted.is_anything:
+    def _of_type(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
+        if expected.is_anything:
             # What JSON has of that type: bytes are text then.
-            wanted = wanted.at({"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING})
-        kind, kind_wanted = written.get("type"), wanted.get("type")
-        if kind in ("integer", "number") and wanted.get("format") == "decimal":
+            expected = expected.at({"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING})
+        kind, kind_expected = written.get("type"), expected.get("type")
+        if kind in ("integer", "number") and expected.get("format") == "decimal":
             return []
-        is_same = kind == kind_wanted or (kind, kind_wanted) == ("integer", "number")
-        if not is_same or wanted.schema is False or wanted.get("format") not in (None, written.get("format")):
-            return [Mismatch(path, "type", str(written), str(wanted))]
-        if written.encoding != wanted.encoding:
+        is_same = kind == kind_expected or (kind, kind_expected) == ("integer", "number")
+        if not is_same or expected.schema is False or expected.get("format") not in (None, written.get("format")):
+            return [Mismatch(path, "type", str(written), str(expected))]
+        if written.encoding != expected.encoding:
             # The text of bytes is read as any other text; other text is no bytes.
-            return [Mismatch(path, "type" if wanted.encoding else "meaning", str(written), str(wanted))]
-        found = list(self._bounds(written, wanted, path))
+            return [Mismatch(path, "type" if expected.encoding else "meaning", str(written), str(expected))]
+        found = list(self._bounds(written, expected, path))
         if kind == "array":
-            found += self._arrays(written, wanted, path)
+            found += self._arrays(written, expected, path)
         elif kind == "object":
-            found += self._objects(written, wanted, path)
+            found += self._objects(written, expected, path)
         return found
 
-    def _bounds(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        for words, sign in ((_LEAST, 1), (_MOST, -1)):
-            for word in words:
-                bound, before = wanted.get(word), written.get(word)
+    def _bounds(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
+        for keywords, sign in ((_LOWER_BOUNDS, 1), (_UPPER_BOUNDS, -1)):
+            for keyword in keywords:
+                bound, before = expected.get(keyword), written.get(keyword)
                 if bound is not None and (before is None or sign * before < sign * bound):
-                    if word == "maxItems" and before is None and self._count_max(written) <= bound:
+                    if keyword == "maxItems" and before is None and self._count_max(written) <= bound:
                         continue
-                    yield Mismatch(path, "bound", f"{word} {'none' if before is None else before}", f"{word} {bound}")
-        for word in sorted((wanted.schema or {}).keys() - _COMPARED):
-            if written.get(word) != wanted.get(word):
-                yield Mismatch(path, "bound", f"{word} {_json(written.get(word))}", f"{word} {_json(wanted.get(word))}")
+                    yield Mismatch(
+                        path, "bound", f"{keyword} {'none' if before is None else before}", f"{keyword} {bound}"
+                    )
+        for keyword in sorted((expected.schema or {}).keys() - _COMPARED):
+            if written.get(keyword) != expected.get(keyword):
+                yield Mismatch(
+                    path,
+                    "bound",
+                    f"{keyword} {_json(written.get(keyword))}",
+                    f"{keyword} {_json(expected.get(keyword))}",
+                )
 
     def _count_max(self, written: _ScopedSchema) -> float:
-        placed, further = written.items
-        return len(placed) if further is None else _INFINITE
+        prefix, further = written.items
+        return len(prefix) if further is None else _INFINITE
 
     # ---- Arrays ----
 
-    def _arrays(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        placed, further = written.items
-        placed_wanted, further_wanted = wanted.items
-        if wanted.get("uniqueItems") and not written.get("uniqueItems"):
+    def _arrays(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
+        prefix, further = written.items
+        prefix_expected, further_expected = expected.items
+        if expected.get("uniqueItems") and not written.get("uniqueItems"):
             yield Mismatch(path, "meaning", "a list", "a set, without its order and what is in it twice")
-        names, names_wanted = written.get("names", []), wanted.get("names", [])
-        for place, each in enumerate(placed):
-            if place < min(len(names), len(names_wanted)) and names[place] != names_wanted[place]:
-                name, other = names[place], names_wanted[place]
-                kind: MismatchKind = "meaning" if name in names_wanted or other in names else "replaced"
-                yield Mismatch(f"{path}[{place}]", kind, f"`{name}`", f"`{other}`")
+        names, names_expected = written.get("names", []), expected.get("names", [])
+        for index, each in enumerate(prefix):
+            if index < min(len(names), len(names_expected)) and names[index] != names_expected[index]:
+                name, other = names[index], names_expected[index]
+                kind: MismatchKind = "meaning" if name in names_expected or other in names else "replaced"
+                yield Mismatch(f"{path}[{index}]", kind, f"`{name}`", f"`{other}`")
                 if kind == "meaning":
                     continue
-            is_placed = place < len(placed_wanted)
-            other = placed_wanted[place] if is_placed else further_wanted
+            is_in_prefix = index < len(prefix_expected)
+            other = prefix_expected[index] if is_in_prefix else further_expected
             if other is not None:
-                yield from self.compare(written.at(each), wanted.at(other), f"{path}[{place}]")
+                yield from self.compare(written.at(each), expected.at(other), f"{path}[{index}]")
         if further is None:
             return
-        for other in [*placed_wanted[len(placed) :], further_wanted]:
+        for other in [*prefix_expected[len(prefix) :], further_expected]:
             if other is not None:
-                yield from self.compare(written.at(further), wanted.at(other), f"{path}[]")
+                yield from self.compare(written.at(further), expected.at(other), f"{path}[]")
 
     # ---- Objects ----
 
-    def _objects(self, written: _ScopedSchema, wanted: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        fields, fields_wanted = written.get("properties", {}), wanted.get("properties", {})
+    def _objects(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
+        fields, fields_expected = written.get("properties", {}), expected.get("properties", {})
         always = written.get("required", [])
         others = written.get("additionalProperties", None if "properties" in (written.schema or {}) else {})
-        others_wanted = wanted.get("additionalProperties")
-        must = wanted.get("required", [])
-        if "properties" in (written.schema or {}) and "properties" in (wanted.schema or {}) and others_wanted is None:
-            gone = [name for name in fields if name not in fields_wanted]
-            new = [name for name in fields_wanted if name not in fields and name not in must]
-            if gone and new:
-                yield Mismatch(path, "renamed", _names(gone), _names(new))
-        for name in must:
+        others_expected = expected.get("additionalProperties")
+        required = expected.get("required", [])
+        if (
+            "properties" in (written.schema or {})
+            and "properties" in (expected.schema or {})
+            and others_expected is None
+        ):
+            removed = [name for name in fields if name not in fields_expected]
+            added = [name for name in fields_expected if name not in fields and name not in required]
+            if removed and added:
+                yield Mismatch(path, "renamed", _names(removed), _names(added))
+        for name in required:
             if name not in always:
-                said = "it may be missing" if name in fields or others else "it is not there"
-                yield Mismatch(_field(path, name), "field", said, "it must be there")
+                presence = "it may be missing" if name in fields or others else "it is not there"
+                yield Mismatch(_field(path, name), "field", presence, "it must be there")
         for name, schema in fields.items():
-            other = fields_wanted.get(name, others_wanted)
+            other = fields_expected.get(name, others_expected)
             if other is not None:
-                yield from self.compare(written.at(schema), wanted.at(other), _field(path, name))
-            keys = wanted.get("keys")
-            if name in fields_wanted and written.get("omitsDefaults") and "default" in schema:
-                yield from _of_default(schema["default"], fields_wanted[name], _field(path, name), name not in must)
-            if name not in fields_wanted and keys is not None and not _is_value(name, wanted.at(keys)):
-                yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {wanted.at(keys)}")
+                yield from self.compare(written.at(schema), expected.at(other), _field(path, name))
+            keys = expected.get("keys")
+            if name in fields_expected and written.get("omitsDefaults") and "default" in schema:
+                yield from _of_default(
+                    schema["default"], fields_expected[name], _field(path, name), name not in required
+                )
+            if name not in fields_expected and keys is not None and not _is_value(name, expected.at(keys)):
+                yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {expected.at(keys)}")
         if not others and others != {}:
             return
-        for name, schema in fields_wanted.items():
+        for name, schema in fields_expected.items():
             if name not in fields:
-                yield from self.compare(written.at(others), wanted.at(schema), _field(path, name))
-        if others_wanted is not None:
-            yield from self.compare(written.at(others), wanted.at(others_wanted), f"{path}{{}}")
+                yield from self.compare(written.at(others), expected.at(schema), _field(path, name))
+        if others_expected is not None:
+            yield from self.compare(written.at(others), expected.at(others_expected), f"{path}{{}}")
         keys = written.at(written.get("keys", {"type": "string"}))
-        if "keys" in (wanted.schema or {}) or keys.encoding:
-            yield from self.compare(keys, wanted.at(wanted.get("keys", {"type": "string"})), f"{path}{{}}")
+        if "keys" in (expected.schema or {}) or keys.encoding:
+            yield from self.compare(keys, expected.at(expected.get("keys", {"type": "string"})), f"{path}{{}}")
 
 
-def _of_default(default: Any, wanted: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
-    """`default` is what a field is that is left out; `wanted` the schema of that field where it is read."""
+def _of_default(default: Any, expected: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
+    """`default` is what a field is that is left out; `expected` the schema of that field where it is read."""
     if not has_default:
         # It is said to be missing.
         return
-    other = wanted.get("default", _UNKNOWN) if isinstance(wanted, dict) else _UNKNOWN
+    other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
         yield Mismatch(path, "default", _json(default), "something that is not known")
     elif not _is_same(default, other):
@@ -331,26 +346,26 @@ def _names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _together(found: list[Mismatch], path: str) -> list[Mismatch]:
+def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
     """What is written as one of several types, of which none is wanted, is one mismatch."""
     here = [each for each in found if (each.path, each.kind) == (path, "type")]
     if len(here) < 2:
         return found
-    said = " or ".join(dict.fromkeys(each.written for each in here))
-    return [Mismatch(path, "type", said, here[0].wanted), *(each for each in found if each not in here)]
+    types = " or ".join(dict.fromkeys(each.written for each in here))
+    return [Mismatch(path, "type", types, here[0].expected), *(each for each in found if each not in here)]
 
 
-def _is_value(value: Any, wanted: _ScopedSchema) -> bool:
+def _is_value(value: Any, expected: _ScopedSchema) -> bool:
     """One value would be read; only what is plain is known."""
-    if wanted.is_anything:
+    if expected.is_anything:
         return True
-    if wanted.options is not None:
-        return any(_is_value(value, each) for each in wanted.options)
-    if wanted.values is not None:
-        return any(type(each) is type(value) and each == value for each in wanted.values)
+    if expected.options is not None:
+        return any(_is_value(value, each) for each in expected.options)
+    if expected.values is not None:
+        return any(type(each) is type(value) and each == value for each in expected.values)
     kinds = {bool: ["boolean"], int: ["integer", "number"], float: ["number"], str: ["string"], type(None): ["null"]}
-    plain = wanted.schema and not wanted.schema.keys() - ANNOTATIONS - {"type"}
-    return bool(plain) and wanted.get("type") in kinds.get(type(value), [])
+    plain = expected.schema and not expected.schema.keys() - ANNOTATIONS - {"type"}
+    return bool(plain) and expected.get("type") in kinds.get(type(value), [])
 
 
 def _field(path: str, name: str) -> str:

@@ -13,25 +13,25 @@ import re
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.stage.core.errors import DefinitionError
 
-MARK = "stage"
+STAGE_MARK = "stage"
 """The word between the name of an endpoint and that of a stage."""
 _IS_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*").fullmatch
 _DEAD_LETTER_PREFIX = len("DLQ.")
 
 
-def endpoint_name(said: str, service: str) -> str:
+def endpoint_name(text: str, service: str) -> str:
     """Raises: DefinitionError if it can be none"""
-    if not isinstance(said, str):
-        raise DefinitionError(f"{said!r} is no name of an endpoint or service: names are text, such as order.place")
-    name = service + said if said.startswith(".") else said
+    if not isinstance(text, str):
+        raise DefinitionError(f"{text!r} is no name of an endpoint or service: names are text, such as order.place")
+    name = service + text if text.startswith(".") else text
     words = name.split(".")
     if not all(map(_IS_WORD, words)):
         raise DefinitionError(
-            f"{said!r} is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, "
+            f"{text!r} is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, "
             "such as order.place"
         )
-    if MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic"):
-        raise DefinitionError(f"{said!r} is no name of an endpoint: a queue that has such a name has a meaning already")
+    if STAGE_MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic"):
+        raise DefinitionError(f"{text!r} is no name of an endpoint: a queue that has such a name has a meaning already")
     _check_length(name)
     return name
 
@@ -43,20 +43,20 @@ def stage_queue(endpoint: str, stage: str) -> str:
     """
     if not (isinstance(stage, str) and _IS_WORD(stage)):
         raise DefinitionError(f"{stage!r} is no name of a stage of {endpoint}: letters, digits, - and _")
-    name = f"{endpoint}.{MARK}.{stage}"
+    name = f"{endpoint}.{STAGE_MARK}.{stage}"
     _check_length(name)
     return name
 
 
 def endpoint_of(queue: str) -> str | None:
     """Whose stage a queue is, if it is that of one that is not the first."""
-    endpoint, mark, stage = queue.rpartition(f".{MARK}.")
+    endpoint, mark, stage = queue.rpartition(f".{STAGE_MARK}.")
     return endpoint if mark and _IS_WORD(stage) else None
 
 
 def stages_of(endpoint: str) -> str:
     """The pattern of the queues of all its stages but the first."""
-    return f"{endpoint}.{MARK}.*"
+    return f"{endpoint}.{STAGE_MARK}.*"
 
 
 def _check_length(name: str) -> None:

@@ -20,11 +20,11 @@ class OutboxProducer:
         """The last one that was used."""
 
     @property
-    def next(self) -> Number:
-        return Number(self, self.number + 1)
+    def next(self) -> CommitNumber:
+        return CommitNumber(self, self.number + 1)
 
 
-class Number(NamedTuple):
+class CommitNumber(NamedTuple):
     """Of one unit."""
 
     producer: OutboxProducer

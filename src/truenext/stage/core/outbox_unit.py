@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 VERSION: Final = 1
 """Of units. What is neither this nor 2 says something that this code does not know."""
-HEAD: Final = b"\x92\x01"
+UNIT_PREFIX: Final = b"\x92\x01"
 """With which a unit begins: an array of two, and the version."""
-HEAD_OF_TOGETHER: Final = b"\x92\x02\xdd"
+COMBINED_PREFIX: Final = b"\x92\x02\xdd"
 """The same; and an array, whose length follows in 4 bytes."""
-HEAD_OF_WRITTEN: Final = b"\x92\xcf"
+PART_PREFIX: Final = b"\x92\xcf"
 """An array of two, and a number, which follows in 8 bytes."""
-TOGETHER_MAX: Final = 1000
+COMBINED_UNITS_MAX: Final = 1000
 """Units that become one, at most."""
 TTL_MIN_S: Final = 0.001
-LONG_AGO_MS: Final = 1
+EXPIRED_MS: Final = 1
 """What expires then nobody gets."""
 
 
@@ -83,24 +83,24 @@ _DECODER = msgspec.msgpack.Decoder(_EncodedUnit)
 _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]]])
 
 
-def together(units: Iterable[tuple[int, bytes]]) -> bytes:
+def combine_units(units: Iterable[tuple[int, bytes]]) -> bytes:
     """Units that were written apart as one: milliseconds since the epoch of each, and its bytes, in order."""
-    parts = [b"".join((HEAD_OF_WRITTEN, written_ms.to_bytes(8), unit)) for written_ms, unit in units]
-    return b"".join((HEAD_OF_TOGETHER, len(parts).to_bytes(4), *parts))
+    parts = [b"".join((PART_PREFIX, written_ms.to_bytes(8), unit)) for written_ms, unit in units]
+    return b"".join((COMBINED_PREFIX, len(parts).to_bytes(4), *parts))
 
 
-def parts_in(data: bytes) -> int:
+def count_parts(data: bytes) -> int:
     """Units that this one was put together of; 1 if it was written as one."""
-    at = len(HEAD_OF_TOGETHER)
-    return int.from_bytes(data[at : at + 4]) if data.startswith(HEAD_OF_TOGETHER) else 1
+    at = len(COMBINED_PREFIX)
+    return int.from_bytes(data[at : at + 4]) if data.startswith(COMBINED_PREFIX) else 1
 
 
-def parts_of(data: bytes) -> list[tuple[int, bytes]]:
+def split_unit(data: bytes) -> list[tuple[int, bytes]]:
     """The units that this one was put together of, and when each was written; nothing if it was written as one.
 
     Raises: UnreadableUnit
     """
-    if not data.startswith(HEAD_OF_TOGETHER):
+    if not data.startswith(COMBINED_PREFIX):
         return []
     return [(written_ms, bytes(unit)) for written_ms, unit in _decode(_PARTS_DECODER, data)[1]]
 
@@ -111,14 +111,14 @@ def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
 
     Raises: UnreadableUnit
     """
-    if not data.startswith(HEAD_OF_TOGETHER):
-        return _in_their_time(_messages_of(data), age_ms)
-    parts = parts_of(data)
+    if not data.startswith(COMBINED_PREFIX):
+        return _adjust_ttls(_messages_of(data), age_ms)
+    parts = split_unit(data)
     first_ms = min((written_ms for written_ms, _ in parts), default=0)
     return [
         message
         for written_ms, part in parts
-        for message in _in_their_time(_messages_of(part), age_ms - (written_ms - first_ms))
+        for message in _adjust_ttls(_messages_of(part), age_ms - (written_ms - first_ms))
     ]
 
 
@@ -138,11 +138,11 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         raise UnreadableUnit(f"these bytes are no unit of an outbox: {error}") from error
 
 
-def _in_their_time(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
-    return [each if each.ttl_s is None else _in_its_time(each, each.ttl_s - age_ms / 1000) for each in messages]
+def _adjust_ttls(messages: list[EncodedMessage], age_ms: int) -> list[EncodedMessage]:
+    return [each if each.ttl_s is None else _adjust_ttl(each, each.ttl_s - age_ms / 1000) for each in messages]
 
 
-def _in_its_time(message: EncodedMessage, left_s: float) -> EncodedMessage:
+def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
     if left_s < TTL_MIN_S:
-        return msgspec.structs.replace(message, ttl_s=None, expires_ms=LONG_AGO_MS)
+        return msgspec.structs.replace(message, ttl_s=None, expires_ms=EXPIRED_MS)
     return msgspec.structs.replace(message, ttl_s=left_s)

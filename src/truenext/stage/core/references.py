@@ -16,20 +16,20 @@ from truenext.stage.core.definitions import Endpoint, Topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-HOW: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
+ACTIONS: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
 """What a stage does that calls a method of this name with an endpoint or topic as its first argument."""
-NAMES: Final = "names"
+MENTIONS: Final = "names"
 """... and one that names it elsewhere."""
 _NOTHING: Final = object()
-_IN_BETWEEN = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
-_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_CLOSED_OVER = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_IGNORED_OPS = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
+_ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_CLOSURE_OPS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 
 
-Named: TypeAlias = Endpoint[Any, Any] | Topic[Any]
+Referenced: TypeAlias = Endpoint[Any, Any] | Topic[Any]
 
 
-def references_of(function: Callable[..., Any]) -> list[tuple[Named, str]]:
+def references_of(function: Callable[..., Any]) -> list[tuple[Referenced, str]]:
     """Whom it names, and how; each once, ordered by name. What it names twice, once in a call, is only that."""
     while isinstance(function, MethodType) or hasattr(function, "__wrapped__"):
         function = function.__func__ if isinstance(function, MethodType) else function.__wrapped__
@@ -46,30 +46,32 @@ def references_of(function: Callable[..., Any]) -> list[tuple[Named, str]]:
             # It has no value yet.
             continue
     found = dict.fromkeys(_in_code(function.__code__, function.__globals__, closed_over))
-    called = {each for each, how in found if how != NAMES}
-    only = [(each, how) for each, how in found if how != NAMES or each not in called]
+    called = {each for each, how in found if how != MENTIONS}
+    only = [(each, how) for each, how in found if how != MENTIONS or each not in called]
     return sorted(only, key=lambda pair: (pair[0].destination, pair[1]))
 
 
-def _in_code(code: CodeType, names: Mapping[str, Any], closed_over: Mapping[str, Any]) -> Iterator[tuple[Named, str]]:
+def _in_code(
+    code: CodeType, names: Mapping[str, Any], closed_over: Mapping[str, Any]
+) -> Iterator[tuple[Referenced, str]]:
     method = ""
     value: Any = _NOTHING
     value_method = ""
     for step in dis.get_instructions(code):
-        if step.opname in _IN_BETWEEN:
+        if step.opname in _IGNORED_OPS:
             continue
         if step.opname == "LOAD_GLOBAL":
             value, value_method = names.get(step.argval, _NOTHING), method
-        elif step.opname in _CLOSED_OVER:
+        elif step.opname in _CLOSURE_OPS:
             value, value_method = closed_over.get(step.argval, _NOTHING), method
-        elif step.opname in _ATTRIBUTES and isinstance(value, ModuleType | type):
+        elif step.opname in _ATTRIBUTE_OPS and isinstance(value, ModuleType | type):
             # Nothing of the program runs for it.
             value = inspect.getattr_static(value, step.argval, _NOTHING)
         else:
             value = _NOTHING
-        method = str(step.argval) if step.opname in _ATTRIBUTES else ""
+        method = str(step.argval) if step.opname in _ATTRIBUTE_OPS else ""
         if isinstance(value, Endpoint | Topic):
-            yield value, HOW.get(value_method, NAMES)
+            yield value, ACTIONS.get(value_method, MENTIONS)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _in_code(inner, names, closed_over)

@@ -27,21 +27,23 @@ class RetryRules:
 
     __slots__ = ("_delays_s",)
 
-    def __init__(self, rules: Mapping[type[BaseException], str], what: str) -> None:
-        """`what` names the stage or service. Raises: DefinitionError"""
+    def __init__(self, rules: Mapping[type[BaseException], str], subject: str) -> None:
+        """`subject` names the stage or service. Raises: DefinitionError"""
         self._delays_s: dict[type[BaseException], tuple[float, ...]] = {}
         if not isinstance(rules, Mapping):
-            raise DefinitionError(f'retry of {what} is {rules!r}: say delays by classes of exceptions, {{Busy: "2s"}}')
-        for kind, said in rules.items():
+            raise DefinitionError(
+                f'retry of {subject} is {rules!r}: say delays by classes of exceptions, {{Busy: "2s"}}'
+            )
+        for kind, delays in rules.items():
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise DefinitionError(f"retry of {what}: {kind!r} is no class of exceptions")
-            self._delays_s[kind] = _delays_s(said, what)
+                raise DefinitionError(f"retry of {subject}: {kind!r} is no class of exceptions")
+            self._delays_s[kind] = _delays_s(delays, subject)
 
-    def over(self, others: RetryRules) -> RetryRules:
+    def with_defaults(self, defaults: RetryRules) -> RetryRules:
         """These, and of the others what these do not name."""
-        both = RetryRules({}, "")
-        both._delays_s = others._delays_s | self._delays_s
-        return both
+        merged = RetryRules({}, "")
+        merged._delays_s = defaults._delays_s | self._delays_s
+        return merged
 
     def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> Retry:
         """`failures` counts this one, too; `attempts_max` is the stage's own, if it has one.
@@ -52,21 +54,21 @@ class RetryRules:
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
         if isinstance(error, BaseExceptionGroup) and not any(kind in self._delays_s for kind in _own_classes(error)):
-            several = [self._of(each, failures) for each in leaves_of(error)]
+            retries = [self._retry_for(each, failures) for each in leaves_of(error)]
         else:
-            several = [self._of(error, failures)]
-        if REJECTED in several:
+            retries = [self._retry_for(error, failures)]
+        if REJECTED in retries:
             return REJECTED
-        return Retry(max((each.delay_s for each in several if each.delay_s is not None), default=None))
+        return Retry(max((each.delay_s for each in retries if each.delay_s is not None), default=None))
 
-    def _of(self, error: BaseException, failures: int) -> Retry:
+    def _retry_for(self, error: BaseException, failures: int) -> Retry:
         if isinstance(error, Reject | NotDecoded | FlowError):
             return REJECTED
         for kind in type(error).__mro__:
             delays_s = self._delays_s.get(kind)
             if delays_s is not None:
                 return Retry(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REJECTED
-        return AS_THE_QUEUE_SAYS
+        return QUEUE_POLICY
 
 
 class Retry:
@@ -94,22 +96,22 @@ def _own_classes(group: BaseException) -> list[type]:
 
 
 REJECTED = Retry(None, is_rejected=True)
-AS_THE_QUEUE_SAYS = Retry(None)
+QUEUE_POLICY = Retry(None)
 
 
-def _delays_s(said: str, what: str) -> tuple[float, ...]:
+def _delays_s(text: str, subject: str) -> tuple[float, ...]:
     """Empty is never."""
-    if not isinstance(said, str):
-        raise DefinitionError(f"retry of {what} is {said!r}: {_EXAMPLE}")
-    if said.strip() == NEVER:
+    if not isinstance(text, str):
+        raise DefinitionError(f"retry of {subject} is {text!r}: {_EXAMPLE}")
+    if text.strip() == NEVER:
         return ()
     delays_s = []
-    for word in said.split(","):
+    for word in text.split(","):
         found = _IS_DELAY(word.strip())
         if found is None:
-            raise DefinitionError(f"retry of {what}: {word.strip()!r} is no delay: {_EXAMPLE}")
+            raise DefinitionError(f"retry of {subject}: {word.strip()!r} is no delay: {_EXAMPLE}")
         delay_s = float(found[1]) * _UNITS_S[found[2]]
         if delay_s * 1000 > DELAY_MS_MAX:
-            raise DefinitionError(f"retry of {what}: {word.strip()} is more than 7 days")
+            raise DefinitionError(f"retry of {subject}: {word.strip()} is more than 7 days")
         delays_s.append(delay_s)
     return tuple(delays_s)

@@ -49,11 +49,11 @@ _TEXTS: dict[type[inspect.Type], str] = {
 
 def schema_of(type_: Any) -> Schema:
     """Raises: TypeError if it cannot be JSON"""
-    return _Writing().schema(inspect.type_info(type_))
+    return _SchemaBuilder().schema(inspect.type_info(type_))
 
 
 @cache
-def _of_pydantic() -> type[Any]:
+def _pydantic_generator() -> type[Any]:
     """What makes the JSON Schema of a model, with `keys`, `names` and `members`; pydantic need not be installed."""
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -82,7 +82,7 @@ def _of_pydantic() -> type[Any]:
     return Generator
 
 
-class _Writing:
+class _SchemaBuilder:
     def __init__(self) -> None:
         self._definitions: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}
@@ -103,13 +103,13 @@ class _Writing:
             case inspect.BoolType():
                 return {"type": "boolean"}
             case inspect.IntType():
-                return {"type": "integer", **_said(info, _BOUNDS)}
+                return {"type": "integer", **_constraints(info, _BOUNDS)}
             case inspect.FloatType():
-                return {"type": "number", **_said(info, _BOUNDS)}
+                return {"type": "number", **_constraints(info, _BOUNDS)}
             case inspect.StrType():
-                return {"type": "string", **_said(info, {**_lengths("Length"), "pattern": "pattern"})}
+                return {"type": "string", **_constraints(info, {**_lengths("Length"), "pattern": "pattern"})}
             case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
-                return {"type": "string", "contentEncoding": "base64", **_said(info, _lengths("Length"))}
+                return {"type": "string", "contentEncoding": "base64", **_constraints(info, _lengths("Length"))}
             case inspect.DateTimeType():
                 return _time("date-time", info.tz)
             case inspect.TimeType():
@@ -134,7 +134,12 @@ class _Writing:
                 }
             case inspect.CollectionType():
                 unique = {"uniqueItems": True} if isinstance(info, inspect.SetType | inspect.FrozenSetType) else {}
-                return {"type": "array", "items": self._of(info.item_type), **unique, **_said(info, _lengths("Items"))}
+                return {
+                    "type": "array",
+                    "items": self._of(info.item_type),
+                    **unique,
+                    **_constraints(info, _lengths("Items")),
+                }
             case inspect.DictType() | inspect.FrozenDictType():
                 return self._mapping(info)
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
@@ -142,7 +147,7 @@ class _Writing:
             case inspect.CustomType():
                 # Only models of pydantic come so far; their definitions are within.
                 model: Any = info.cls
-                described: Schema = model.model_json_schema(schema_generator=_of_pydantic())
+                described: Schema = model.model_json_schema(schema_generator=_pydantic_generator())
                 return described
             case _:
                 raise TypeError(f"{info!r} cannot be JSON")
@@ -152,19 +157,19 @@ class _Writing:
         keys = self._of(info.key_type)
         if keys not in ({}, {"type": "string"}):
             schema["keys"] = keys
-        return {**schema, **_said(info, _lengths("Properties"))}
+        return {**schema, **_constraints(info, _lengths("Properties"))}
 
     def _reference(self, info: Any) -> Schema:
         name = self._names.get(info.cls)
         if name is None:
-            called = getattr(info.cls, "__name__", str(info.cls))
-            name, number = called, 2
+            title = getattr(info.cls, "__name__", str(info.cls))
+            name, number = title, 2
             while name in self._definitions:
-                name, number = f"{called}-{number}", number + 1
+                name, number = f"{title}-{number}", number + 1
             self._names[info.cls] = name
             # It may contain itself.
             self._definitions[name] = {}
-            self._definitions[name] = {"title": called, **self._fields(info)}
+            self._definitions[name] = {"title": title, **self._fields(info)}
         return {"$ref": f"#/$defs/{name}"}
 
     def _fields(self, info: Any) -> Schema:
@@ -185,12 +190,12 @@ class _Writing:
 
 def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schema:
     """Fields that are written one after the other, without their names: some at the end may be missing."""
-    least = max((place for place, name in enumerate(properties, 1) if name in required), default=0)
+    min_items = max((position for position, name in enumerate(properties, 1) if name in required), default=0)
     schema = {
         "type": "array",
         "prefixItems": list(properties.values()),
         "names": list(properties),
-        "minItems": least,
+        "minItems": min_items,
     }
     return {**schema, "maxItems": len(properties)} if is_closed else schema
 
@@ -208,7 +213,7 @@ def _default(field: inspect.Field) -> Schema:
         return {}
 
 
-def _said(info: Any, words: dict[str, str]) -> Schema:
+def _constraints(info: Any, words: dict[str, str]) -> Schema:
     """The constraints that the type has, in the words of JSON Schema."""
     return {word: value for name, word in words.items() if (value := getattr(info, name)) is not None}
 

@@ -12,7 +12,7 @@ import inspect
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from truenext.stage.core.codec import named
+from truenext.stage.core.codec import type_name
 from truenext.stage.core.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Signature:
-    __slots__ = ("is_async", "message", "must_reply", "others", "placed", "reply")
+    __slots__ = ("dependencies", "is_async", "message", "must_reply", "positional", "reply")
 
     def __init__(
         self,
         message: Any,
         reply: Any,
-        placed: tuple[str, ...],
-        others: dict[str, Any],
+        positional: tuple[str, ...],
+        dependencies: dict[str, Any],
         *,
         is_async: bool,
         must_reply: bool,
@@ -36,69 +36,71 @@ class Signature:
         """The type of what it takes."""
         self.reply = reply
         """The type of what it returns, without None; None if it returns nothing."""
-        self.placed = placed
+        self.positional = positional
         """The names of the parameters for message and state."""
-        self.others = others
+        self.dependencies = dependencies
         """The types of all other parameters, by their names."""
         self.is_async = is_async
         self.must_reply = must_reply
         """The function is annotated with a reply that cannot be None."""
 
 
-def signature_of(function: Callable[..., object], state: Any, what: str) -> Signature:
-    """`state` is the endpoint's type of state, if it has one; `what` names the stage.
+def signature_of(function: Callable[..., object], state: Any, subject: str) -> Signature:
+    """`state` is the endpoint's type of state, if it has one; `subject` names the stage.
 
     Raises: DefinitionError
     """
     if not callable(function):
-        raise DefinitionError(f"{what} is {function!r}, which is no function")
+        raise DefinitionError(f"{subject} is {function!r}, which is no function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise DefinitionError(f"{what} has a yield: a stage returns its reply, and sends with its Flow")
-    called = function if inspect.isroutine(function) else type(function).__call__
+        raise DefinitionError(f"{subject} has a yield: a stage returns its reply, and sends with its Flow")
+    callee = function if inspect.isroutine(function) else type(function).__call__
     try:
-        hints = get_type_hints(called, include_extras=True)
+        hints = get_type_hints(callee, include_extras=True)
     except Exception as error:
         raise DefinitionError(
-            f"the annotations of {what} cannot be read: {error}. What they name must be there when it is defined, "
+            f"the annotations of {subject} cannot be read: {error}. What they name must be there when it is defined, "
             "not only for type checkers"
         ) from error
     parameters = list(inspect.signature(function).parameters.values())
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise DefinitionError(f"{what} takes *{parameter.name}: a stage names what it asks for")
-    least = 1 if state is None else 2
-    wanted = "its message" if state is None else "its message and its state"
-    if len(parameters) < least or any(each.kind is each.KEYWORD_ONLY for each in parameters[:least]):
-        raise DefinitionError(f"{what} takes {wanted} first")
+            raise DefinitionError(f"{subject} takes *{parameter.name}: a stage names what it asks for")
+    positional_count = 1 if state is None else 2
+    expected = "its message" if state is None else "its message and its state"
+    if len(parameters) < positional_count or any(
+        each.kind is each.KEYWORD_ONLY for each in parameters[:positional_count]
+    ):
+        raise DefinitionError(f"{subject} takes {expected} first")
     first = parameters[0]
     if first.name not in hints:
-        raise DefinitionError(f"{what}: annotate {first.name} with what it takes")
+        raise DefinitionError(f"{subject}: annotate {first.name} with what it takes")
     if state is not None:
         second = parameters[1]
         if hints.get(second.name) != state:
             raise DefinitionError(
-                f"{what} takes its state second: annotate {second.name} with {named(state)}, "
-                f"not {named(hints.get(second.name))}"
+                f"{subject} takes its state second: annotate {second.name} with {type_name(state)}, "
+                f"not {type_name(hints.get(second.name))}"
             )
     reply = hints.get("return", NoneType)
     return Signature(
         hints[first.name],
         without_none(reply),
-        tuple(each.name for each in parameters[:least]),
-        {each.name: hints.get(each.name) for each in parameters[least:]},
-        is_async=inspect.iscoroutinefunction(called),
-        must_reply=not takes(reply, NoneType),
+        tuple(each.name for each in parameters[:positional_count]),
+        {each.name: hints.get(each.name) for each in parameters[positional_count:]},
+        is_async=inspect.iscoroutinefunction(callee),
+        must_reply=not is_assignable(reply, NoneType),
     )
 
 
-def takes(wanted: Any, given: Any) -> bool:
-    """Whether what is of the type `given` may be handed to who wants `wanted`."""
-    if wanted in (Any, object) or wanted == given:
+def is_assignable(target: Any, source: Any) -> bool:
+    """Whether what is of the type `source` may be handed to who wants `target`."""
+    if target in (Any, object) or target == source:
         return True
-    if get_origin(wanted) in (Union, UnionType):
-        options = get_args(given) if get_origin(given) in (Union, UnionType) else (given,)
-        return all(any(takes(each, option) for each in get_args(wanted)) for option in options)
-    return isinstance(wanted, type) and isinstance(given, type) and issubclass(given, wanted)
+    if get_origin(target) in (Union, UnionType):
+        options = get_args(source) if get_origin(source) in (Union, UnionType) else (source,)
+        return all(any(is_assignable(each, option) for each in get_args(target)) for option in options)
+    return isinstance(target, type) and isinstance(source, type) and issubclass(source, target)
 
 
 def without_none(annotation: Any) -> Any:

@@ -44,21 +44,21 @@ class Depends:
 def parameters_of(
     function: Callable[..., Any],
     *,
-    given: Mapping[Any, str],
-    placed: Collection[str] = (),
+    provided: Mapping[Any, str],
+    positional: Collection[str] = (),
     overrides: Overrides | None = None,
     forbidden: Mapping[Any, str] = MappingProxyType({}),
 ) -> Plan:
-    """What a stage asks for. `given` says by which name the caller will give a value of which type; a generic type
-    stands for all that are made of it. `placed` are the parameters that the caller gives by itself. A factory in
+    """What a stage asks for. `provided` says by which name the caller will give a value of which type; a generic type
+    stands for all that are made of it. `positional` are the parameters that the caller gives by itself. A factory in
     `overrides` is replaced by another one, wherever somebody depends on it. `forbidden` says why a type is a mistake
     here, also where a parameter has a default.
 
     Raises: ConfigurationError if a parameter cannot be given, naming it and its function
     """
     is_async = inspect.iscoroutinefunction(function)
-    search = _Search(given, overrides or {}, forbidden, is_async=is_async, function=function)
-    direct, made = search.sources(function, placed)
+    search = _Search(provided, overrides or {}, forbidden, is_async=is_async, function=function)
+    direct, made = search.sources(function, positional)
     return Plan(search.steps, direct, made, frozenset(search.overridden))
 
 
@@ -67,46 +67,46 @@ class _Search:
 
     def __init__(
         self,
-        given: Mapping[Any, str],
+        provided: Mapping[Any, str],
         overrides: Overrides,
         forbidden: Mapping[Any, str],
         *,
         is_async: bool,
         function: Callable[..., Any],
     ) -> None:
-        self._given = given
+        self._provided = provided
         self._overrides = overrides
         self._forbidden = forbidden
         self._is_async = is_async
         self._function = function
-        self._places: dict[Factory, int] = {}
+        self._step_numbers: dict[Factory, int] = {}
         self._path: list[Callable[..., Any]] = []
         self.steps: list[Step] = []
         """In the order in which they are made."""
         self.overridden: set[Factory] = set()
 
     def sources(
-        self, function: Callable[..., Any], placed: Collection[str] = ()
+        self, function: Callable[..., Any], positional: Collection[str] = ()
     ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
         """Its parameters that are given, by which name; and those that are made, in which step."""
         direct: list[tuple[str, str]] = []
         made: list[tuple[str, int]] = []
         self._path.append(function)
         for parameter in self._parameters(function):
-            if parameter.name in placed:
+            if parameter.name in positional:
                 continue
             kind, depends = self._annotation(function, parameter)
             if depends is not None:
                 if depends in self._overrides:
                     self.overridden.add(depends)
                     depends = self._overrides[depends]
-                made.append((parameter.name, self._step(depends, parameter.name)))
-            elif (name := self._name_of_given(kind)) is not None:
+                made.append((parameter.name, self._add_step(depends, parameter.name)))
+            elif (name := self._provided_name(kind)) is not None:
                 direct.append((parameter.name, name))
             elif (why := self._forbidden.get(kind)) is not None:
                 raise self._fault(function, parameter.name, why)
             elif parameter.default is parameter.empty:
-                raise self._fault(function, parameter.name, self._why_missing(kind))
+                raise self._fault(function, parameter.name, self._missing_reason(kind))
         self._path.pop()
         return tuple(direct), tuple(made)
 
@@ -116,14 +116,14 @@ class _Search:
         except NameError as error:
             # Annotations are looked up in the module: they are text there if it says so, or if they are quoted.
             reason = f"an annotation of {name_of(function)} cannot be read: {error}"
-            raise ConfigurationError(reason + self._who_asks()) from error
+            raise ConfigurationError(reason + self._dependency_path()) from error
         return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
     def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
         """Its type, and the factory that it depends on."""
         if isinstance(parameter.default, Depends):
             raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not behind =")
-        kind, depends = _asked_for(parameter.annotation)
+        kind, depends = _parse_annotation(parameter.annotation)
         if len(depends) > 1:
             raise self._fault(function, parameter.name, "it depends on several factories")
         is_needed = depends or parameter.default is parameter.empty
@@ -131,18 +131,18 @@ class _Search:
             raise self._fault(function, parameter.name, "it cannot be given by its name")
         return kind, depends[0].factory if depends else None
 
-    def _name_of_given(self, kind: Any) -> str | None:
-        return self._given.get(kind) or self._given.get(get_origin(kind))
+    def _provided_name(self, kind: Any) -> str | None:
+        return self._provided.get(kind) or self._provided.get(get_origin(kind))
 
-    def _step(self, factory: Factory, parameter: str) -> int:
+    def _add_step(self, factory: Factory, parameter: str) -> int:
         """Where what it makes will be found. It is made once, however many ask for it."""
         if factory in self._path:
-            circle = [*self._path[self._path.index(factory) :], factory]
-            raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, circle))}")
-        if factory in self._places:
-            return self._places[factory]
-        maker, way = maker_of(factory, is_async=self._is_async)
-        if is_awaited(way) and not self._is_async:
+            cycle = [*self._path[self._path.index(factory) :], factory]
+            raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, cycle))}")
+        if factory in self._step_numbers:
+            return self._step_numbers[factory]
+        maker, kind = maker_of(factory, is_async=self._is_async)
+        if is_awaited(kind) and not self._is_async:
             raise self._fault(
                 self._path[-1],
                 parameter,
@@ -150,30 +150,32 @@ class _Search:
                 "thread; make one of the two like the other",
             )
         direct, made = self.sources(factory)
-        self._places[factory] = len(self.steps)
-        self.steps.append(Step(name_of(factory), maker, way, direct, made))
-        return self._places[factory]
+        self._step_numbers[factory] = len(self.steps)
+        self.steps.append(Step(name_of(factory), maker, kind, direct, made))
+        return self._step_numbers[factory]
 
-    def _why_missing(self, kind: Any) -> str:
+    def _missing_reason(self, kind: Any) -> str:
         if kind is inspect.Parameter.empty:
             return "it has no annotation"
-        there = ", ".join(sorted({_type_name(each) for each in self._given})) or "nothing"
-        return f"nothing gives {_type_name(kind)}; given are {there}; anything else needs Annotated[T, Depends(...)]"
+        available = ", ".join(sorted({_type_name(each) for each in self._provided})) or "nothing"
+        return (
+            f"nothing gives {_type_name(kind)}; given are {available}; anything else needs Annotated[T, Depends(...)]"
+        )
 
     def _fault(self, function: Callable[..., Any], parameter: str, why: str) -> ConfigurationError:
-        return ConfigurationError(f"{name_of(function)}, parameter {parameter!r}: {why}{self._who_asks()}")
+        return ConfigurationError(f"{name_of(function)}, parameter {parameter!r}: {why}{self._dependency_path()}")
 
-    def _who_asks(self) -> str:
+    def _dependency_path(self) -> str:
         return f" (asked for: {' -> '.join(map(name_of, self._path))})" if len(self._path) > 1 else ""
 
 
-def _asked_for(annotation: Any) -> tuple[Any, list[Depends]]:
+def _parse_annotation(annotation: Any) -> tuple[Any, list[Depends]]:
     """The type, and what it depends on. Who asks for `T | None` asks for T: None is its default, if nothing gives T."""
     kind = without_none(annotation)
     if get_origin(kind) is not Annotated:
         return kind, []
     within, *notes = get_args(kind)
-    kind, depends = _asked_for(within)
+    kind, depends = _parse_annotation(within)
     return kind, [*depends, *(each for each in notes if isinstance(each, Depends))]
 
 

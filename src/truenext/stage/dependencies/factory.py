@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 Factory: TypeAlias = Callable[..., Any]
 
 
-class Way(Enum):
+class FactoryKind(Enum):
     """From a call to the value."""
 
     CALL = "what is returned is the value"
@@ -21,31 +21,31 @@ class Way(Enum):
     ENTER_ASYNC = "the same, with `async with`"
 
 
-def is_awaited(way: Way) -> bool:
-    return way in (Way.AWAIT, Way.ENTER_ASYNC)
+def is_awaited(kind: FactoryKind) -> bool:
+    return kind in (FactoryKind.AWAIT, FactoryKind.ENTER_ASYNC)
 
 
-def maker_of(factory: Factory, *, is_async: bool) -> tuple[Factory, Way]:
+def maker_of(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]:
     """What is to be called, and the way from there. `is_async`: a class that can be entered both ways is entered with
     `async with`."""
     if isinstance(factory, type):
         if hasattr(factory, "__aenter__") and (is_async or not hasattr(factory, "__enter__")):
-            return factory, Way.ENTER_ASYNC
-        return factory, Way.ENTER if hasattr(factory, "__enter__") else Way.CALL
+            return factory, FactoryKind.ENTER_ASYNC
+        return factory, FactoryKind.ENTER if hasattr(factory, "__enter__") else FactoryKind.CALL
     code = _code(factory)
     if inspect.isgeneratorfunction(code):
-        return contextmanager(factory), Way.ENTER
+        return contextmanager(factory), FactoryKind.ENTER
     if inspect.isasyncgenfunction(code):
-        return asynccontextmanager(factory), Way.ENTER_ASYNC
+        return asynccontextmanager(factory), FactoryKind.ENTER_ASYNC
     if inspect.iscoroutinefunction(code):
-        return factory, Way.AWAIT
+        return factory, FactoryKind.AWAIT
     # What `contextlib` has decorated is a plain function around a generator.
     within = inspect.unwrap(code)
     if inspect.isgeneratorfunction(within):
-        return factory, Way.ENTER
+        return factory, FactoryKind.ENTER
     if inspect.isasyncgenfunction(within):
-        return factory, Way.ENTER_ASYNC
-    return factory, Way.CALL
+        return factory, FactoryKind.ENTER_ASYNC
+    return factory, FactoryKind.CALL
 
 
 def _code(factory: Factory) -> Factory:

@@ -6,48 +6,48 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from truenext.stage.dependencies.factory import Factory, Way
+from truenext.stage.dependencies.factory import Factory, FactoryKind
 from truenext.stage.resources import OpenResources
 
-Given = Mapping[str, Any]
+Provided = Mapping[str, Any]
 
 
 class Step:
     """One value, made by one factory."""
 
-    __slots__ = ("_made", "direct", "maker", "name", "way")
+    __slots__ = ("_made", "direct", "kind", "maker", "name")
 
     def __init__(
         self,
         name: str,
         maker: Factory,
-        way: Way,
+        kind: FactoryKind,
         direct: Sequence[tuple[str, str]],
         made: Sequence[tuple[str, int]],
     ) -> None:
         self.name = name
         self.maker = maker
-        self.way = way
+        self.kind = kind
         self.direct = direct
         """Parameters and the names of what is given to them."""
         self._made = made
 
-    def call(self, given: Given, values: list[Any]) -> Any:
-        return self.maker(**_arguments(self.direct, self._made, given, values))
+    def call(self, provided: Provided, values: list[Any]) -> Any:
+        return self.maker(**_arguments(self.direct, self._made, provided, values))
 
 
 class Plan:
     """What one stage asks for, in the order in which it is made.
 
-    `async with plan.values(given) as arguments` is for an `async` stage, `with plan.values_in_thread(given)` for a
-    plain one, in the thread in which that runs. Both yield the arguments by their names. `given` has the values by the
-    names that `parameters_of` was told. Where `has_factories` is False, `plan.arguments(given)` is the same.
+    `async with plan.values(provided) as arguments` for an `async` stage, `with plan.values_in_thread(provided)` for a
+    plain one, in the thread that runs it. Both yield the arguments by their names. `provided` has the values by the
+    names that `parameters_of` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
 
     When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
     (`truenext.stage.resources`).
     """
 
-    __slots__ = ("_direct", "_made", "asked", "has_factories", "overridden", "steps")
+    __slots__ = ("_direct", "_made", "has_factories", "overridden", "required_names", "steps")
 
     def __init__(
         self,
@@ -60,48 +60,50 @@ class Plan:
         self._direct = direct
         self._made = made
         self.has_factories: bool = bool(steps)
-        self.asked = frozenset(name for _, name in (*direct, *(each for step in steps for each in step.direct)))
+        self.required_names = frozenset(
+            name for _, name in (*direct, *(each for step in steps for each in step.direct))
+        )
         """The names of what must be given, to the stage or to a factory."""
         self.overridden = overridden
         """The factories in whose place others are called."""
 
-    def values(self, given: Given) -> _Values:
-        return _Values(self, given)
+    def values(self, provided: Provided) -> _Values:
+        return _Values(self, provided)
 
-    def values_in_thread(self, given: Given) -> _ValuesInThread:
-        return _ValuesInThread(self, given)
+    def values_in_thread(self, provided: Provided) -> _ValuesInThread:
+        return _ValuesInThread(self, provided)
 
-    def arguments(self, given: Given, values: Sequence[Any] = ()) -> dict[str, Any]:
+    def arguments(self, provided: Provided, values: Sequence[Any] = ()) -> dict[str, Any]:
         """`values` are what the steps have made."""
-        return _arguments(self._direct, self._made, given, values)
+        return _arguments(self._direct, self._made, provided, values)
 
 
 class _Values:
     """Of one message, for an `async` stage. Plain factories run in the event loop's own thread."""
 
-    __slots__ = ("_given", "_opened", "_plan")
+    __slots__ = ("_opened", "_plan", "_provided")
 
-    def __init__(self, plan: Plan, given: Given) -> None:
+    def __init__(self, plan: Plan, provided: Provided) -> None:
         self._plan = plan
-        self._given = given
+        self._provided = provided
         self._opened = OpenResources()
 
     async def __aenter__(self) -> dict[str, Any]:
         values: list[Any] = []
         try:
             for step in self._plan.steps:
-                value = step.call(self._given, values)
-                if step.way is Way.AWAIT:
+                value = step.call(self._provided, values)
+                if step.kind is FactoryKind.AWAIT:
                     value = await value
-                elif step.way is Way.ENTER:
+                elif step.kind is FactoryKind.ENTER:
                     value = self._opened.enter(step.name, value)
-                elif step.way is Way.ENTER_ASYNC:
+                elif step.kind is FactoryKind.ENTER_ASYNC:
                     value = await self._opened.enter_async(step.name, value)
                 values.append(value)
         except BaseException as error:
             await self._opened.close_async(error)
             raise
-        return self._plan.arguments(self._given, values)
+        return self._plan.arguments(self._provided, values)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -112,23 +114,23 @@ class _Values:
 class _ValuesInThread:
     """The same, for a plain stage."""
 
-    __slots__ = ("_given", "_opened", "_plan")
+    __slots__ = ("_opened", "_plan", "_provided")
 
-    def __init__(self, plan: Plan, given: Given) -> None:
+    def __init__(self, plan: Plan, provided: Provided) -> None:
         self._plan = plan
-        self._given = given
+        self._provided = provided
         self._opened = OpenResources()
 
     def __enter__(self) -> dict[str, Any]:
         values: list[Any] = []
         try:
             for step in self._plan.steps:
-                value = step.call(self._given, values)
-                values.append(self._opened.enter(step.name, value) if step.way is Way.ENTER else value)
+                value = step.call(self._provided, values)
+                values.append(self._opened.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
         except BaseException as error:
             self._opened.close(error)
             raise
-        return self._plan.arguments(self._given, values)
+        return self._plan.arguments(self._provided, values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -137,9 +139,9 @@ class _ValuesInThread:
 
 
 def _arguments(
-    direct: Sequence[tuple[str, str]], made: Sequence[tuple[str, int]], given: Given, values: Sequence[Any]
+    direct: Sequence[tuple[str, str]], made: Sequence[tuple[str, int]], provided: Provided, values: Sequence[Any]
 ) -> dict[str, Any]:
-    arguments = {parameter: given[name] for parameter, name in direct}
+    arguments = {parameter: provided[name] for parameter, name in direct}
     for parameter, step in made:
         arguments[parameter] = values[step]
     return arguments

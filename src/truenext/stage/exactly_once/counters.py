@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 class ExactlyOnceCounters:
     """Of one process."""
 
-    __slots__ = ("claimed", "handled_before", "in_doubt", "moved", "refused")
+    __slots__ = ("already_processed", "claimed", "in_doubt", "refused", "renumbered")
 
     def __init__(self) -> None:
-        self.handled_before = 0
+        self.already_processed = 0
         """Messages whose effects had happened when they came: inbox hits."""
         self.in_doubt = 0
         """Producers of this process that were taken anew, because an answer was missing."""
         self.claimed = 0
         """Producers of processes that were not alive any more."""
-        self.moved = 0
+        self.renumbered = 0
         """Units that got new numbers, because the broker did not know theirs."""
         self.refused = 0
         """Messages that the broker did not take: they are in the queue `SERVICE.refused`."""
@@ -30,14 +30,20 @@ class ExactlyOnceCounters:
 
 def as_text(counters: ExactlyOnceCounters, unsent: Unsent | None) -> str:
     """For Prometheus; without what the database did not say in time."""
-    gone = {
-        "truenext_inbox_handled_before_total": ("Messages whose effects had happened before.", counters.handled_before),
+    totals = {
+        "truenext_inbox_already_processed_total": (
+            "Messages whose effects had happened before.",
+            counters.already_processed,
+        ),
         "truenext_outbox_in_doubt_total": ("Producers taken anew, for an answer was missing.", counters.in_doubt),
         "truenext_outbox_claimed_total": ("Producers claimed from processes that are gone.", counters.claimed),
-        "truenext_outbox_moved_total": ("Units under new numbers, for the broker did not know theirs.", counters.moved),
+        "truenext_outbox_renumbered_total": (
+            "Units under new numbers, for the broker did not know theirs.",
+            counters.renumbered,
+        ),
         "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),
     }
-    parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in gone.items()]
+    parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in totals.items()]
     if unsent is not None:
         messages = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
         parts += (

@@ -7,27 +7,27 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from truenext.stage.committing import BrokerAway
+from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import UnreadableUnit
-from truenext.stage.exactly_once.cleaning import Cleaning
-from truenext.stage.exactly_once.confirming import Confirming
+from truenext.stage.exactly_once.cleaner import Cleaner
+from truenext.stage.exactly_once.confirmer import Confirmer
 from truenext.stage.exactly_once.counters import ExactlyOnceCounters, as_text
 from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.exactly_once.sending import Answer, send_unit
-from truenext.stage.sql.errors import DatabaseAway, ProducerLost
+from truenext.stage.exactly_once.unit_sender import SendResult, send_unit
+from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.stage.core.numbers import Number, OutboxProducer
+    from truenext.stage.core.numbers import CommitNumber, OutboxProducer
     from truenext.stage.pool import Pool
     from truenext.stage.sql.outbox import Outbox, Unsent
 
 _logger = logging.getLogger("truenext.stage")
 
-LEAVE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 """For what is still to be said to the database at the end."""
-ASK_S = 2.0
+QUERY_TIMEOUT_S = 2.0
 """For how long the database is waited for before figures are said without it."""
 
 
@@ -39,42 +39,42 @@ class ExactlyOnce:
         self._service = service
         self.counters = ExactlyOnceCounters()
         self._relay = Relay(outbox, pool, service, self.counters)
-        self._confirming = Confirming(outbox)
-        self._cleaning = Cleaning(outbox)
+        self._confirmer = Confirmer(outbox)
+        self._cleaner = Cleaner(outbox)
 
     async def as_text(self) -> str:
         """How it is, for Prometheus; without what only the database knows if that does not say it in time."""
         unsent = None
-        with suppress(DatabaseAway, TimeoutError):
-            async with asyncio.timeout(ASK_S):
+        with suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 unsent = await self.unsent()
         return as_text(self.counters, unsent)
 
     async def unsent(self) -> Unsent:
-        """What is not known to be sent, of all processes. Raises: DatabaseAway"""
+        """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
         return await self._outbox.unsent()
 
     async def start(self) -> None:
-        """Begin once the tables of the outbox are checked. Raises: DatabaseAway"""
+        """Begin once the tables of the outbox are checked. Raises: DatabaseUnavailable"""
         if not await self._outbox.is_durable():
             _logger.warning(
                 "synchronous_commit is off: when the database crashes it forgets what it has confirmed, and what was "
                 "sent for that is not taken back",
                 extra={"service": self._service},
             )
-        await self._outbox.join()
+        await self._outbox.register()
         self._relay.start()
-        self._confirming.start()
-        self._cleaning.start()
+        self._confirmer.start()
+        self._cleaner.start()
 
     async def stop(self) -> None:
         """Its producers are others' at once, or a while later if the database is not there."""
         await self._relay.stop()
-        await self._cleaning.stop()
-        with suppress(DatabaseAway, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._confirming.stop()
-                await self._outbox.leave(self._relay.free)
+        await self._cleaner.stop()
+        with suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._confirmer.stop()
+                await self._outbox.deregister(self._relay.free)
 
     def wake(self) -> None:
         """A user's transaction has begun flows. In the thread of the event loop."""
@@ -82,38 +82,40 @@ class ExactlyOnce:
 
     # ---- Of one message ----
 
-    async def was_done(self, id: str) -> bool:
-        """Raises: DatabaseAway"""
-        return await self._outbox.is_done(id)
+    async def is_processed(self, id: str) -> bool:
+        """Raises: DatabaseUnavailable"""
+        return await self._outbox.is_processed(id)
 
-    async def sent_before(self, id: str, pool: Pool) -> None:
+    async def ensure_sent(self, id: str, pool: Pool) -> None:
         """The message with this id in the inbox was handled before: see to it that what it has to send is sent.
 
-        Raises: BrokerAway, InDoubt, RolledBack: then its message is not to be acknowledged yet; DatabaseAway
+        Raises: BrokerUnavailable, InDoubt, RolledBack: then its message is not acknowledged yet; DatabaseUnavailable
         """
-        self.counters.handled_before += 1
+        self.counters.already_processed += 1
         unit = await self._outbox.unit(id)
         if unit is None:
             return
         try:
-            answer = await send_unit(pool, unit, self._service, self.counters)
+            result = await send_unit(pool, unit, self._service, self.counters)
         except UnreadableUnit as error:
-            raise BrokerAway(f"what was to be sent cannot be sent by this process: {error}") from error
-        if answer is not Answer.SENT:
-            raise BrokerAway("the broker does not know the numbers of what was to be sent: its relay sees to that")
-        self._confirming.add(id, was_sent=True, is_done=False)
+            raise BrokerUnavailable(f"what was to be sent cannot be sent by this process: {error}") from error
+        if result is not SendResult.SENT:
+            raise BrokerUnavailable(
+                "the broker does not know the numbers of what was to be sent: its relay sees to that"
+            )
+        self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
-    def borrowed(self) -> Borrowed:
-        """`async with once.borrowed() as producer:` for what one message may send. To be said before its transaction
+    def borrow_producer(self) -> BorrowedProducer:
+        """`async with once.borrow_producer() as producer:` for what one message may send. Before its transaction
         begins: SQLite has only one that writes at a time."""
-        return Borrowed(self._relay)
+        return BorrowedProducer(self._relay)
 
-    def ended(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+    def on_committed(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         """The answer to the COMMIT of a message is known."""
-        self._confirming.add(id, was_sent=was_sent, is_done=is_acknowledged)
+        self._confirmer.add(id, was_sent=was_sent, is_acknowledged=is_acknowledged)
 
 
-class Borrowed:
+class BorrowedProducer:
     """A producer of this process, for one unit. If the block raises when its number was used, something may have
     happened under that: it is not used before that is known."""
 
@@ -124,12 +126,12 @@ class Borrowed:
         self._producer: OutboxProducer | None = None
         self._was_used = False
 
-    async def __aenter__(self) -> Borrowed:
-        """Raises: DatabaseAway"""
+    async def __aenter__(self) -> BorrowedProducer:
+        """Raises: DatabaseUnavailable"""
         self._producer = await self._relay.borrow()
         return self
 
-    def number(self) -> Number:
+    def number(self) -> CommitNumber:
         """It is used from now on."""
         assert self._producer is not None, "the block has begun"
         self._was_used = True
@@ -142,9 +144,9 @@ class Borrowed:
         assert producer is not None, "the block has begun"
         if isinstance(error, ProducerLost):
             # This process stood still for so long that others took it for dead: whatever it has may be another's.
-            self._relay.doubt_all()
+            self._relay.invalidate_all()
         if self._was_used and error is not None:
-            self._relay.in_doubt(producer)
+            self._relay.invalidate(producer)
             return
         if self._was_used:
             producer.number += 1

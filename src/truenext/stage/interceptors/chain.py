@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 from truenext.stage.resources import OpenResources
 
 _logger = logging.getLogger("truenext.stage")
@@ -37,10 +37,10 @@ class Chain:
             except Exception as error:
                 _report(each, "sending", error)
 
-    def ended(self, execution: Execution, ending: Ending) -> None:
+    def ended(self, execution: Execution, result: ExecutionResult) -> None:
         for each in self._ended:
             try:
-                each.ended(execution, ending)
+                each.ended(execution, result)
             except Exception as error:
                 _report(each, "ended", error)
 

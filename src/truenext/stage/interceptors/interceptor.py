@@ -37,7 +37,7 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Of the message's body, in bytes."""
     carrier: Mapping[str, str] = {}
     """What interceptors have put into the message when it was sent."""
-    kept: dict[Interceptor, Any] = {}
+    interceptor_data: dict[Interceptor, Any] = {}
     """For what an interceptor wants to know again in its next hook."""
 
 
@@ -56,7 +56,7 @@ class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
     a few short texts."""
 
 
-class Ending(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """How a run has ended. All durations are in seconds."""
 
     outcome: ExecutionOutcome
@@ -93,7 +93,7 @@ class Interceptor:
         stage sends it. It may put something into `send.carrier`. What it raises is logged, and the message is sent.
         """
 
-    def ended(self, execution: Execution, ending: Ending) -> None:
+    def ended(self, execution: Execution, result: ExecutionResult) -> None:
         """Once for each execution, when it is known what became of its message; also where `around` was never entered,
         because the message was refused before. What it raises is logged.
         """

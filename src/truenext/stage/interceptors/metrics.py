@@ -10,7 +10,13 @@ from threading import Lock
 import msgspec
 
 from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
-from truenext.stage.interceptors.interceptor import Ending, Execution, ExecutionOutcome, Interceptor, MessageToSend
+from truenext.stage.interceptors.interceptor import (
+    Execution,
+    ExecutionOutcome,
+    ExecutionResult,
+    Interceptor,
+    MessageToSend,
+)
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of durations, in seconds: those that OpenTelemetry's conventions advise for messages."""
@@ -29,7 +35,7 @@ class Duration(msgspec.Struct, frozen=True):
         return sum(self.buckets)
 
 
-class StageFigures(msgspec.Struct, frozen=True):
+class StageMetrics(msgspec.Struct, frozen=True):
     """Of one stage, since the interceptor was made."""
 
     running: int
@@ -49,7 +55,7 @@ class Metrics(Interceptor):
     def __init__(self) -> None:
         self._lock = Lock()
         self._stages: dict[tuple[str, str], _Counts] = {}
-        self._sent_outside = 0
+        self._sent_outside_stages = 0
 
     @contextmanager
     def around(self, execution: Execution) -> Iterator[None]:
@@ -64,17 +70,17 @@ class Metrics(Interceptor):
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         with self._lock:
             if execution is None:
-                self._sent_outside += 1
+                self._sent_outside_stages += 1
             else:
                 self._counts(execution).sent += 1
 
-    def ended(self, execution: Execution, ending: Ending) -> None:
+    def ended(self, execution: Execution, result: ExecutionResult) -> None:
         with self._lock:
             counts = self._counts(execution)
-            counts.outcomes[ending.outcome] = counts.outcomes.get(ending.outcome, 0) + 1
-            if ending.run is not None:
-                counts.run.add(ending.run)
-            counts.total.add(ending.total)
+            counts.outcomes[result.outcome] = counts.outcomes.get(result.outcome, 0) + 1
+            if result.run is not None:
+                counts.run.add(result.run)
+            counts.total.add(result.total)
 
     def _counts(self, execution: Execution) -> _Counts:
         key = (execution.endpoint, execution.stage)
@@ -83,22 +89,22 @@ class Metrics(Interceptor):
             counts = self._stages[key] = _Counts()
         return counts
 
-    def snapshot(self) -> dict[tuple[str, str], StageFigures]:
+    def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
         """By endpoint and stage; of one moment."""
         with self._lock:
-            return {key: counts.figures() for key, counts in self._stages.items()}
+            return {key: counts.metrics() for key, counts in self._stages.items()}
 
     @property
-    def sent_outside(self) -> int:
+    def sent_outside_stages(self) -> int:
         """Messages that were sent by no stage: those with which flows began."""
-        return self._sent_outside
+        return self._sent_outside_stages
 
     def exposition(self) -> str:
         """The same as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
         stages = self.snapshot()
         labels = {key: {"endpoint": key[0], "stage": key[1]} for key in stages}
         sent = [Sample(labels[key], each.sent) for key, each in stages.items()]
-        sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside))
+        sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside_stages))
         return "".join(
             (
                 exposition(
@@ -145,7 +151,7 @@ class Metrics(Interceptor):
         )
 
 
-class _Observed:
+class _DurationCounter:
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
@@ -167,8 +173,8 @@ class _Counts:
         self.running = 0
         self.outcomes: dict[ExecutionOutcome, int] = {}
         self.sent = 0
-        self.run = _Observed()
-        self.total = _Observed()
+        self.run = _DurationCounter()
+        self.total = _DurationCounter()
 
-    def figures(self) -> StageFigures:
-        return StageFigures(self.running, dict(self.outcomes), self.sent, self.run.duration(), self.total.duration())
+    def metrics(self) -> StageMetrics:
+        return StageMetrics(self.running, dict(self.outcomes), self.sent, self.run.duration(), self.total.duration())

@@ -24,7 +24,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from truenext.stage.interceptors.interceptor import Ending, Execution, Interceptor, MessageToSend
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 from truenext.version import VERSION
 
 
@@ -36,11 +36,11 @@ class Tracing(Interceptor):
 
     @contextmanager
     def around(self, execution: Execution) -> Iterator[None]:
-        here: Context | None = execution.kept.get(self)
-        if here is None:
+        context: Context | None = execution.interceptor_data.get(self)
+        if context is None:
             # Otherwise it runs again, or the next stage runs in the same transaction: all of that is one span.
-            here = execution.kept[self] = self._start_span(execution)
-        token = contexts.attach(here)
+            context = execution.interceptor_data[self] = self._start_span(execution)
+        token = contexts.attach(context)
         try:
             yield
         finally:
@@ -66,7 +66,7 @@ class Tracing(Interceptor):
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         # A message may be sent when its stage has returned, elsewhere than where the stage ran.
-        sender: Context | None = execution.kept.get(self) if execution is not None else None
+        sender: Context | None = execution.interceptor_data.get(self) if execution is not None else None
         span = self._tracer.start_span(
             f"send {send.destination}",
             context=sender,
@@ -79,19 +79,19 @@ class Tracing(Interceptor):
         propagate.inject(send.carrier, trace.set_span_in_context(span, sender))
         span.end()
 
-    def ended(self, execution: Execution, ending: Ending) -> None:
-        context: Context | None = execution.kept.pop(self, None)
+    def ended(self, execution: Execution, result: ExecutionResult) -> None:
+        context: Context | None = execution.interceptor_data.pop(self, None)
         if context is None:
             return
         span = trace.get_current_span(context)
-        span.set_attribute("truenext.outcome", ending.outcome)
+        span.set_attribute("truenext.outcome", result.outcome)
         # What was given back is nobody's error.
-        if ending.outcome not in ("ended", "handled before", "given back"):
-            error = ending.error
+        if result.outcome not in ("ended", "handled before", "given back"):
+            error = result.error
             if error is not None:
                 span.record_exception(error)
                 span.set_attribute("error.type", f"{type(error).__module__}.{type(error).__qualname__}")
-            span.set_status(Status(StatusCode.ERROR, str(error) if error is not None else ending.outcome))
+            span.set_status(Status(StatusCode.ERROR, str(error) if error is not None else result.outcome))
         span.end()
 
 

@@ -12,43 +12,43 @@ from truenext.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from truenext.stage.sql.database import Database
-    from truenext.stage.sql.looking import look
-    from truenext.stage.sql.own_transaction import InTransaction
+    from truenext.stage.sql.error_kind import classify_error
+    from truenext.stage.sql.own_transaction import SessionOutbox
+    from truenext.stage.sql.report import outbox_report
     from truenext.stage.sql.session import session_type
-    from truenext.stage.sql.tables import applied_schema, schema_sql
-    from truenext.stage.sql.trouble import trouble_of
+    from truenext.stage.sql.tables import apply_schema, schema_sql
     from truenext.stage.sql.work import TaskWork, ThreadWork
 
 __all__ = [
     "Database",
-    "InTransaction",
+    "SessionOutbox",
     "TaskWork",
     "ThreadWork",
-    "applied_schema",
-    "look",
+    "apply_schema",
+    "classify_error",
+    "outbox_report",
     "schema_sql",
     "session_type",
-    "trouble_of",
 ]
 
-_HOMES = {
+_MODULES = {
     "Database": "truenext.stage.sql.database",
-    "InTransaction": "truenext.stage.sql.own_transaction",
+    "SessionOutbox": "truenext.stage.sql.own_transaction",
     "TaskWork": "truenext.stage.sql.work",
     "ThreadWork": "truenext.stage.sql.work",
-    "applied_schema": "truenext.stage.sql.tables",
-    "look": "truenext.stage.sql.looking",
+    "apply_schema": "truenext.stage.sql.tables",
+    "outbox_report": "truenext.stage.sql.report",
     "schema_sql": "truenext.stage.sql.tables",
     "session_type": "truenext.stage.sql.session",
-    "trouble_of": "truenext.stage.sql.trouble",
+    "classify_error": "truenext.stage.sql.error_kind",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found: object = getattr(importlib.import_module(_HOMES[name]), name)
+        found: object = getattr(importlib.import_module(_MODULES[name]), name)
     except ImportError as error:
         # SQLAlchemy says in its own words, and without a name, that greenlet is missing.
         cause = error if error.name is not None or not isinstance(error.__cause__, ImportError) else error.__cause__

@@ -15,25 +15,25 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 
 from truenext.stage.sql import postgresql, sqlite
-from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.error_kind import classify_error
+from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.stage.sql.exactly_once import ExactlyOnceStatements
-from truenext.stage.sql.line import line_of
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.sql.transaction import watch
-from truenext.stage.sql.trouble import trouble_of
 from truenext.stage.sql.url import DatabaseAddress, address_of
 from truenext.stage.sql.work import TaskWork, ThreadWork
+from truenext.stage.sql.write_queue import write_queue_of
 
 T = TypeVar("T")
 
 OUTBOX_CONNECTIONS = 3
-PROBE_S = 10.0
+PROBE_TIMEOUT_S = 10.0
 """A database that has not answered by then is away."""
 
 
 OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
 """A process that stands still in the middle of a transaction is not to have all others wait for its locks."""
-_OF_THE_OUTBOX: dict[bool, dict[str, Any]] = {
+_OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
     # What two of its statements see is relied on, whatever the database's own level is. Each second the same connection
     # is taken, and need not be asked whether it lives.
     True: {"isolation_level": "READ COMMITTED", "pool_use_lifo": True},
@@ -54,14 +54,14 @@ class Database:
         self._address = address_of(url)
         with self._address.loading_driver():
             self._pools = {True: _Pools(self._address, True, interactive), False: _Pools(self._address, False, others)}
-            self._probing = create_async_engine(
+            self._probe_engine = create_async_engine(
                 self._address.for_tasks,
                 poolclass=NullPool,
                 connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
             )
-        self._own: _Pools | None = None
+        self._outbox_pools: _Pools | None = None
         """For what belongs to no message."""
-        self._could_write = False
+        self._was_writable = False
         self._is_closed = False
 
     def __str__(self) -> str:
@@ -71,29 +71,29 @@ class Database:
     async def open(self) -> None:
         """Find out whether the database is there, and whether it can be written to.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        self._could_write = await self._ask(_can_write)
-        if self._could_write and self._address.file is not None:
-            await self._ask(sqlite.keep_a_log)
+        self._was_writable = await self._run_probe(_can_write)
+        if self._was_writable and self._address.file is not None:
+            await self._run_probe(sqlite.enable_wal)
 
     async def probe(self) -> None:
         """Find out whether the database is there, as it was when it was opened.
 
         Over a connection of its own, so that it waits for no worker.
 
-        Raises: DatabaseAway, also if it can no longer be written to
+        Raises: DatabaseUnavailable, also if it can no longer be written to
         """
-        if not await self._ask(_can_write) and self._could_write:
-            raise DatabaseAway(f"{self} can only be read")
+        if not await self._run_probe(_can_write) and self._was_writable:
+            raise DatabaseUnavailable(f"{self} can only be read")
 
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""
         self._is_closed = True
-        for pools in (*self._pools.values(), self._own):
+        for pools in (*self._pools.values(), self._outbox_pools):
             if pools is not None:
                 await pools.close()
-        await self._probing.dispose()
+        await self._probe_engine.dispose()
 
     def task_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> TaskWork:
         """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
@@ -112,29 +112,29 @@ class Database:
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
-        if self._own is None:
+        if self._outbox_pools is None:
             # Few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
-            self._own = _Pools(
+            self._outbox_pools = _Pools(
                 self._address,
                 True,
                 OUTBOX_CONNECTIONS,
                 limits=OUTBOX_LIMITS,
-                **_OF_THE_OUTBOX[self._address.file is None],
+                **_OUTBOX_ENGINE_OPTIONS[self._address.file is None],
             )
-        return Outbox(self._own.for_tasks, service, owner, instance)
+        return Outbox(self._outbox_pools.for_tasks, service, owner, instance)
 
-    async def _ask(self, question: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file
         try:
             if file is not None and not file.exists():
                 # SQLite would make an empty one, and all messages would fail for want of a table.
-                raise DatabaseAway(f"there is no file {file}: create the database before the stages start")
-            async with asyncio.timeout(PROBE_S), self._probing.connect() as connection:
-                return await question(connection)
+                raise DatabaseUnavailable(f"there is no file {file}: create the database before the stages start")
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._probe_engine.connect() as connection:
+                return await probe(connection)
         except TimeoutError as error:
-            raise DatabaseAway(f"{self} has not answered for {PROBE_S:g} seconds") from error
+            raise DatabaseUnavailable(f"{self} has not answered for {PROBE_TIMEOUT_S:g} seconds") from error
         except (SQLAlchemyError, OSError) as error:
-            raise DatabaseAway(f"{self} is not there: {error}") from error
+            raise DatabaseUnavailable(f"{self} is not there: {error}") from error
 
 
 class _Pools:
@@ -161,7 +161,7 @@ class _Pools:
             if address.file is None:
                 postgresql.set_up(engine, limits=limits)
             else:
-                sqlite.set_up(engine, line_of(address.file), is_interactive=is_interactive)
+                sqlite.set_up(engine, write_queue_of(address.file), is_interactive=is_interactive)
 
     async def close(self) -> None:
         await self.for_tasks.dispose()
@@ -175,7 +175,7 @@ async def _can_write(connection: AsyncConnection) -> bool:
     try:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
     except DBAPIError as error:
-        if trouble_of(error) is Trouble.AGAIN:
+        if classify_error(error) is DatabaseErrorKind.RETRYABLE:
             # Somebody writes to it now.
             return True
         if error.orig is not None and getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_READONLY"):

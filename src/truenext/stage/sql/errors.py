@@ -3,14 +3,14 @@
 It needs no SQLAlchemy, so that whoever only catches can do so without it.
 
 TruenextError
-├── DatabaseAway     the database is not there, or cannot work; no message's fault
-│   ├── OutboxAway       it is there, perhaps, but not what has effects happen once
+├── DatabaseUnavailable     the database is not there, or cannot work; no message's fault
+│   ├── OutboxUnavailable       it is there, perhaps, but not what has effects happen once
 │   └── OutboxBusy       others have kept that locked for too long
 ├── Swallowed        the transaction is no longer what the function believes; nothing was committed
 ├── NotCommitted     the database has refused the COMMIT; nothing was committed
 ├── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
-├── DoneBefore       the message was handled already; nothing of this time is committed
-├── UnderWay         somebody else is handling the same message; nothing was committed
+├── AlreadyProcessed       the message was handled already; nothing of this time is committed
+├── InProgress         somebody else is handling the same message; nothing was committed
 └── ProducerLost     somebody else has the numbers that this was to have; nothing was committed
 """
 
@@ -19,15 +19,15 @@ from enum import Enum
 from truenext.errors import TruenextError
 
 
-class Trouble(Enum):
+class DatabaseErrorKind(Enum):
     """What an error says about whose fault it is, and so what is to be done."""
 
     FULL = "full"
     """The database has no room, no memory, or a disk that fails: no message's fault, and it is waited for."""
-    AWAY = "away"
+    UNAVAILABLE = "away"
     """The database is not there, or can only be read: no message's fault, and it is waited for. If it is there all the
     same, it may be this work that looks for another, or may not write."""
-    AGAIN = "again"
+    RETRYABLE = "again"
     """Another transaction was in the way: the same work may succeed if it is run again at once."""
     TABLES = "tables"
     """The tables of what happens once cannot be used, such as for a right that was taken away: no message's fault, and
@@ -35,26 +35,26 @@ class Trouble(Enum):
     LOST = "lost"
     """The connection was lost in the middle of the work: if the database is there, it may be this work that ends
     connections."""
-    OWN = "own"
+    APPLICATION = "own"
     """Anything else: the fault of the work itself."""
 
 
-class DatabaseAway(TruenextError):
+class DatabaseUnavailable(TruenextError):
     """The database is not there, or cannot do what it could when it was opened; `__cause__` says more."""
 
-    trouble = Trouble.AWAY
+    kind = DatabaseErrorKind.UNAVAILABLE
 
 
-class OutboxAway(DatabaseAway):
+class OutboxUnavailable(DatabaseUnavailable):
     """What has effects happen once cannot be asked now, or not be written; `__cause__` says more."""
 
-    trouble = Trouble.TABLES
+    kind = DatabaseErrorKind.TABLES
 
 
-class OutboxBusy(DatabaseAway):
+class OutboxBusy(DatabaseUnavailable):
     """Others have kept it locked for so long that it was not waited for."""
 
-    trouble = Trouble.AGAIN
+    kind = DatabaseErrorKind.RETRYABLE
 
 
 class Swallowed(TruenextError):
@@ -72,11 +72,11 @@ class CommitInDoubt(TruenextError):
     """The COMMIT was sent and its answer has not come: the transaction happened or not. `__cause__` says why."""
 
 
-class DoneBefore(TruenextError):
+class AlreadyProcessed(TruenextError):
     """The message was handled already, so its effects are there; what was done this time is taken back."""
 
 
-class UnderWay(TruenextError):
+class InProgress(TruenextError):
     """Another transaction handles the same message, and has not ended in time."""
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.exc import DBAPIError
 
-from truenext.stage.sql.errors import DoneBefore, OutboxAway, ProducerLost, UnderWay
-from truenext.stage.sql.tables import says_unusable, unusable
+from truenext.stage.sql.errors import AlreadyProcessed, InProgress, OutboxUnavailable, ProducerLost
+from truenext.stage.sql.tables import is_unusable_table, unusable_table_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from truenext.stage.core.numbers import Number
+    from truenext.stage.core.numbers import CommitNumber
     from truenext.stage.core.outbox_unit import OutboxUnit
 
 WAIT_S: Final = 5
@@ -85,29 +85,29 @@ class ExactlyOnceStatements:
     def __init__(self, id: str) -> None:
         """`id` is that of the inbox."""
         self._id = id
-        self.skip_reason: DoneBefore | UnderWay | None = None
+        self.skip_reason: AlreadyProcessed | InProgress | None = None
         """Why nothing is to be done now: whatever the function makes of it."""
 
-    def begin(self, connection: Connection) -> None:
+    def insert_inbox_id(self, connection: Connection) -> None:
         """The first statement of the transaction.
 
-        Raises: DoneBefore, UnderWay, OutboxAway; what SQLAlchemy raises
+        Raises: AlreadyProcessed, InProgress, OutboxUnavailable; what SQLAlchemy raises
         """
         try:
-            answer = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
+            result = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-                self.skip_reason = UnderWay(f"the same message has been handled for {WAIT_S} seconds, and is still")
+                self.skip_reason = InProgress(f"the same message has been handled for {WAIT_S} seconds, and is still")
                 raise self.skip_reason from error
-            raise _told(error) from error
-        if answer.rowcount != 1:
-            self.skip_reason = DoneBefore("the message was handled before: what is done now is taken back")
+            raise _translated(error) from error
+        if result.rowcount != 1:
+            self.skip_reason = AlreadyProcessed("the message was handled before: what is done now is taken back")
             raise self.skip_reason
 
-    def write(self, connection: Connection, service: str, number: Number, unit: OutboxUnit) -> None:
+    def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:
         """The last statement before COMMIT.
 
-        Raises: ProducerLost, OutboxAway; what SQLAlchemy raises
+        Raises: ProducerLost, OutboxUnavailable; what SQLAlchemy raises
         """
         kind = connection.dialect.name
         parameters: dict[str, Any] = {
@@ -122,13 +122,13 @@ class ExactlyOnceStatements:
         }
         for statement in _WRITE[kind]:
             try:
-                answer = connection.exec_driver_sql(statement, parameters)
+                result = connection.exec_driver_sql(statement, parameters)
             except DBAPIError as error:
-                raise _told(error) from error
-            if answer.rowcount != 1:
+                raise _translated(error) from error
+            if result.rowcount != 1:
                 raise ProducerLost(f"the numbers of {number.producer.name} are another process's by now")
 
 
-def _told(error: DBAPIError) -> Exception:
+def _translated(error: DBAPIError) -> Exception:
     """What the message cannot help is not its failure."""
-    return OutboxAway(unusable(error)) if says_unusable(error) else error
+    return OutboxUnavailable(unusable_table_text(error)) if is_unusable_table(error) else error

@@ -16,9 +16,9 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from truenext.stage.core.numbers import Number
-from truenext.stage.core.outbox_unit import HEAD, HEAD_OF_TOGETHER, HEAD_OF_WRITTEN, together
-from truenext.stage.sql.wording import Wording
+from truenext.stage.core.numbers import CommitNumber
+from truenext.stage.core.outbox_unit import COMBINED_PREFIX, PART_PREFIX, UNIT_PREFIX, combine_units
+from truenext.stage.sql.syntax import SqlSyntax
 
 MESSAGES_MAX = 10_000
 """Of one unit, unless it was written as one: a fifth of what the broker takes in one transaction."""
@@ -26,14 +26,14 @@ BYTES_MAX = 2 * 1024 * 1024
 """The same."""
 
 IS_READABLE = {
-    "postgresql": f"substr(unit, 1, 2) = '\\x{HEAD.hex()}'",
-    "sqlite": f"substr(unit, 1, 2) = x'{HEAD.hex()}'",
+    "postgresql": f"substr(unit, 1, 2) = '\\x{UNIT_PREFIX.hex()}'",
+    "sqlite": f"substr(unit, 1, 2) = x'{UNIT_PREFIX.hex()}'",
 }
 """This process can read it: what a newer one has written another way is left to those."""
 
 _ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
 
-_IN_ONE = f"""
+_COMBINE = f"""
     WITH first_rows AS (
         SELECT ctid AS place, id, written_ms, length(unit) AS size, messages FROM truenext_outbox
         WHERE producer IS NULL AND service = :service AND interactive = :interactive AND {IS_READABLE["postgresql"]}
@@ -48,8 +48,8 @@ _IN_ONE = f"""
         RETURNING id, written_ms, messages, unit)
     INSERT INTO truenext_outbox ({_ROW})
     SELECT CAST(:id AS uuid), :service, :producer, :number, :interactive, sum(messages), min(written_ms),
-        '\\x{HEAD_OF_TOGETHER.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
-            '\\x{HEAD_OF_WRITTEN.hex()}' || int8send(written_ms) || unit, CAST('' AS bytea) ORDER BY written_ms, id)
+        '\\x{COMBINED_PREFIX.hex()}' || int4send(CAST(count(*) AS int)) || string_agg(
+            '\\x{PART_PREFIX.hex()}' || int8send(written_ms) || unit, CAST('' AS bytea) ORDER BY written_ms, id)
     FROM taken HAVING count(*) > 0
     RETURNING written_ms, unit"""
 
@@ -63,17 +63,17 @@ _INSERT = f"""
     VALUES (:id, :service, :producer, :number, :interactive, :messages, :written_ms, :unit)"""
 
 
-async def make_one(
-    wording: Wording,
+async def combine_rows(
+    syntax: SqlSyntax,
     connection: AsyncConnection,
     service: str,
-    number: Number,
+    number: CommitNumber,
     id: str,
-    most: int,
+    rows_max: int,
     *,
     is_interactive: bool,
 ) -> tuple[int, bytes] | None:
-    """Of what has no number `most` rows that were written first become one unit, with this number and id: when its
+    """Of what has no number `rows_max` rows that were written first become one unit, with this number and id: when its
     first part was written, and its bytes. None if there is nothing."""
     names: dict[str, Any] = {
         "service": service,
@@ -81,34 +81,34 @@ async def make_one(
         "producer": number.producer.name,
         "number": number.number,
         "id": id,
-        "most": most,
+        "most": rows_max,
     }
-    if wording.is_sqlite:
-        return await _make_one_in_steps(wording, connection, names)
-    made = (await wording.say(connection, _IN_ONE, names)).first()
-    if made is None:
+    if syntax.is_sqlite:
+        return await _combine_in_steps(syntax, connection, names)
+    combined = (await syntax.execute(connection, _COMBINE, names)).first()
+    if combined is None:
         return None
-    written_ms, unit = tuple(made)
+    written_ms, unit = tuple(combined)
     return written_ms, unit
 
 
-async def _make_one_in_steps(
-    wording: Wording, connection: AsyncConnection, names: dict[str, Any]
+async def _combine_in_steps(
+    syntax: SqlSyntax, connection: AsyncConnection, names: dict[str, Any]
 ) -> tuple[int, bytes] | None:
-    places: list[int] = []
+    rowids: list[int] = []
     size = messages = 0
-    for place, length, count in map(tuple, (await wording.say(connection, _FIRST, names)).all()):
-        if places and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
+    for rowid, length, count in map(tuple, (await syntax.execute(connection, _FIRST, names)).all()):
+        if rowids and (size + length > BYTES_MAX or messages + count > MESSAGES_MAX):
             break
-        places.append(place)
+        rowids.append(rowid)
         size += length
         messages += count
-    if not places:
+    if not rowids:
         return None
-    these = {"places": json.dumps(places)}
-    rows = await wording.say(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
+    these = {"places": json.dumps(rowids)}
+    rows = await syntax.execute(connection, f"SELECT written_ms, rowid, unit {_THESE}", these)
     written = [(written_ms, unit) for written_ms, _, unit in sorted(map(tuple, rows.all()))]
-    await wording.say(connection, f"DELETE {_THESE}", these)
-    first_ms, unit = written[0][0], together(written)
-    await wording.say(connection, _INSERT, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
+    await syntax.execute(connection, f"DELETE {_THESE}", these)
+    first_ms, unit = written[0][0], combine_units(written)
+    await syntax.execute(connection, _INSERT, names | {"messages": messages, "written_ms": first_ms, "unit": unit})
     return first_ms, unit

@@ -20,25 +20,31 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.numbers import OutboxProducer
-from truenext.stage.core.outbox_unit import TOGETHER_MAX, decode_unit, parts_of
-from truenext.stage.sql.errors import DatabaseAway, OutboxAway, OutboxBusy, ProducerLost, Trouble
-from truenext.stage.sql.numbering import IS_READABLE, make_one
-from truenext.stage.sql.sqlite import READS
-from truenext.stage.sql.tables import check_version, make_tables, metadata, says_unusable, unusable
-from truenext.stage.sql.trouble import trouble_of
-from truenext.stage.sql.wording import Wording, plain_id
+from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, decode_unit, split_unit
+from truenext.stage.sql.error_kind import classify_error
+from truenext.stage.sql.errors import (
+    DatabaseErrorKind,
+    DatabaseUnavailable,
+    OutboxBusy,
+    OutboxUnavailable,
+    ProducerLost,
+)
+from truenext.stage.sql.numbering import IS_READABLE, combine_rows
+from truenext.stage.sql.sqlite import READ_ONLY
+from truenext.stage.sql.syntax import SqlSyntax, plain_id
+from truenext.stage.sql.tables import check_version, create_tables, is_unusable_table, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process is taken for alive since it last said so. Whom that misjudges has more to do, and
 nothing happens twice for it."""
-GONE_MS = 24 * 3600 * 1000
+DEAD_OWNER_KEPT_MS = 24 * 3600 * 1000
 """Milliseconds after which a process that is not alive any more is not shown any more, either."""
-FORGOTTEN_MS = 6 * 24 * 3600 * 1000
+PRODUCER_UNUSED_MS = 6 * 24 * 3600 * 1000
 """A producer that was not used for so long is not used again: the broker soon forgets it. Source: docs/limits.md,
 PRODUCER_RETENTION_MS"""
-KEPT_MS = 7 * 24 * 3600 * 1000
+RETENTION_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which the inbox knows a message after its acknowledgement."""
-CLEANED_MAX = 1000
+DELETED_ROWS_MAX = 1000
 """Rows of the inbox that go at a time."""
 
 
@@ -53,7 +59,7 @@ class StoredUnit(NamedTuple):
     """Since it was written."""
 
 
-class Look(NamedTuple):
+class PendingWork(NamedTuple):
     """What one look a second finds."""
 
     is_known: bool
@@ -83,46 +89,46 @@ class Outbox:
         self._service = service
         self._instance = instance[:255]
         self._engine = engine
-        self._reading = engine.execution_options(**READS)
-        self._wording = Wording(engine.dialect.name)
-        self._now_ms = self._wording.now_ms
+        self._read_only_engine = engine.execution_options(**READ_ONLY)
+        self._syntax = SqlSyntax(engine.dialect.name)
+        self._now_ms = self._syntax.now_ms
         self._is_readable = IS_READABLE[engine.dialect.name]
 
     # ---- Coming up ----
 
     async def check(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
+        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
         try:
-            async with self._connection(reads=True) as connection:
-                found = (await self._say(connection, "SELECT max(version) FROM truenext_schema")).scalar()
+            async with self._transaction(is_read_only=True) as connection:
+                found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
                 for table in metadata.tables.values():
                     columns = ", ".join(column.name for column in table.columns)
-                    await self._say(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
-        except DatabaseAway as error:
+                    await self._execute(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
+        except DatabaseUnavailable as error:
             cause = error.__cause__
-            if isinstance(cause, DBAPIError) and says_unusable(cause):
-                raise ConfigurationError(unusable(cause)) from error
+            if isinstance(cause, DBAPIError) and is_unusable_table(cause):
+                raise ConfigurationError(unusable_table_text(cause)) from error
             raise
         check_version(found)
 
     async def is_durable(self) -> bool:
-        """What the database confirms survives its crash. Raises: DatabaseAway"""
-        if self._wording.is_sqlite:
+        """What the database confirms survives its crash. Raises: DatabaseUnavailable"""
+        if self._syntax.is_sqlite:
             # Its connections are set up for that.
             return True
-        async with self._connection(reads=True) as connection:
-            found = await self._say(connection, "SELECT current_setting('synchronous_commit')")
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(connection, "SELECT current_setting('synchronous_commit')")
             return bool(found.scalar() != "off")
 
-    async def make_tables(self) -> None:
-        """Raises: DatabaseAway"""
-        async with self._connection() as connection:
-            await connection.run_sync(make_tables)
+    async def create_tables(self) -> None:
+        """Raises: DatabaseUnavailable"""
+        async with self._transaction() as connection:
+            await connection.run_sync(create_tables)
 
-    async def join(self) -> None:
-        """This process is alive. Raises: DatabaseAway"""
-        async with self._connection() as connection:
-            await self._say(
+    async def register(self) -> None:
+        """This process is alive. Raises: DatabaseUnavailable"""
+        async with self._transaction() as connection:
+            await self._execute(
                 connection,
                 f"""INSERT INTO truenext_owners (name, service, instance, alive_until_ms)
                 VALUES (:owner, :service, :instance, {self._now_ms} + :alive_ms)
@@ -130,19 +136,19 @@ class Outbox:
                 {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
             )
 
-    async def leave(self, free: Collection[str]) -> None:
+    async def deregister(self, free: Collection[str]) -> None:
         """Others may have what it has at once, but for these producers: of those nothing is under way.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        async with self._connection() as connection:
+        async with self._transaction() as connection:
             await self._drop(connection, free)
-            await self._say(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
+            await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
-    async def look(self) -> Look:
-        """Once a second: this process is alive; and what is there to do? Raises: DatabaseAway"""
-        async with self._connection() as connection:
-            found = await self._say(
+    async def heartbeat(self) -> PendingWork:
+        """Once a second: this process is alive; and what is there to do? Raises: DatabaseUnavailable"""
+        async with self._transaction() as connection:
+            found = await self._execute(
                 connection,
                 f"""UPDATE truenext_owners SET alive_until_ms = {self._now_ms} + :alive_ms WHERE name = :owner
                 RETURNING
@@ -155,14 +161,14 @@ class Outbox:
             )
             row = found.first()
         if row is None:
-            return Look(False, True, True, 0)
+            return PendingWork(False, True, True, 0)
         ownerless, unnumbered, owned = tuple(row)
-        return Look(True, bool(ownerless), bool(unnumbered), owned)
+        return PendingWork(True, bool(ownerless), bool(unnumbered), owned)
 
     async def unsent(self) -> Unsent:
-        """What is not known to be sent, of all processes. Raises: DatabaseAway"""
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+        """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 f"""SELECT
                     coalesce(sum(CASE WHEN producer IS NULL THEN 0 ELSE messages END), 0),
@@ -176,60 +182,60 @@ class Outbox:
 
     # ---- Producers ----
 
-    def named_producer(self) -> OutboxProducer:
+    def new_producer(self) -> OutboxProducer:
         """One that the database is still to hear of, with `add`."""
         return OutboxProducer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
 
-    async def add(self, producer: OutboxProducer) -> None:
-        """Raises: DatabaseAway, and then it may be there"""
-        async with self._connection() as connection:
-            await self._make(connection, producer)
+    async def add_producer(self, producer: OutboxProducer) -> None:
+        """Raises: DatabaseUnavailable, and then it may be there"""
+        async with self._transaction() as connection:
+            await self._insert_producer(connection, producer)
 
-    async def owned(self) -> list[str]:
-        """Producers of this process, as the database has it. Raises: DatabaseAway"""
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+    async def owned_producers(self) -> list[str]:
+        """Producers of this process, as the database has it. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 "SELECT p.name FROM truenext_producers AS p WHERE p.service = :service AND p.owner = :owner",
                 {"service": self._service, "owner": self.owner},
             )
             return list(found.scalars())
 
-    async def ownerless(self, count: int) -> list[str]:
+    async def ownerless_producers(self, count: int) -> list[str]:
         """Some producers of this service whose process is not alive any more: others each time, for of some nothing
-        can be had yet. Raises: DatabaseAway"""
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+        can be had yet. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 f"SELECT p.name FROM truenext_producers AS p WHERE {self._ownerless} ORDER BY random() LIMIT :count",
                 {"service": self._service, "count": count},
             )
             return list(found.scalars())
 
-    async def claim(self, name: str, *, of_the_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
-        """From now on it is this process's own, if it was before, or if its process is dead (`of_the_dead`). "busy": a
+    async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
+        """From now on it is this process's own, if it was before, or if its owner is dead (`owner_is_dead`). "busy": a
         transaction that has not ended uses it. What it was given to send is to be read later, in a transaction that
         sees all that was committed before this one.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        whose = self._ownerless if of_the_dead else "p.owner = :owner AND p.service = :service"
-        lock = "" if self._wording.is_sqlite else " FOR UPDATE OF p SKIP LOCKED"
-        async with self._connection() as connection:
-            locked = await self._say(
+        condition = self._ownerless if owner_is_dead else "p.owner = :owner AND p.service = :service"
+        lock = "" if self._syntax.is_sqlite else " FOR UPDATE OF p SKIP LOCKED"
+        async with self._transaction() as connection:
+            locked = await self._execute(
                 connection,
-                f"SELECT p.number FROM truenext_producers AS p WHERE p.name = :name AND {whose}{lock}",
+                f"SELECT p.number FROM truenext_producers AS p WHERE p.name = :name AND {condition}{lock}",
                 {"name": name, "owner": self.owner, "service": self._service},
             )
             if locked.first() is None:
-                there = await self._say(
+                existing = await self._execute(
                     connection,
-                    f"SELECT 1 FROM truenext_producers AS p WHERE p.name = :name AND {whose}",
+                    f"SELECT 1 FROM truenext_producers AS p WHERE p.name = :name AND {condition}",
                     {"name": name, "owner": self.owner, "service": self._service},
                 )
-                return "another's" if there.first() is None else "busy"
+                return "another's" if existing.first() is None else "busy"
             # The row as it is now: a transaction that ended meanwhile may have changed it.
-            claimed = await self._say(
+            claimed = await self._execute(
                 connection,
                 "UPDATE truenext_producers SET owner = :owner WHERE name = :name RETURNING number",
                 {"name": name, "owner": self.owner},
@@ -237,76 +243,76 @@ class Outbox:
             return OutboxProducer(name, self.owner, claimed.scalar_one())
 
     async def units_of(self, producer: OutboxProducer) -> list[StoredUnit]:
-        """What it has to send, in order: each has a number of its own. Raises: DatabaseAway"""
+        """What it has to send, in order: each has a number of its own. Raises: DatabaseUnavailable"""
         return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
 
     async def unit(self, id: str) -> StoredUnit | None:
-        """What the message with this id in the inbox has to send, if that is still there. Raises: DatabaseAway"""
-        units = await self._units(f"o.id = {self._wording.id} AND o.producer IS NOT NULL", {"id": id})
+        """What the message with this id in the inbox has to send, if it is still there. Raises: DatabaseUnavailable"""
+        units = await self._units(f"o.id = {self._syntax.id} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
-    async def unused(self) -> list[str]:
+    async def unused_producers(self) -> list[str]:
         """Producers of this process that were not used for so long that the broker may soon forget them.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 "SELECT name FROM truenext_producers WHERE owner = :owner AND service = :service "
                 f"AND used_ms <= {self._now_ms} - :forgotten_ms",
-                {"owner": self.owner, "service": self._service, "forgotten_ms": FORGOTTEN_MS},
+                {"owner": self.owner, "service": self._service, "forgotten_ms": PRODUCER_UNUSED_MS},
             )
             return list(found.scalars())
 
-    async def drop(self, free: Collection[str]) -> None:
-        """None of these is used again; one that has something to send stays. Raises: DatabaseAway"""
-        async with self._connection() as connection:
+    async def drop_producers(self, free: Collection[str]) -> None:
+        """None of these is used again; one that has something to send stays. Raises: DatabaseUnavailable"""
+        async with self._transaction() as connection:
             await self._drop(connection, free)
 
-    async def move(self, units: Sequence[StoredUnit], old: OutboxProducer) -> OutboxProducer | None:
+    async def renumber(self, units: Sequence[StoredUnit], old: OutboxProducer) -> OutboxProducer | None:
         """The broker does not know the numbers that these units have: they get those of a new producer, from 1 on, and
         the old one is gone. None if that is another's by now.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        new = self.named_producer()
-        async with self._connection() as connection:
-            gone = await self._say(
+        new = self.new_producer()
+        async with self._transaction() as connection:
+            deleted = await self._execute(
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner AND number = :number",
                 {"name": old.name, "owner": self.owner, "number": old.number},
             )
-            if gone.rowcount != 1:
+            if deleted.rowcount != 1:
                 return None
             for each in units:
                 new.number += 1
-                await self._say(
+                await self._execute(
                     connection,
                     "UPDATE truenext_outbox SET producer = :new, number = :number "
                     "WHERE producer = :old AND number = :before",
                     {"new": new.name, "number": new.number, "old": old.name, "before": each.number},
                 )
-            await self._make(connection, new)
+            await self._insert_producer(connection, new)
         return new
 
-    async def number(self, producer: OutboxProducer, most: int = TOGETHER_MAX) -> StoredUnit | None:
+    async def number_units(self, producer: OutboxProducer, rows_max: int = COMBINED_UNITS_MAX) -> StoredUnit | None:
         """Make one unit of those that have no number, of so many at most, and give it the next one: of what somebody
         waits for first, and apart. None if there is none that this process can read.
 
-        Raises: ProducerLost if the producer is another's by now; DatabaseAway, and then it may have happened
+        Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
         """
         id, number = secrets.token_hex(16), producer.next
-        async with self._connection() as connection:
+        async with self._transaction() as connection:
             for is_interactive in (True, False):
-                made = await make_one(
-                    self._wording, connection, self._service, number, id, most, is_interactive=is_interactive
+                combined = await combine_rows(
+                    self._syntax, connection, self._service, number, id, rows_max, is_interactive=is_interactive
                 )
-                if made is not None:
+                if combined is not None:
                     break
             else:
                 return None
-            used = await self._say(
+            used = await self._execute(
                 connection,
                 f"UPDATE truenext_producers SET number = :number, used_ms = {self._now_ms} "
                 f"WHERE name = :name AND owner = :owner AND number = :number - 1 RETURNING {self._now_ms}",
@@ -315,32 +321,32 @@ class Outbox:
             now_ms = used.scalar()
             if now_ms is None:
                 raise ProducerLost(f"the numbers of {producer.name} are another process's by now")
-            written_ms, unit = made
+            written_ms, unit = combined
             return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
 
-    async def take_apart(self, unit: StoredUnit) -> bool:
+    async def split_unit(self, unit: StoredUnit) -> bool:
         """What this unit was put together of has no number again: under the unit's own nothing can be sent any more.
         False if it is not there: somebody else has done so.
 
-        Raises: UnreadableUnit; DatabaseAway, and then it may have happened
+        Raises: UnreadableUnit; DatabaseUnavailable, and then it may have happened
         """
-        parts = [(secrets.token_hex(16), *part) for part in parts_of(unit.unit)]
-        async with self._connection() as connection:
-            gone = await self._say(
+        parts = [(secrets.token_hex(16), *part) for part in split_unit(unit.unit)]
+        async with self._transaction() as connection:
+            deleted = await self._execute(
                 connection,
                 "DELETE FROM truenext_outbox WHERE producer = :name AND number = :number "
                 "RETURNING interactive, written_ms",
                 {"name": unit.producer, "number": unit.number},
             )
-            row = gone.first()
+            row = deleted.first()
             if row is None:
                 return False
             interactive, first_ms = tuple(row)
             for id, written_ms, part in parts or [(unit.id, first_ms, unit.unit)]:
-                await self._say(
+                await self._execute(
                     connection,
                     f"""INSERT INTO truenext_outbox (id, service, interactive, messages, written_ms, unit)
-                    VALUES ({self._wording.id}, :service, :interactive, :messages, :written_ms, :unit)""",
+                    VALUES ({self._syntax.id}, :service, :interactive, :messages, :written_ms, :unit)""",
                     {
                         "id": id,
                         "service": self._service,
@@ -352,10 +358,10 @@ class Outbox:
                 )
             return True
 
-    async def unreadable(self) -> int:
-        """Units without a number that only a newer process can read. Raises: DatabaseAway"""
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+    async def count_unreadable(self) -> int:
+        """Units without a number that only a newer process can read. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 "SELECT count(*) FROM truenext_outbox WHERE producer IS NULL AND service = :service "
                 f"AND NOT {self._is_readable}",
@@ -365,67 +371,67 @@ class Outbox:
 
     # ---- What was sent ----
 
-    async def sent(self, producer: str, number: int) -> None:
-        """The unit that has this number was sent, for good. It may have been said before. Raises: DatabaseAway"""
-        async with self._connection() as connection:
-            await self._say(
+    async def delete_sent(self, producer: str, number: int) -> None:
+        """The unit that has this number was sent, for good. It may be repeated. Raises: DatabaseUnavailable"""
+        async with self._transaction() as connection:
+            await self._execute(
                 connection,
                 "DELETE FROM truenext_outbox WHERE producer = :name AND number = :number",
                 {"name": producer, "number": number},
             )
 
-    async def confirm(self, sent: Collection[str], done: Collection[str]) -> None:
+    async def confirm(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
         """The units with these ids were sent, for good; of the messages with those ids in the inbox the acknowledgement
         is final. Both may have been said before.
 
-        Raises: DatabaseAway
+        Raises: DatabaseUnavailable
         """
-        async with self._connection() as connection:
+        async with self._transaction() as connection:
             if sent:
-                await self._say(
+                await self._execute(
                     connection,
-                    f"DELETE FROM truenext_outbox WHERE {self._wording.one_of_ids_in_order('truenext_outbox')}",
-                    {"ids": self._wording.ids(sent)},
+                    f"DELETE FROM truenext_outbox WHERE {self._syntax.one_of_ids_in_order('truenext_outbox')}",
+                    {"ids": self._syntax.ids(sent)},
                 )
-            if done:
-                await self._say(
+            if acknowledged:
+                await self._execute(
                     connection,
                     f"""UPDATE truenext_inbox SET marked_ms = {self._now_ms} WHERE marked_ms IS NULL
-                    AND {self._wording.one_of_ids_in_order("truenext_inbox")}""",
-                    {"ids": self._wording.ids(done)},
+                    AND {self._syntax.one_of_ids_in_order("truenext_inbox")}""",
+                    {"ids": self._syntax.ids(acknowledged)},
                 )
 
-    async def is_done(self, id: str) -> bool:
-        """The inbox knows this id. Raises: DatabaseAway"""
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
-                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._wording.id}", {"id": id}
+    async def is_processed(self, id: str) -> bool:
+        """The inbox knows this id. Raises: DatabaseUnavailable"""
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
+                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id}", {"id": id}
             )
             return found.first() is not None
 
-    async def clean(self) -> bool:
-        """Have some rows go that were kept for long enough: whether there may be more. Raises: DatabaseAway"""
-        skip_locked = self._wording.skip_locked
-        async with self._connection() as connection:
-            gone = await self._say(
+    async def delete_expired(self) -> bool:
+        """Have some rows go that were kept for long enough: whether there may be more. Raises: DatabaseUnavailable"""
+        skip_locked = self._syntax.skip_locked
+        async with self._transaction() as connection:
+            inbox = await self._execute(
                 connection,
                 f"""DELETE FROM truenext_inbox WHERE id IN (SELECT id FROM truenext_inbox
                 WHERE marked_ms < {self._now_ms} - :kept_ms ORDER BY marked_ms LIMIT :count{skip_locked})""",
-                {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
+                {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
             )
-            keys = await self._say(
+            keys = await self._execute(
                 connection,
                 f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
                 WHERE begun_ms < {self._now_ms} - :kept_ms ORDER BY begun_ms LIMIT :count{skip_locked})""",
-                {"kept_ms": KEPT_MS, "count": CLEANED_MAX},
+                {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
             )
             # What those had is ownerless either way.
-            await self._say(
+            await self._execute(
                 connection,
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
-                {"service": self._service, "gone_ms": GONE_MS},
+                {"service": self._service, "gone_ms": DEAD_OWNER_KEPT_MS},
             )
-            return max(gone.rowcount, keys.rowcount) >= CLEANED_MAX
+            return max(inbox.rowcount, keys.rowcount) >= DELETED_ROWS_MAX
 
     # ---- How it is said ----
 
@@ -435,8 +441,8 @@ class Outbox:
             (SELECT 1 FROM truenext_owners AS w WHERE w.name = p.owner AND w.alive_until_ms > {self._now_ms})"""
 
     async def _units(self, where: str, parameters: Mapping[str, Any]) -> list[StoredUnit]:
-        async with self._connection(reads=True) as connection:
-            found = await self._say(
+        async with self._transaction(is_read_only=True) as connection:
+            found = await self._execute(
                 connection,
                 f"SELECT o.id, o.producer, o.number, o.unit, {self._now_ms} - o.written_ms "
                 f"FROM truenext_outbox AS o WHERE {where}",
@@ -446,44 +452,44 @@ class Outbox:
 
     async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
         for name in free:
-            await self._say(
+            await self._execute(
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner "
                 "AND NOT EXISTS (SELECT 1 FROM truenext_outbox AS o WHERE o.producer = :name)",
                 {"name": name, "owner": self.owner},
             )
 
-    async def _make(self, connection: AsyncConnection, producer: OutboxProducer) -> None:
-        await self._say(
+    async def _insert_producer(self, connection: AsyncConnection, producer: OutboxProducer) -> None:
+        await self._execute(
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
             f"VALUES (:name, :service, :owner, :number, {self._now_ms})",
             {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.number},
         )
 
-    async def _say(
+    async def _execute(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> CursorResult[Any]:
-        return await self._wording.say(connection, statement, parameters)
+        return await self._syntax.execute(connection, statement, parameters)
 
     @asynccontextmanager
-    async def _connection(self, *, reads: bool = False) -> AsyncIterator[AsyncConnection]:
-        """One transaction, which writes unless it says that it `reads`.
+    async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
+        """One transaction, which writes unless it says that it `is_read_only`.
 
-        Raises: DatabaseAway, OutboxBusy or OutboxAway, whatever has gone wrong
+        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnavailable, whatever has gone wrong
         """
         try:
-            async with (self._reading if reads else self._engine).begin() as connection:
+            async with (self._read_only_engine if is_read_only else self._engine).begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
-            trouble = trouble_of(error)
-            if trouble is Trouble.AGAIN:
+            kind = classify_error(error)
+            if kind is DatabaseErrorKind.RETRYABLE:
                 raise OutboxBusy(f"the outbox is busy: {error}") from error
-            if trouble in (Trouble.AWAY, Trouble.LOST):
-                raise DatabaseAway(f"the outbox cannot be reached: {error}") from error
-            if isinstance(error, DBAPIError) and says_unusable(error):
-                raise OutboxAway(unusable(error)) from error
-            raise OutboxAway(f"the outbox cannot be used: {error}") from error
+            if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
+                raise DatabaseUnavailable(f"the outbox cannot be reached: {error}") from error
+            if isinstance(error, DBAPIError) and is_unusable_table(error):
+                raise OutboxUnavailable(unusable_table_text(error)) from error
+            raise OutboxUnavailable(f"the outbox cannot be used: {error}") from error
 
 
 def _waiting(row: Row[Any]) -> StoredUnit:

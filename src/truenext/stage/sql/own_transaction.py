@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session, SessionTransaction
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.sql.exactly_once import CLOCK
-from truenext.stage.sql.tables import keys, missing_table, outbox, says_no_table
-from truenext.stage.sql.uninterrupted import to_its_end
+from truenext.stage.sql.shielded import run_to_completion
+from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text, outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ _CALLS, _BLOCKS = "truenext: when committed", "truenext: open blocks"
 _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
-class InTransaction:
+class SessionOutbox:
     """The transaction of a session."""
 
     def __init__(self, session: object) -> None:
@@ -42,12 +42,12 @@ class InTransaction:
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
         self._session = session
-        self._within: list[SessionTransaction] = []
+        self._transactions: list[SessionTransaction] = []
         """The transactions of the session, the innermost first, when the block began."""
-        self._is_gone = False
+        self._has_lost_transaction = False
         """One of them was rolled back, or the outermost has ended, inside the block."""
 
-    def enter(self) -> None:
+    def open_block(self) -> None:
         """A block begins: until it is left the transaction of the session is not to end."""
         session = self._sync_session
         blocks = session.info.get(_BLOCKS)
@@ -57,20 +57,20 @@ class InTransaction:
             event.listen(session, "after_soft_rollback", _rolled_back)
             event.listen(session, "after_transaction_end", _ended)
         transaction = session.get_nested_transaction() or session.get_transaction()
-        self._within, self._is_gone = [], False
+        self._transactions, self._has_lost_transaction = [], False
         while transaction is not None:
-            self._within.append(transaction)
+            self._transactions.append(transaction)
             transaction = transaction.parent
         blocks.append(self)
 
-    def leave(self) -> None:
+    def close_block(self) -> None:
         """The block has ended."""
         self._sync_session.info[_BLOCKS].remove(self)
-        self._within = []
+        self._transactions = []
 
     def check(self) -> None:
         """Raises: FlowError if the block has outlived its transaction"""
-        if self._is_gone:
+        if self._has_lost_transaction:
             raise FlowError(
                 "what the block was in has been rolled back or closed inside of it, and nothing is begun: commit, roll "
                 "back and close the session behind the block of initiate"
@@ -87,11 +87,11 @@ class InTransaction:
         Raises: ConfigurationError; what SQLAlchemy raises
         """
         assert isinstance(self._session, Session)
-        return _said(self._session, _seed, key, new)
+        return _execute(self._session, _seed, key, new)
 
     async def seed_async(self, key: str, new: str) -> str:
         """The same in an AsyncSession."""
-        return await self._said_async(_seed, key, new)
+        return await self._execute_async(_seed, key, new)
 
     def write(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
@@ -99,24 +99,24 @@ class InTransaction:
         Raises: FlowError if something else was begun under the key; ConfigurationError; what SQLAlchemy raises
         """
         assert isinstance(self._session, Session)
-        _said(self._session, _write, service, id, key, unit)
+        _execute(self._session, _write, service, id, key, unit)
 
     async def write_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """The same in an AsyncSession."""
-        await self._said_async(_write, service, id, key, unit)
+        await self._execute_async(_write, service, id, key, unit)
 
-    async def _said_async(self, say: Callable[..., T], *arguments: object) -> T:
+    async def _execute_async(self, call: Callable[..., T], *arguments: object) -> T:
         assert isinstance(self._session, AsyncSession)
         # Asked for here, where a wait for it can be cancelled.
         connection = await self._session.connection()
-        saying = self._session.run_sync(_said, say, *arguments)
+        execution = self._session.run_sync(_execute, call, *arguments)
         if connection.dialect.name != "sqlite":
-            return await saying
+            return await execution
         # A SELECT that is cancelled before it is read stays open, and while it does a connection of SQLite that is
         # closed keeps its lock: until the cursor is garbage nobody else could write.
-        return await to_its_end(saying)
+        return await run_to_completion(execution)
 
-    def when_committed(self, call: Callable[[], object]) -> None:
+    def on_commit(self, call: Callable[[], object]) -> None:
         """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
         session = self._sync_session
         calls = session.info.get(_CALLS)
@@ -139,13 +139,13 @@ def _forbid_commit(session: Session) -> None:
 
 def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
     for block in session.info[_BLOCKS]:
-        block._is_gone = block._is_gone or transaction in block._within
+        block._has_lost_transaction = block._has_lost_transaction or transaction in block._transactions
 
 
 def _ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         for block in session.info[_BLOCKS]:
-            block._is_gone = True
+            block._has_lost_transaction = True
 
 
 def _committed(session: Session) -> None:
@@ -158,22 +158,22 @@ def _committed(session: Session) -> None:
     calls.clear()
 
 
-def _said(session: Session, say: Callable[..., T], *arguments: object) -> T:
+def _execute(session: Session, call: Callable[..., T], *arguments: object) -> T:
     connection = session.connection()
-    if _commits_by_itself(connection):
+    if _is_autocommit(connection):
         raise ConfigurationError(
             "the session commits each statement by itself (AUTOCOMMIT), so nothing could be taken back: begin flows in "
             "a transaction, or with initiate() without a session"
         )
     try:
-        return say(connection, *arguments)
+        return call(connection, *arguments)
     except DBAPIError as error:
-        if says_no_table(error):
-            raise ConfigurationError(missing_table(error)) from error
+        if is_missing_table(error):
+            raise ConfigurationError(missing_table_text(error)) from error
         raise
 
 
-def _commits_by_itself(connection: Connection) -> bool:
+def _is_autocommit(connection: Connection) -> bool:
     if str(connection.get_execution_options().get("isolation_level", "")).upper() == "AUTOCOMMIT":
         return True
     driver: Any = connection.connection.driver_connection

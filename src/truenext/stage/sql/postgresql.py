@@ -21,7 +21,7 @@ from truenext.clock import monotonic
 IDLE_S = 2.0
 """More than a second, after which the relay looks again: it is not to ask twice."""
 
-_SINCE = "truenext: idle since"
+_IDLE_SINCE = "truenext: idle since"
 
 
 def set_up(engine: Engine, *, limits: str = "") -> None:
@@ -30,7 +30,7 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")
-    def look_for_a_pooler(connection: Any, _: ConnectionPoolEntry) -> None:
+    def detect_pooler(connection: Any, _: ConnectionPoolEntry) -> None:
         driver = connection.driver_connection if dialect.is_async else connection
         cursor = connection.cursor()
         try:
@@ -45,12 +45,12 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
         connection.commit()
 
     @event.listens_for(engine, "checkin")
-    def rest(_: object, entry: ConnectionPoolEntry) -> None:
-        entry.info[_SINCE] = monotonic()
+    def record_idle(_: object, entry: ConnectionPoolEntry) -> None:
+        entry.info[_IDLE_SINCE] = monotonic()
 
     @event.listens_for(engine, "checkout")
-    def ask(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
-        since = entry.info.get(_SINCE)
+    def ping(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+        since = entry.info.get(_IDLE_SINCE)
         if since is None or monotonic() - since < IDLE_S:
             return
         try:

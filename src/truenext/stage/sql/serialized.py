@@ -11,7 +11,7 @@ from typing import Any
 
 class SerializedConnection(sqlite3.Connection):
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.turn = RLock()
+        self.lock = RLock()
         """Of the thread whose call SQLite answers; `interrupt` alone does not wait for it."""
         super().__init__(*args, **options)
 
@@ -19,15 +19,15 @@ class SerializedConnection(sqlite3.Connection):
         return super().cursor(_SerializedCursor if factory is None else factory)
 
     def commit(self) -> None:
-        with self.turn:
+        with self.lock:
             super().commit()
 
     def rollback(self) -> None:
-        with self.turn:
+        with self.lock:
             super().rollback()
 
     def close(self) -> None:
-        with self.turn:
+        with self.lock:
             super().close()
 
 
@@ -35,39 +35,39 @@ class _SerializedCursor(sqlite3.Cursor):
     def __init__(self, connection: sqlite3.Connection) -> None:
         super().__init__(connection)
         assert isinstance(connection, SerializedConnection)
-        self._turn = connection.turn
+        self._lock = connection.lock
 
     def execute(self, *args: Any) -> "_SerializedCursor":
-        with self._turn:
+        with self._lock:
             super().execute(*args)
         return self
 
     def executemany(self, *args: Any) -> "_SerializedCursor":
-        with self._turn:
+        with self._lock:
             super().executemany(*args)
         return self
 
     def executescript(self, *args: Any) -> "_SerializedCursor":
-        with self._turn:
+        with self._lock:
             super().executescript(*args)
         return self
 
     def fetchone(self) -> Any:
-        with self._turn:
+        with self._lock:
             return super().fetchone()
 
     def fetchmany(self, *args: Any, **options: Any) -> list[Any]:
-        with self._turn:
+        with self._lock:
             return super().fetchmany(*args, **options)
 
     def fetchall(self) -> list[Any]:
-        with self._turn:
+        with self._lock:
             return super().fetchall()
 
     def __next__(self) -> Any:
-        with self._turn:
+        with self._lock:
             return super().__next__()
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             super().close()

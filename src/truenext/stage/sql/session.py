@@ -28,7 +28,7 @@ class StageSession(Session):
 
     def get_bind(self, *arguments: Any, **options: Any) -> Engine | Connection:
         # It is asked before each statement, and before a connection is taken.
-        self.stage_transaction.must_go_on()
+        self.stage_transaction.check_usable()
         return super().get_bind(*arguments, **options)
 
     def begin(self, nested: bool = False) -> SessionTransaction:
@@ -62,7 +62,7 @@ class StageSession(Session):
             super().flush(objects)
         except Exception as error:
             if not self.is_active:
-                self.stage_transaction.broke(error)
+                self.stage_transaction.mark_broken(error)
             raise
 
     def forbid(self, what: str) -> NoReturn:

@@ -15,8 +15,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from truenext.stage.sql.line import Line
 from truenext.stage.sql.serialized import SerializedConnection
+from truenext.stage.sql.write_queue import WriteQueue
 
 BUSY_S = 5.0
 """For how long another process's transaction is waited for."""
@@ -26,14 +26,14 @@ CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
 THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
 """Those of plain functions: a thread that one of them has left may use the connection while it is closed."""
 
-_READS = "truenext_reads"
-READS: dict[str, Any] = {_READS: True}
+_READ_ONLY = "truenext_reads"
+READ_ONLY: dict[str, Any] = {_READ_ONLY: True}
 """Options of an engine whose transactions only read."""
 
 _TURN = "truenext: its turn to write"
 
 
-async def keep_a_log(connection: AsyncConnection) -> None:
+async def enable_wal(connection: AsyncConnection) -> None:
     """Have the file keep its log (WAL), which it then does for good. Whoever changes that needs the file for himself:
     not when works have begun.
 
@@ -42,7 +42,7 @@ async def keep_a_log(connection: AsyncConnection) -> None:
     await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
 
-def set_up(engine: Engine, line: Line, *, is_interactive: bool) -> None:
+def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
     """Of all connections of `engine`, which may be the inner one of an AsyncEngine."""
     is_async = engine.dialect.is_async
 
@@ -57,7 +57,7 @@ def set_up(engine: Engine, line: Line, *, is_interactive: bool) -> None:
             cursor.close()
 
     @event.listens_for(engine, "invalidate")
-    def stop(connection: DBAPIConnection, _: ConnectionPoolEntry, __: BaseException | None) -> None:
+    def abort(connection: DBAPIConnection, _: ConnectionPoolEntry, __: BaseException | None) -> None:
         # A statement that was cancelled runs on in its thread. And a connection that is closed before its statements
         # have ended keeps its lock until they are garbage.
         with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ def set_up(engine: Engine, line: Line, *, is_interactive: bool) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get(_READS):
+        if connection.get_execution_options().get(_READ_ONLY):
             # Writers are not waited for, and it sees what was committed before.
             connection.exec_driver_sql("BEGIN")
             return
@@ -78,15 +78,15 @@ def set_up(engine: Engine, line: Line, *, is_interactive: bool) -> None:
         if _TURN not in notes:
             if is_async:
                 driver: Any = pooled.dbapi_connection
-                driver.run_async(lambda _: line.wait_in_task(is_interactive=is_interactive))
+                driver.run_async(lambda _: write_queue.wait_in_task(is_interactive=is_interactive))
             else:
-                line.wait_in_thread(is_interactive=is_interactive)
-            notes[_TURN] = line
+                write_queue.wait_in_thread(is_interactive=is_interactive)
+            notes[_TURN] = write_queue
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     # The turn ends when the connection is back in its pool, whatever has brought it there: its transaction is over.
     @event.listens_for(engine, "checkin")
-    def leave(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+    def end_turn(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         notes = entry.record_info
         if notes is not None and notes.pop(_TURN, None) is not None:
-            line.leave()
+            write_queue.end_turn()

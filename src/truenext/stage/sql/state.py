@@ -18,7 +18,7 @@ class SqlTransactionState(Enum):
 
 
 # libpq's PGTransactionStatusType.
-_OF_LIBPQ = {
+_LIBPQ_STATES = {
     0: SqlTransactionState.ENDED,
     1: SqlTransactionState.ALIVE,
     2: SqlTransactionState.ALIVE,
@@ -67,7 +67,7 @@ def pause(connection: Connection, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def commits_by_itself(connection: Connection) -> bool:
+def is_autocommit(connection: Connection) -> bool:
     """Its driver was told to commit each statement, which SQLAlchemy does not know, and would not undo."""
     driver: Any = connection.connection.driver_connection
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
@@ -81,4 +81,4 @@ def state_of(connection: Connection) -> SqlTransactionState:
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         return SqlTransactionState.ALIVE if driver.in_transaction else SqlTransactionState.ENDED
-    return _OF_LIBPQ[int(driver.pgconn.transaction_status)]
+    return _LIBPQ_STATES[int(driver.pgconn.transaction_status)]

@@ -5,7 +5,7 @@ import re
 _COMMENT = r"--[^\n]*(?:\n|$) | /\*.*?\*/"
 # What may contain any word and says nothing: strings, also PostgreSQL's E'...' in which a backslash escapes, quoted
 # names, comments, PostgreSQL's dollar quotes.
-_SILENT = re.compile(
+_IGNORED = re.compile(
     rf"""\b[eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | {_COMMENT}
     | (?P<dollar>\$\w*\$).*?(?P=dollar)""",
     re.DOTALL | re.VERBOSE,
@@ -26,14 +26,14 @@ _FORBIDDEN = re.compile(
 )
 
 
-def ending_or_beginning(statement: str) -> str | None:
+def find_transaction_statement(statement: str) -> str | None:
     """The part of `statement` that would begin or end a transaction; None if there is none.
 
     It knows SQL's words, and no more: what a procedure or the driver itself does is seen afterwards, by its effect.
     """
     if ";" not in statement:
         return statement.strip() if _FORBIDDEN.match(statement) else None
-    for part in _BODY.sub(";", _SILENT.sub(" ", statement)).split(";"):
+    for part in _BODY.sub(";", _IGNORED.sub(" ", statement)).split(";"):
         if _FORBIDDEN.match(part):
             return part.strip()
     return None

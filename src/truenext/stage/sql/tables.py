@@ -38,7 +38,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseAway, first_line
+from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.url import address_of
 
 VERSION = 1
@@ -142,13 +142,13 @@ Index("truenext_keys_begun", keys.c.begun_ms)
 _NAME = re.compile(r"truenext_\w+")
 
 
-def says_no_table(error: DBAPIError) -> bool:
+def is_missing_table(error: DBAPIError) -> bool:
     """42P01: undefined_table."""
     return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
 
 
-def missing_table(error: DBAPIError) -> str:
-    """Return what to do about an error for which `says_no_table` is true."""
+def missing_table_text(error: DBAPIError) -> str:
+    """Return what to do about an error for which `is_missing_table` is true."""
     found = _NAME.search(str(error.orig))
     return (
         f"the database has no table {found[0] if found else 'of exactly-once processing'}: make the tables with "
@@ -156,26 +156,26 @@ def missing_table(error: DBAPIError) -> str:
     )
 
 
-def says_unusable(error: DBAPIError) -> bool:
+def is_unusable_table(error: DBAPIError) -> bool:
     """They are not there, or not as they were, or a right to them is missing. 42501: insufficient_privilege, 42703:
     undefined_column."""
-    if says_no_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
+    if is_missing_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
         return True
-    said = str(error.orig)
-    return "no such column" in said or "has no column named" in said
+    text = str(error.orig)
+    return "no such column" in text or "has no column named" in text
 
 
-def unusable(error: DBAPIError) -> str:
-    """Return what to do about an error for which `says_unusable` is true."""
-    if says_no_table(error):
-        return missing_table(error)
-    said = str(error.orig).partition("\n")[0]
+def unusable_table_text(error: DBAPIError) -> str:
+    """Return what to do about an error for which `is_unusable_table` is true."""
+    if is_missing_table(error):
+        return missing_table_text(error)
+    reason = str(error.orig).partition("\n")[0]
     if getattr(error.orig, "sqlstate", None) == "42501":
-        return f"a table of exactly-once processing cannot be used ({said}): grant the right to the service's user"
+        return f"a table of exactly-once processing cannot be used ({reason}): grant the right to the service's user"
     found = _NAME.search(f"{error.orig} {error.statement}")
     return (
         f"the table {found[0] if found else 'of exactly-once processing'} is not as `truenext stages schema` makes it "
-        f"({said}): compare it with what `truenext stages schema SERVICE --sql` prints"
+        f"({reason}): compare it with what `truenext stages schema SERVICE --sql` prints"
     )
 
 
@@ -200,25 +200,25 @@ def schema_sql(url: str) -> str:
     """
     statements: list[str] = []
 
-    def keep(statement: object, *_: object, **__: object) -> None:
+    def collect(statement: object, *_: object, **__: object) -> None:
         compiled = statement.compile(dialect=engine.dialect)  # type: ignore[attr-defined]
         lines = (line.rstrip().replace("\t", "    ") for line in str(compiled).strip().splitlines())
         statements.append("\n".join(line for line in lines if line))
 
-    engine = create_mock_engine(address_of(url).for_threads, keep)
+    engine = create_mock_engine(address_of(url).for_threads, collect)
     metadata.create_all(engine, checkfirst=False)
     # A table's indexes come in no order.
     statements.sort(key=lambda each: each if each.startswith("CREATE INDEX") else "")
     return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
 
 
-def make_tables(connection: Connection) -> list[str]:
+def create_tables(connection: Connection) -> list[str]:
     """Make those that are missing, in the transaction of the connection: their names.
 
     Raises: ConfigurationError if those that are there are of another version
     """
-    there = set(inspect(connection).get_table_names())
-    if schema.name in there:
+    existing = set(inspect(connection).get_table_names())
+    if schema.name in existing:
         version = connection.execute(select(func.max(schema.c.version))).scalar()
         if version not in (None, VERSION):
             raise ConfigurationError(
@@ -228,14 +228,14 @@ def make_tables(connection: Connection) -> list[str]:
     metadata.create_all(connection)
     if connection.execute(schema.select()).first() is None:
         connection.execute(insert(schema).values(version=VERSION))
-    return [name for name in metadata.tables if name not in there]
+    return [name for name in metadata.tables if name not in existing]
 
 
-def applied_schema(url: str) -> tuple[str, list[str]]:
+def apply_schema(url: str) -> tuple[str, list[str]]:
     """Make those that are missing in the database that `url` names: what that is, without its password, and the names
     of those that were made.
 
-    Raises: ConfigurationError; DatabaseAway
+    Raises: ConfigurationError; DatabaseUnavailable
     """
     address = address_of(url)
     with address.loading_driver():
@@ -244,13 +244,13 @@ def applied_schema(url: str) -> tuple[str, list[str]]:
         for attempt in range(APPLY_MAX):
             try:
                 with engine.begin() as connection:
-                    return str(address), make_tables(connection)
+                    return str(address), create_tables(connection)
             except DBAPIError as error:
                 # Somebody else makes them at the same time. 23505: unique_violation, 42P07: duplicate_table.
                 if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in ("23505", "42P07"):
                     raise
         raise AssertionError("the last time it was raised")
     except (SQLAlchemyError, OSError) as error:
-        raise DatabaseAway(f"the tables cannot be made in {address}: {first_line(error)}") from error
+        raise DatabaseUnavailable(f"the tables cannot be made in {address}: {first_line(error)}") from error
     finally:
         engine.dispose()

@@ -18,18 +18,18 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql.errors import Swallowed, Trouble
+from truenext.stage.sql.error_kind import classify_error
+from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.exactly_once import ExactlyOnceStatements
-from truenext.stage.sql.state import SqlTransactionState, commits_by_itself, interrupt, is_active, pause, state_of
-from truenext.stage.sql.statements import ending_or_beginning
-from truenext.stage.sql.trouble import trouble_of
+from truenext.stage.sql.state import SqlTransactionState, interrupt, is_active, is_autocommit, pause, state_of
+from truenext.stage.sql.statements import find_transaction_statement
 
 INTERRUPT_S = 5.0
 """For how long statements that are interrupted are waited for."""
 PAUSE_MAX_S = 0.02
 """Until the next one is interrupted."""
 
-_of_the_stage: ContextVar["SqlTransaction | None"] = ContextVar("truenext transaction", default=None)
+_stage_transaction: ContextVar["SqlTransaction | None"] = ContextVar("truenext transaction", default=None)
 """The transaction for which the stage itself speaks here: a task or thread that was left behind has another context."""
 
 _OPTION = "truenext_transaction"
@@ -45,10 +45,10 @@ class SqlTransaction:
         self.is_ending = False
         """The stage itself is committing or rolling back."""
         self.is_commit_sent = False
-        self._is_over = False
-        self._attaching = Lock()
+        self._is_closed = False
+        self._attach_lock = Lock()
         """Of a connection that comes in another thread while the transaction ends, exactly one of the two closes it."""
-        self._is_spent = False
+        self._is_connection_unusable = False
         """Its connection is not to be used again: it may lead to a server that is none for writing any more."""
         self._connection: Connection | None = None
         self._has_begun = False
@@ -70,13 +70,13 @@ class SqlTransaction:
         Raises: LocalProtocolError if the transaction is over: the connection is rolled back and given back, or closed;
         as `Once.begin`
         """
-        with self._attaching:
+        with self._attach_lock:
             is_first = self._connection is None
-            if is_first and not self._is_over and self._may_go_on:
+            if is_first and not self._is_closed and self._is_usable:
                 self._connection = connection
         if self._connection is None:
             _return_to_pool(connection)
-            raise self._late()
+            raise self._late_error()
         if is_first:
             connection.execution_options(**{_OPTION: self})
             self._has_begun = state_of(connection) is SqlTransactionState.ALIVE
@@ -85,34 +85,34 @@ class SqlTransaction:
                 self._unread = WeakSet()
                 self._keeps_cursors = connection.dialect.name == "sqlite"
             if self.exactly_once is not None:
-                self.exactly_once.begin(connection)
+                self.exactly_once.insert_inbox_id(connection)
 
     def end(self) -> None:
         """Attach no connection from now on: a statement may still be waiting for one."""
-        with self._attaching:
-            self._is_over = True
+        with self._attach_lock:
+            self._is_closed = True
 
-    def returned(self) -> None:
+    def function_returned(self) -> None:
         """From now on refuse the statements of tasks and threads that the function has left behind."""
         self._has_returned = True
 
     @contextlib.contextmanager
-    def of_the_stage(self) -> Iterator[None]:
+    def as_stage(self) -> Iterator[None]:
         """Statements of the block are those of the stage itself."""
-        token = _of_the_stage.set(self)
+        token = _stage_transaction.set(self)
         try:
             yield
         finally:
-            _of_the_stage.reset(token)
+            _stage_transaction.reset(token)
 
     @property
-    def _may_go_on(self) -> bool:
-        return not self._has_returned or _of_the_stage.get() is self
+    def _is_usable(self) -> bool:
+        return not self._has_returned or _stage_transaction.get() is self
 
-    def must_go_on(self) -> None:
+    def check_usable(self) -> None:
         """Raises: LocalProtocolError if the transaction is over or is being committed, or the function has returned"""
-        if self._is_over or self.is_commit_sent or not self._may_go_on:
-            raise self._late()
+        if self._is_closed or self.is_commit_sent or not self._is_usable:
+            raise self._late_error()
 
     @property
     def connection(self) -> Connection:
@@ -134,14 +134,14 @@ class SqlTransaction:
     def fault(self) -> Swallowed | None:
         """Why it can no longer be committed; None if it can, as far as is known here."""
         if self._forbidden is not None:
-            return _swallowed("the function went on after it was refused something", self._forbidden)
+            return _swallowed_error("the function went on after it was refused something", self._forbidden)
         if self.session is not None and not self.session.is_active:
             if self._connection is None and self._broken_by is None:
                 return Swallowed(
                     "the function returned while a statement of its session still waited for its connection: await "
                     "every statement before the function returns; nothing was committed"
                 )
-            return _swallowed("the transaction was rolled back, and the function went on", self._broken_by)
+            return _swallowed_error("the transaction was rolled back, and the function went on", self._broken_by)
         return self._connection_fault()
 
     def _connection_fault(self) -> Swallowed | None:
@@ -155,7 +155,7 @@ class SqlTransaction:
         state = state_of(self._connection)
         if state is SqlTransactionState.ALIVE:
             return None
-        return _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+        return _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
 
     def forbidden(self, what: str) -> LocalProtocolError:
         """The error to raise for what a function may not do. What it has done so far is not committed any more."""
@@ -165,14 +165,14 @@ class SqlTransaction:
         )
         return self._forbidden
 
-    def _late(self) -> LocalProtocolError:
-        whose = f"of stage {self._stage}" if self._stage else "that has the session"
+    def _late_error(self) -> LocalProtocolError:
+        owner = f"of stage {self._stage}" if self._stage else "that has the session"
         return LocalProtocolError(
             "the transaction that this statement was for has ended: await every statement before the function "
-            f"{whose} ends"
+            f"{owner} ends"
         )
 
-    def broke(self, error: BaseException) -> None:
+    def mark_broken(self, error: BaseException) -> None:
         """Remember the first error after which it cannot be committed."""
         if self._broken_by is None:
             self._broken_by = error
@@ -191,7 +191,7 @@ class SqlTransaction:
             return
         # A statement that waits for another one of the same connection would come after the rollback, outside of any
         # transaction.
-        if self._is_spent or self._is_running() or commits_by_itself(self._connection):
+        if self._is_connection_unusable or self._is_running() or is_autocommit(self._connection):
             self.discard()
         else:
             self.close_cursors()
@@ -241,8 +241,8 @@ class SqlTransaction:
         return bool(self._running) or (self._connection is not None and is_active(self._connection))
 
     def _before(self, statement: str, cursor: DBAPICursor) -> None:
-        self.must_go_on()
-        forbidden = ending_or_beginning(statement)
+        self.check_usable()
+        forbidden = find_transaction_statement(statement)
         if forbidden is not None:
             raise self.forbidden(forbidden)
         if self._has_begun and self._connection is not None:
@@ -252,31 +252,33 @@ class SqlTransaction:
                 self._broken_by = None
             elif state is SqlTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
-                raise _swallowed(f"the transaction {state.value}, and the function went on", self._broken_by)
+                raise _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
         self._running.add(cursor)
 
     def _after(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
         self._running.discard(cursor)
-        if self._is_over:
-            raise self._late()
+        if self._is_closed:
+            raise self._late_error()
         if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
             self._unread.add(cursor)
         self._has_begun = True
         if self._connection is not None and state_of(self._connection) is SqlTransactionState.ENDED:
-            raise self._late() if self.is_ending else self.forbidden("a statement that ends the transaction")
+            raise self._late_error() if self.is_ending else self.forbidden("a statement that ends the transaction")
 
     def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
         if cursor is not None:
             self._running.discard(cursor)
-        if self._is_over:
-            raise self._late()
+        if self._is_closed:
+            raise self._late_error()
         assert self._connection is not None
         state = SqlTransactionState.LOST if is_lost else state_of(self._connection)
         # psycopg begins before it looks at the statement.
         self._has_begun = True
-        self._is_spent = self._is_spent or trouble_of(error) is Trouble.AWAY
+        self._is_connection_unusable = (
+            self._is_connection_unusable or classify_error(error) is DatabaseErrorKind.UNAVAILABLE
+        )
         if state is not SqlTransactionState.ALIVE:
-            self.broke(error)
+            self.mark_broken(error)
 
 
 def watch(engine: Engine) -> None:
@@ -289,19 +291,19 @@ def watch(engine: Engine) -> None:
             return
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
             forbidden = f"isolation_level={level!r}"
-            whose = _of(connection)
-            raise SqlTransaction().forbidden(forbidden) if whose is None else whose.forbidden(forbidden)
+            transaction = _transaction_of(connection)
+            raise SqlTransaction().forbidden(forbidden) if transaction is None else transaction.forbidden(forbidden)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        transaction = _of(connection)
+        transaction = _transaction_of(connection)
         if transaction is not None:
-            transaction.must_go_on()
+            transaction.check_usable()
             raise transaction.forbidden("another transaction")
 
     @event.listens_for(engine, "commit")
     def commit(connection: Connection) -> None:
-        transaction = _of(connection)
+        transaction = _transaction_of(connection)
         if transaction is None:
             return
         if not transaction.is_ending:
@@ -314,7 +316,7 @@ def watch(engine: Engine) -> None:
 
     @event.listens_for(engine, "rollback")
     def rollback(connection: Connection) -> None:
-        transaction = _of(connection)
+        transaction = _transaction_of(connection)
         # After a failed flush SQLAlchemy rolls back by itself, and its session is not active any more.
         if (
             transaction is not None
@@ -326,7 +328,7 @@ def watch(engine: Engine) -> None:
 
     @event.listens_for(engine, "before_cursor_execute")
     def before(connection: Connection, cursor: DBAPICursor, statement: str, *_: object) -> None:
-        transaction = _of(connection)
+        transaction = _transaction_of(connection)
         if transaction is not None:
             transaction._before(statement, cursor)
 
@@ -334,13 +336,13 @@ def watch(engine: Engine) -> None:
     def after(
         connection: Connection, cursor: DBAPICursor, _: str, __: object, context: ExecutionContext | None, ___: bool
     ) -> None:
-        transaction = _of(connection)
+        transaction = _transaction_of(connection)
         if transaction is not None:
             transaction._after(cursor, context)
 
     @event.listens_for(engine, "handle_error")
     def failed(context: ExceptionContext) -> None:
-        transaction = None if context.connection is None else _of(context.connection)
+        transaction = None if context.connection is None else _transaction_of(context.connection)
         if transaction is not None:
             error = context.sqlalchemy_exception or context.original_exception
             execution: Any = context.execution_context
@@ -348,7 +350,7 @@ def watch(engine: Engine) -> None:
             transaction._failed(error, cursor, is_lost=context.is_disconnect)
 
 
-def _of(connection: Connection) -> SqlTransaction | None:
+def _transaction_of(connection: Connection) -> SqlTransaction | None:
     found = connection.get_execution_options().get(_OPTION)
     return found if isinstance(found, SqlTransaction) else None
 
@@ -364,9 +366,11 @@ def _return_to_pool(connection: Connection) -> None:
         connection.close()
 
 
-def _swallowed(what: str, error: BaseException | None) -> Swallowed:
-    made = Swallowed(f"{what}; nothing of it was committed" if error is None else f"{what}; swallowed was: {error}")
+def _swallowed_error(event_text: str, error: BaseException | None) -> Swallowed:
+    swallowed = Swallowed(
+        f"{event_text}; nothing of it was committed" if error is None else f"{event_text}; swallowed was: {error}"
+    )
     if isinstance(error, Exception):
         # A cancellation is none: what was cancelled is a statement, and not this work.
-        made.__cause__ = error
-    return made
+        swallowed.__cause__ = error
+    return swallowed

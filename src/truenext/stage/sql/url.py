@@ -48,21 +48,21 @@ def address_of(url: str) -> DatabaseAddress:
     Raises: ConfigurationError, with what to write instead
     """
     try:
-        made = make_url(url)
+        parsed = make_url(url)
     except ArgumentError as error:
         # Not the text itself, which may contain a password.
         raise ConfigurationError(
             "the url of the database cannot be read: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
         ) from error
-    if made.drivername in _PSYCOPG:
-        both = made.set(drivername="postgresql+psycopg")
+    if parsed.drivername in _PSYCOPG:
+        both = parsed.set(drivername="postgresql+psycopg")
         return DatabaseAddress(both, both, None)
-    if made.drivername in _SQLITE:
+    if parsed.drivername in _SQLITE:
         return DatabaseAddress(
-            made.set(drivername="sqlite+aiosqlite"), made.set(drivername="sqlite+pysqlite"), _file_of(made)
+            parsed.set(drivername="sqlite+aiosqlite"), parsed.set(drivername="sqlite+pysqlite"), _file_of(parsed)
         )
     raise ConfigurationError(
-        f"stages cannot work with {made.drivername}: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
+        f"stages cannot work with {parsed.drivername}: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
     )
 
 

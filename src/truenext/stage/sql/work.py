@@ -15,14 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from truenext.errors import LocalProtocolError
-from truenext.stage.core.numbers import Number
+from truenext.stage.core.numbers import CommitNumber
 from truenext.stage.core.outbox_unit import OutboxUnit
-from truenext.stage.sql.errors import CommitInDoubt, DoneBefore, NotCommitted, Trouble, UnderWay
+from truenext.stage.sql.error_kind import classify_error, is_definite_failure
+from truenext.stage.sql.errors import AlreadyProcessed, CommitInDoubt, DatabaseErrorKind, InProgress, NotCommitted
 from truenext.stage.sql.exactly_once import ExactlyOnceStatements
 from truenext.stage.sql.session import StageAsyncSession, StageSession
+from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.transaction import SqlTransaction
-from truenext.stage.sql.trouble import is_answer, trouble_of
-from truenext.stage.sql.uninterrupted import to_its_end
 
 _P = ParamSpec("_P")
 _logger = logging.getLogger("truenext.stage")
@@ -31,14 +31,14 @@ _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": Fals
 """What the function has read stays readable after the commit; the session itself cannot be used any more."""
 
 
-def _of_the_stage(
+def _as_stage(
     method: Callable[Concatenate["_Work", _P], None],
 ) -> Callable[Concatenate["_Work", _P], None]:
-    def speaking(self: "_Work", /, *args: _P.args, **options: _P.kwargs) -> None:
-        with self._transaction.of_the_stage():
+    def wrapper(self: "_Work", /, *args: _P.args, **options: _P.kwargs) -> None:
+        with self._transaction.as_stage():
             method(self, *args, **options)
 
-    return speaking
+    return wrapper
 
 
 class _Work:
@@ -51,7 +51,7 @@ class _Work:
         """None if a COMMIT was sent and nobody here knows whether it happened."""
         self._transaction = SqlTransaction(exactly_once, stage)
         self._is_closed = is_closed
-        self._is_over = False
+        self._has_ended = False
         self._was_used = False
 
     @property
@@ -60,9 +60,9 @@ class _Work:
         inner = self._transaction.session
         return self._was_used or (inner is not None and inner.in_transaction())
 
-    def returned(self) -> None:
+    def function_returned(self) -> None:
         """The function has returned: what it has left behind says nothing more in its transaction."""
-        self._transaction.returned()
+        self._transaction.function_returned()
 
     def end_unused(self) -> bool:
         """End the work if the function has done nothing with its session: whether that is so. Nothing is waited for."""
@@ -71,35 +71,35 @@ class _Work:
         self._end()
         return True
 
-    def trouble_of(self, error: BaseException) -> Trouble:
+    def classify_error(self, error: BaseException) -> DatabaseErrorKind:
         """What an error that ended the function means. It is asked before the rollback: what the function has
         swallowed counts, if it is what broke the transaction."""
-        trouble = trouble_of(error)
+        kind = classify_error(error)
         fault = self._transaction.fault()
-        return trouble if trouble is not Trouble.OWN or fault is None else trouble_of(fault)
+        return kind if kind is not DatabaseErrorKind.APPLICATION or fault is None else classify_error(fault)
 
     @property
-    def skip_reason(self) -> DoneBefore | UnderWay | None:
+    def skip_reason(self) -> AlreadyProcessed | InProgress | None:
         """Why nothing is to be done now: the message was handled before, or is being handled by somebody else."""
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 
-    def _must_go_on(self) -> None:
-        if self._is_over:
+    def _check_usable(self) -> None:
+        if self._has_ended:
             raise LocalProtocolError("the message that this session was for is over")
 
-    @_of_the_stage
+    @_as_stage
     def _check(self) -> None:
         fault = self._transaction.fault()
         if fault is not None:
             raise fault
         session = self._transaction.session
-        if session is not None and not self._is_over:
+        if session is not None and not self._has_ended:
             session.flush()
             self._transaction.check()
 
-    @_of_the_stage
-    def _complete(self, session: Session, service: str, number: Number | None, unit: OutboxUnit) -> None:
+    @_as_stage
+    def _complete(self, session: Session, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         transaction = self._transaction
         assert transaction.exactly_once is not None, "it is of a message whose effects happen once"
         if transaction.exactly_once.skip_reason is not None:
@@ -111,13 +111,13 @@ class _Work:
         session.connection()
         session.flush()
         if number is not None:
-            transaction.exactly_once.write(transaction.connection, service, number, unit)
+            transaction.exactly_once.insert_unit(transaction.connection, service, number, unit)
 
-    @_of_the_stage
+    @_as_stage
     def _commit(self) -> None:
         session = self._transaction.session
-        if session is None or self._is_over:
-            self._is_over = True
+        if session is None or self._has_ended:
+            self._has_ended = True
             return
         fault = self._transaction.fault()
         if fault is not None:
@@ -135,7 +135,7 @@ class _Work:
                 self.is_committed = True
                 _logger.error("a listener of a session has raised after the commit, which stays", exc_info=error)
                 return
-            if is_answer(error):
+            if is_definite_failure(error):
                 raise NotCommitted(f"the database has not committed: {error}") from error
             self.is_committed = None
             raise CommitInDoubt(f"whether the database has committed is not known: {error}") from error
@@ -145,8 +145,8 @@ class _Work:
     def _end(self) -> None:
         """Roll back what is not committed, and give the connection back clean, or close it."""
         session = self._transaction.session
-        is_over, self._is_over = self._is_over, True
-        if session is None or is_over:
+        has_ended, self._has_ended = self._has_ended, True
+        if session is None or has_ended:
             return
         self._transaction.end()
         self._was_used = self.is_used
@@ -183,7 +183,7 @@ class ThreadWork(_Work):
     def session(self) -> Session:
         """The function's session; made when it is first asked for."""
         if self._session is None:
-            self._must_go_on()
+            self._check_usable()
             self._session = StageSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
         return self._session
 
@@ -194,11 +194,11 @@ class ThreadWork(_Work):
         """
         self._check()
 
-    def complete(self, service: str, number: Number | None, unit: OutboxUnit) -> None:
+    def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         """Of a message whose effects happen once: as `check`, and write what it sends into the outbox, under this
         number; None if it sends nothing.
 
-        Raises: DoneBefore, UnderWay, ProducerLost; as `check`
+        Raises: AlreadyProcessed, InProgress, ProducerLost; as `check`
         """
         self._complete(self.session, service, number, unit)
 
@@ -232,7 +232,7 @@ class TaskWork(_Work):
     def session(self) -> AsyncSession:
         """The function's session; made when it is first asked for."""
         if self._session is None:
-            self._must_go_on()
+            self._check_usable()
             self._session = StageAsyncSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
         return self._session
 
@@ -241,7 +241,7 @@ class TaskWork(_Work):
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
 
-    async def complete(self, service: str, number: Number | None, unit: OutboxUnit) -> None:
+    async def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         """As that of a ThreadWork."""
         await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 
@@ -251,11 +251,11 @@ class TaskWork(_Work):
         if self._session is None:
             self._commit()
         else:
-            await to_its_end(self._session.run_sync(lambda _: self._commit()))
+            await run_to_completion(self._session.run_sync(lambda _: self._commit()))
 
     async def rollback(self) -> None:
         """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation."""
         if self._session is None:
             self._end()
         else:
-            await to_its_end(self._session.run_sync(lambda _: self._end()))
+            await run_to_completion(self._session.run_sync(lambda _: self._end()))

@@ -78,7 +78,7 @@ class Relays(Workers):
         after[self.at.relay + process] = doing
         return after
 
-    # ---- Taking: Relay._take, Outbox.take_over ----
+    # ---- Taking: Relay._claim, Outbox.take_over ----
 
     def _compare(self, state: State, process: int, producer: int) -> Steps:
         """Relay._find_unknown"""
@@ -229,7 +229,7 @@ class Relays(Workers):
         yield f"{process} retires producer {producer}", False, tuple(after)
 
     def _resolve(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
-        """Relay._is_sent_behind_a_gap: the next number counts as used, until it is the unit's own turn.
+        """Relay._send_after_gap: the next number counts as used, until it is the unit's own turn.
 
         What comes late under such a number is refused. Here it is a repeat, which does as little.
         """
@@ -242,7 +242,7 @@ class Relays(Workers):
         after = self._goes_on(state, process, SENDS, producer, number, units, units[0][0] - 1)
         return f"{process} has settled what is missing before {producer}:{units[0][0]}", False, tuple(after)
 
-    # ---- Moving to new numbers: Relay._move, Outbox.move ----
+    # ---- Moving to new numbers: Relay._renumber, Outbox.renumber ----
 
     def _move(self, state: State, process: int, producer: int, number: int, units: Units) -> Steps:
         at = self.at
@@ -337,7 +337,7 @@ class Relays(Workers):
             self.cut(after, (producer, number), units)
             yield f"{process} has no answer to COMMIT of {producer}:{number}", True, tuple(after)
 
-    # ---- What is too much together: Relay._is_taken_apart, Outbox.take_apart ----
+    # ---- What is too much together: Relay._split_unit, Outbox.split_unit ----
 
     def _be_refused(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
@@ -398,7 +398,7 @@ class Relays(Workers):
         after[at.memory[process] + producer] = FREE + number
         yield f"{process} deletes {producer}:{number}", False, tuple(after)
 
-    # ---- Behind a worker's COMMIT: Confirming ----
+    # ---- Behind a worker's COMMIT: Confirmer ----
 
     def of_confirming(self, state: State, process: int) -> Steps:
         for unit in self.each(state[self.at.sent + process]):

@@ -60,7 +60,7 @@ class Workers(Rules):
     # ---- It runs ----
 
     def _run(self, state: State, process: int, message: int) -> Steps:
-        """Once.begin, the function, Once.write."""
+        """Once.insert_inbox_id, the function, Once.insert_unit."""
         at = self.at
         if self.is_under_way(state, message):
             # It waits for the other's row of the inbox, and has nothing meanwhile that anybody needs.
@@ -72,7 +72,7 @@ class Workers(Rules):
                 continue
             number = known - (USED if is_second else FREE) + 1
             if not self._may_use(state, process, producer, number):
-                # Whatever else it has may be another's, too: Relay.doubt_all.
+                # Whatever else it has may be another's, too: Relay.invalidate_all.
                 after = list(state)
                 for each in at.producers:
                     if self.is_free(state[at.memory[process] + each]):
@@ -119,7 +119,7 @@ class Workers(Rules):
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
     def _doubt_own(self, after: Draft, process: int, producer: int, number: int) -> None:
-        """Borrowed.__aexit__"""
+        """BorrowedProducer.__aexit__"""
         if self.fault == "used on in doubt":
             after[self.at.memory[process] + producer] = FREE + number
         else:
@@ -155,7 +155,7 @@ class Workers(Rules):
                 self.has_sent(after, process, message)
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
-    # ---- It was handled before: ExactlyOnce.sent_before ----
+    # ---- It was handled before: ExactlyOnce.ensure_sent ----
 
     def _found(self, state: State, process: int, message: int) -> tuple[str, bool, State]:
         """The inbox forgets nothing, so to ask it and to read the unit is one step."""

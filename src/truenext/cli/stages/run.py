@@ -21,19 +21,19 @@ import msgspec
 
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
-from truenext.cli.connecting import URL_VARIABLE
-from truenext.cli.ending import NO_ANSWER, UNREAD, Failure
+from truenext.cli.connection import URL_VARIABLE
+from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, Failure
 from truenext.cli.loops import new_event_loop
-from truenext.cli.stages.answering import answering
-from truenext.cli.stages.leaving import THREADS_S, Deadline, end_at_once, leave_threads
-from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.stages.health_server import serve_health
+from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, Deadline, exit_now, join_threads
+from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import counted
-from truenext.cli.values import URL, DatabaseUrl, HostAndPort, Place, Seconds, UrlOption
+from truenext.cli.values import URL, DatabaseUrl, HostAndPort, PathParam, Seconds, UrlOption
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.stage.core.health import judge
+from truenext.stage.core.health import assess
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.interceptors.metrics import Metrics
-from truenext.stage.running import STOP_S, Running
+from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,8 +46,8 @@ logger = logging.getLogger("truenext.stage")
 
 STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AT_ONCE_S = 0.0
-LEAVE_S = 10.0
+NO_TIMEOUT_S = 0.0
+CLOSE_TIMEOUT_S = 10.0
 """For whatever is left to be closed after that; also the time of who has blocked the event loop."""
 
 
@@ -65,7 +65,7 @@ LEAVE_S = 10.0
 )
 @click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option(
-    "--events", type=Place(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
+    "--events", type=PathParam(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
 )
 @click.option(
     "--health",
@@ -89,7 +89,7 @@ LEAVE_S = 10.0
     show_default=True,
 )
 def run(
-    place: str,
+    target: str,
     urls: tuple[str, ...],
     database: str | None,
     events: Path | None,
@@ -102,13 +102,13 @@ def run(
     Prints one line once it takes messages. A broker or database that is not there yet is waited for. On the first
     signal it finishes what it has in hand, 30 seconds at most, gives back the rest, and exits 0.
     """
-    terminal.print_at_once()
+    terminal.set_line_buffering()
     logs.configure(log_level)
     deadline, status = Deadline(), 1
-    unwritten: OSError | None = None
+    output_error: OSError | None = None
     try:
-        with logs.noticing_basic_config():
-            service = service_at(place)
+        with logs.warn_of_basic_config():
+            service = load_service(target)
         if urls:
             service.broker = urls
         if database is not None:
@@ -121,38 +121,38 @@ def run(
                 "--database is of no use: no stage asks for a session, or happens once", extra={"service": service.name}
             )
         if not service.stages:
-            raise ConfigurationError(f"{place} has no stages to run: it only asks others")
+            raise ConfigurationError(f"{target} has no stages to run: it only asks others")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
                 status = runner.run(_Process(service, stalled_after_s, deadline).run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # A task that a stage has begun and not awaited. Were it to end in order, it would give back the message
                 # of that stage without an attempt, and the next process would end the same way.
-                end_at_once(1, "the process ends at once: a task that a stage has left behind has raised this", error)
+                exit_now(1, "the process ends at once: a task that a stage has left behind has raised this", error)
             finally:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
                 # The loop's end waits for stages that have swallowed their cancellation.
-                deadline.set(THREADS_S, status)
+                deadline.set(THREADS_TIMEOUT_S, status)
     except TruenextError as error:
         failure = Failure(error)
         failure.show()
         status = failure.exit_code
-    except _Unwritten as error:
-        unwritten = error.cause
-        status = UNREAD if isinstance(unwritten, BrokenPipeError) else NO_ANSWER
+    except _OutputError as error:
+        output_error = error.cause
+        status = BROKEN_PIPE if isinstance(output_error, BrokenPipeError) else NO_ANSWER
     except Exception as error:
         logger.critical("the service has ended by an error", exc_info=error)
         status = 1
-    deadline.lift()
-    leave_threads(status)
-    if unwritten is not None:
+    deadline.cancel()
+    join_threads(status)
+    if output_error is not None:
         # As of any other command, which ends with that status and says why.
-        raise unwritten
+        raise output_error
     raise SystemExit(status)
 
 
-class _Unwritten(Exception):
+class _OutputError(Exception):
     """Nobody can be told that the service runs: standard output cannot be written to."""
 
     def __init__(self, cause: OSError) -> None:
@@ -168,13 +168,13 @@ class _Process:
         self._signals: list[signal.Signals] = []
         self._main: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: Running | None = None
+        self._running: ServiceRun | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
         """Its exit status. Raises: TruenextError, whatever has ended it otherwise"""
         service = self._service
         self._listen_to_signals()
-        self._running = running = Running(
+        self._running = running = ServiceRun(
             service,
             service.plans(),
             broker=service.broker,
@@ -183,25 +183,25 @@ class _Process:
             waits=True,
         )
         async with AsyncExitStack() as stack:
-            said = ""
+            note = ""
             if health_at is not None:
-                url = await stack.enter_async_context(answering(*health_at, self._health, self._figures))
-                said = f"; health at {url}"
-            await stack.enter_async_context(service.as_run_by(running))
+                url = await stack.enter_async_context(serve_health(*health_at, self._health, self._metrics))
+                note = f"; health at {url}"
+            await stack.enter_async_context(service.bound_to(running))
             try:
                 # Before the broker, which is waited for: tables that are missing are not to be said after that.
                 await running.prepare()
                 await running.connect()
-                await _warn_of_what_is_left(running, service)
+                await _warn_of_orphaned_queues(running, service)
                 await running.start()
-                _say(
+                _echo(
                     f"{service.name} runs {counted(len(service.stages), 'stage')} of "
-                    f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{said}"
+                    f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{note}"
                 )
-                await running.until_failed()
+                await running.wait_until_failed()
             except asyncio.CancelledError:
                 self._check_signal()
-            except _Unwritten:
+            except _OutputError:
                 await self._stop(running)
                 raise
             except Exception as error:
@@ -217,26 +217,26 @@ class _Process:
             await self._stop(running)
         return self._status
 
-    async def _stop(self, running: Running) -> None:
+    async def _stop(self, running: ServiceRun) -> None:
         try:
             # Both signals may have come before anything was done about the first.
-            await running.stop(STOP_S if len(self._signals) < 2 else AT_ONCE_S)
+            await running.stop(STOP_TIMEOUT_S if len(self._signals) < 2 else NO_TIMEOUT_S)
         except asyncio.CancelledError:
             self._check_signal()
             logger.warning("what is in hand is given back at once", extra={"signal": self._signals[-1].name})
-            await running.stop(AT_ONCE_S)
+            await running.stop(NO_TIMEOUT_S)
 
     def _health(self) -> ServiceHealth:
         assert self._running is not None, "it was made before"
-        return judge(self._running.facts(), self._stalled_after_s)
+        return assess(self._running.facts(), self._stalled_after_s)
 
-    async def _figures(self) -> str:
+    async def _metrics(self) -> str:
         """For Prometheus."""
         assert self._running is not None, "it was made before"
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
-        said = "" if metrics is None else metrics.exposition()
+        text = "" if metrics is None else metrics.exposition()
         exactly_once = self._running.exactly_once
-        return said if exactly_once is None else said + await exactly_once.as_text()
+        return text if exactly_once is None else text + await exactly_once.as_text()
 
     def _listen_to_signals(self) -> None:
         # All is done in this task, so that what the lifespan opens is closed where it was opened.
@@ -249,7 +249,7 @@ class _Process:
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.append(signal.Signals(number))
         is_first = len(self._signals) == 1
-        self._deadline.set((STOP_S if is_first else AT_ONCE_S) + LEAVE_S, self._status)
+        self._deadline.set((STOP_TIMEOUT_S if is_first else NO_TIMEOUT_S) + CLOSE_TIMEOUT_S, self._status)
         if not is_first:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
@@ -270,12 +270,12 @@ class _Process:
             self._main.uncancel()
 
 
-def _say(text: str) -> None:
-    """Raises: _Unwritten"""
+def _echo(text: str) -> None:
+    """Raises: _OutputError"""
     try:
-        terminal.say(text)
+        terminal.echo(text)
     except OSError as error:
-        raise _Unwritten(error) from error
+        raise _OutputError(error) from error
 
 
 class QueueInfo(msgspec.Struct):
@@ -285,14 +285,14 @@ class QueueInfo(msgspec.Struct):
     consumers: int
 
 
-async def _warn_of_what_is_left(running: Running, definition: Definition) -> None:
+async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
     """In queues of stages that are no more: a version before has left it, or does so still."""
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
         logger.warning("whether queues of former stages have messages is not known", extra={"error": str(error)})
         return
-    for queue in left_over(queues, definition):
+    for queue in orphaned_queues(queues, definition):
         logger.warning(
             "messages wait for a stage that is no more",
             extra={
@@ -303,7 +303,7 @@ async def _warn_of_what_is_left(running: Running, definition: Definition) -> Non
         )
 
 
-def left_over(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
+def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
     """Those of endpoints of the service, in which something waits, of which it has no stage."""
     return [
         each

@@ -9,16 +9,16 @@ import msgspec
 
 from truenext.blocking import Consumer
 from truenext.cli import terminal
-from truenext.cli.bulk_work import dead_letter_selector_option, is_there
-from truenext.cli.connecting import connected, url_option
-from truenext.cli.ending import Failure
+from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
+from truenext.cli.connection import connected, url_option
+from truenext.cli.exit_status import Failure
 from truenext.cli.terminal import counted
 from truenext.cli.totals import Totals
 from truenext.cli.values import COUNT, QueueName
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
-from truenext.stage.committing import CONTENT_TYPE
+from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.envelope import decode, encode
 from truenext.stage.core.errors import NotDecoded
@@ -36,7 +36,7 @@ WAIT_S = 2.0
 @click.argument("queue", type=QueueName())
 @click.option(
     "--to",
-    type=QueueName(is_made=True),
+    type=QueueName(is_creatable=True),
     help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
 )
 @dead_letter_selector_option
@@ -58,26 +58,26 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
     if to == queue:
         raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
     with connected(url) as connection:
-        if not is_there(connection, queue):
+        if not queue_exists(connection, queue):
             raise Failure(TruenextError(f"there is no queue {queue!r}"))
-        is_new = not is_there(connection, to)
+        is_new = not queue_exists(connection, to)
         if force:
-            rerunning = Rerunning(connection, f"/queue/{queue}", f"/queue/{to}")
+            rerunning = Rerun(connection, f"/queue/{queue}", f"/queue/{to}")
             try:
                 rerunning.run(selector, count)
             except KeyboardInterrupt:
-                terminal.say(rerunning.left, err=True)
+                terminal.echo(rerunning.summary, err=True)
                 raise
-            made = f": {to} was made for them, and has no consumer yet" if is_new and rerunning.count else ""
-            terminal.say(f"{counted(rerunning.count, 'message')} sent to {to} under new ids{made}")
+            note = f": {to} was made for them, and has no consumer yet" if is_new and rerunning.count else ""
+            terminal.echo(f"{counted(rerunning.count, 'message')} sent to {to} under new ids{note}")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
     due = waiting if count is None else min(waiting, count)
-    made = f"; there is no queue {to!r} yet: is the name right?" if is_new else ""
-    terminal.say(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force{made}")
+    note = f"; there is no queue {to!r} yet: is the name right?" if is_new else ""
+    terminal.echo(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force{note}")
 
 
-class Rerunning:
+class Rerun:
     def __init__(self, connection: Connection, queue: str, to: str) -> None:
         self._connection = connection
         self._queue = queue
@@ -86,13 +86,13 @@ class Rerunning:
         """Messages that were sent."""
 
     @property
-    def left(self) -> str:
+    def summary(self) -> str:
         return f"{counted(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
         """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
         totals = Totals("sent")
-        most = BATCH_MAX
+        batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
         if selector is not None:
             options["selector"] = selector
@@ -100,28 +100,28 @@ class Rerunning:
             self._connection.session(transacted=True) as session,
             session.consumer(self._queue, **options) as consumer,
         ):
-            while batch := _next(consumer, most if limit is None else min(most, limit - self.count)):
+            while batch := _receive_batch(consumer, batch_max if limit is None else min(batch_max, limit - self.count)):
                 try:
                     for message in batch:
-                        _send_anew(session, message, self._to)
+                        _resend(session, message, self._to)
                     session.commit()
                 except (NotDecoded, RolledBack) as error:
                     session.rollback(failed=False)
                     if len(batch) == 1 or not isinstance(error.__cause__, Refused):
-                        raise Failure(TruenextError(f"{error}; {self.left}")) from error
+                        raise Failure(TruenextError(f"{error}; {self.summary}")) from error
                     # Large ones are too much together.
-                    most = len(batch) // 2
+                    batch_max = len(batch) // 2
                 else:
                     self.count += len(batch)
-                    most = min(2 * most, BATCH_MAX)
-                    totals.say(self.count)
+                    batch_max = min(2 * batch_max, BATCH_MAX)
+                    totals.report(self.count)
 
 
-def _next(consumer: Consumer, count: int) -> list[Message]:
+def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
     return consumer.receive_many(count, WAIT_S) if count else []
 
 
-def _send_anew(session: Session, message: Message, to: str) -> None:
+def _resend(session: Session, message: Message, to: str) -> None:
     """Raises: NotDecoded if it is none of stages"""
     try:
         envelope = decode(message.body)
@@ -130,13 +130,13 @@ def _send_anew(session: Session, message: Message, to: str) -> None:
             f"message {message.message_id} is none of stages ({error}): `truenext browse` shows it; pass it over with "
             "--selector, or move it away"
         ) from error
-    anew = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
+    renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     session.send(
         to,
-        encode(anew),
+        encode(renewed),
         priority=message.priority,
         persistent=message.persistent,
         content_type=CONTENT_TYPE,
-        correlation_id=anew.id,
+        correlation_id=renewed.id,
         headers={"expires": str(message.expires_ms)} if message.expires_ms else {},
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from truenext.errors import ConfigurationError
-from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS
+from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
 from truenext.url import host_and_port
 
 if TYPE_CHECKING:
@@ -36,49 +36,53 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
 
 
-Figures = Callable[[], Awaitable[str]]
+MetricsText = Callable[[], Awaitable[str]]
 """For Prometheus; empty if there are none."""
 
 
-async def answer(method: str, path: str, health: Callable[[], ServiceHealth], figures: Figures) -> Answer:
+async def respond(method: str, path: str, health: Callable[[], ServiceHealth], metrics: MetricsText) -> Response:
     if method not in ("GET", "HEAD"):
-        return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
-    if path == "/metrics" and (said := await figures()):
-        found = Answer(HTTPStatus.OK, said.encode(), METRICS)
+        return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+    if path == "/metrics" and (text := await metrics()):
+        response = Response(HTTPStatus.OK, text.encode(), METRICS_TYPE)
     elif path in ("/", "/live", "/ready"):
         now = health()
         is_well = {"/": True, "/live": now.live, "/ready": now.ready}[path]
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
         facts = {**msgspec.to_builtins(now), **msgspec.to_builtins(now.facts)}
         del facts["facts"]
-        found = Answer(status, msgspec.json.encode(facts) + b"\n", JSON)
+        response = Response(status, msgspec.json.encode(facts) + b"\n", JSON)
     else:
-        found = Answer(HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n")
-    return found
+        response = Response(
+            HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n"
+        )
+    return response
 
 
 @asynccontextmanager
-async def answering(host: str, port: int, health: Callable[[], ServiceHealth], figures: Figures) -> AsyncIterator[str]:
+async def serve_health(
+    host: str, port: int, health: Callable[[], ServiceHealth], metrics: MetricsText
+) -> AsyncIterator[str]:
     """For as long as the block lasts; where, as a URL.
 
     Raises: ConfigurationError if it cannot listen there
     """
-    open_now: set[asyncio.StreamWriter] = set()
+    connections: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(open_now) >= CONNECTIONS_MAX:
+        if len(connections) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
-        open_now.add(writer)
+        connections.add(writer)
         try:
             async with asyncio.timeout(REQUEST_S):
-                writer.write(await _response(await _request(reader), health, figures))
+                writer.write(await _response(await _request(reader), health, metrics))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -86,7 +90,7 @@ async def answering(host: str, port: int, health: Callable[[], ServiceHealth], f
             pass
         finally:
             writer.transport.abort()
-            open_now.discard(writer)
+            connections.discard(writer)
 
     try:
         server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
@@ -100,7 +104,7 @@ async def answering(host: str, port: int, health: Callable[[], ServiceHealth], f
         yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"
     finally:
         server.close()
-        for writer in open_now:
+        for writer in connections:
             writer.transport.abort()
 
 
@@ -116,16 +120,18 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
     return words[0], words[1].partition("?")[0]
 
 
-async def _response(request: tuple[str, str] | None, health: Callable[[], ServiceHealth], figures: Figures) -> bytes:
+async def _response(
+    request: tuple[str, str] | None, health: Callable[[], ServiceHealth], metrics: MetricsText
+) -> bytes:
     if request is None:
-        found = Answer(HTTPStatus.BAD_REQUEST, b"this is no request\n")
+        response = Response(HTTPStatus.BAD_REQUEST, b"this is no request\n")
     else:
-        found = await answer(*request, health, figures)
+        response = await respond(*request, health, metrics)
     head = (
-        f"HTTP/1.1 {found.status.value} {found.status.phrase}\r\n"
-        f"Content-Type: {found.content_type}\r\n"
-        f"Content-Length: {len(found.body)}\r\n"
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}\r\n"
+        f"Content-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\n"
         "Cache-Control: no-store\r\n"
         "Connection: close\r\n\r\n"
     )
-    return head.encode() + (b"" if request is not None and request[0] == "HEAD" else found.body)
+    return head.encode() + (b"" if request is not None and request[0] == "HEAD" else response.body)

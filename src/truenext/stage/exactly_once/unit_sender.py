@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import Code, RolledBack
-from truenext.stage.committing import InTime, is_for_want_of_room, left_s, refused_with, send_all, size_of
-from truenext.stage.core.failure import said_of
+from truenext.stage.broker_transaction import (
+    MapToBrokerUnavailable,
+    is_disk_full,
+    left_s,
+    refused_with,
+    send_all,
+    size_of,
+)
+from truenext.stage.core.failure import describe
 from truenext.stage.core.outbox_unit import EncodedMessage, decode_unit
 
 if TYPE_CHECKING:
@@ -26,26 +33,26 @@ TIMEOUT_S = 30.0
 """For one unit."""
 
 
-class Answer(Enum):
+class SendResult(Enum):
     SENT = "sent"
     """Now, or before: its number was used."""
     UNKNOWN_NUMBER = "unknown number"
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> Answer:
+async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> SendResult:
     """Send all of one unit of the outbox.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
     reason, in the same transaction: the number is used, and the next one can be.
 
-    Raises: BrokerAway if nothing of it happened; InDoubt if that is not known; UnreadableUnit
+    Raises: BrokerUnavailable if nothing of it happened; InDoubt if that is not known; UnreadableUnit
     """
     messages = decode_unit(unit.unit, unit.age_ms)
     # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
     async with (
-        pool.transactions.taken(1),
-        pool.transaction_bytes.taken(size_of(messages)),
+        pool.transactions.acquired(1),
+        pool.transaction_bytes.acquired(size_of(messages)),
         pool.connection.session(transacted=True) as session,
     ):
         try:
@@ -57,47 +64,53 @@ async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: Exactl
                 raise
         await session.rollback(failed=False)
         # Which of them it is, only a look at each can tell.
-        instead = [await _accepted(session, each, service) for each in messages]
-        answer = await _send(session, instead, unit)
-        counters.refused += sum(each.refused != before.refused for each, before in zip(instead, messages, strict=True))
-        return answer
+        replacements = [await _accepted_or_replaced(session, each, service) for each in messages]
+        result = await _send(session, replacements, unit)
+        counters.refused += sum(
+            each.refused != before.refused for each, before in zip(replacements, messages, strict=True)
+        )
+        return result
 
 
-async def _send(session: Session, messages: Sequence[EncodedMessage], unit: StoredUnit) -> Answer:
+async def _send(session: Session, messages: Sequence[EncodedMessage], unit: StoredUnit) -> SendResult:
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
-        await _flushed(session, messages, deadline)
+        await _send_and_flush(session, messages, deadline)
         await session.commit(timeout=left_s(deadline), producer=unit.producer, number=unit.number)
     except RolledBack as error:
         refused = refused_with(error)
         if refused is not None and refused.code == Code.GAP:
-            return Answer.UNKNOWN_NUMBER
+            return SendResult.UNKNOWN_NUMBER
         raise
-    return Answer.SENT
+    return SendResult.SENT
 
 
-async def _flushed(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Raises: RolledBack with what the broker refuses; BrokerAway"""
-    with InTime():
+async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
+    """Raises: RolledBack with what the broker refuses; BrokerUnavailable"""
+    with MapToBrokerUnavailable():
         await send_all(session, messages, deadline)
         await session.flush(timeout=left_s(deadline))
 
 
-async def _accepted(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
+async def _accepted_or_replaced(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
     """This message, or what is sent in its place because the broker does not take it."""
     try:
-        await _flushed(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
+        await _send_and_flush(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
     except RolledBack as error:
         refused = refused_with(error)
-        if refused is None or is_for_want_of_room(error):
+        if refused is None or is_disk_full(error):
             raise
         return msgspec.structs.replace(
-            message, destination=f"/queue/{service}.refused", expires_ms=0, ttl_s=None, refused=_why(message, refused)
+            message,
+            destination=f"/queue/{service}.refused",
+            expires_ms=0,
+            ttl_s=None,
+            refused=_reason(message, refused),
         )
     finally:
         await session.rollback(failed=False)
     return message
 
 
-def _why(message: EncodedMessage, refused: Refused) -> str:
-    return f"{message.destination}: {said_of(refused)}"
+def _reason(message: EncodedMessage, refused: Refused) -> str:
+    return f"{message.destination}: {describe(refused)}"

@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CANCELLED_S = 5.0
+CANCEL_TIMEOUT_S = 5.0
 """For how long it is waited for after a cancellation; then it is interrupted."""
 
 
-async def to_its_end(doing: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
     """Let it end, though the caller be cancelled meanwhile; then raise the cancellation."""
-    task = asyncio.ensure_future(doing)
+    task = asyncio.ensure_future(coroutine)
     cancellation: asyncio.CancelledError | None = None
     deadline: float | None = None
     loop = asyncio.get_running_loop()
     while not task.done():
         try:
-            left = None if deadline is None else deadline - loop.time()
-            await asyncio.wait({task}, timeout=left)
+            remaining_s = None if deadline is None else deadline - loop.time()
+            await asyncio.wait({task}, timeout=remaining_s)
         except asyncio.CancelledError as error:
             cancellation = error
         if cancellation is not None and deadline is None:
-            deadline = loop.time() + CANCELLED_S
+            deadline = loop.time() + CANCEL_TIMEOUT_S
         elif deadline is not None and loop.time() >= deadline and not task.done():
             # A network that stands still, and drivers that wait for it once more when they are cancelled.
             task.cancel()

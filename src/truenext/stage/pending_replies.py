@@ -32,7 +32,7 @@ PAUSE_S = 1.0
 """Until a subscription that was refused is tried again, while somebody waits for a reply."""
 
 
-class Asking:
+class PendingReplies:
     def __init__(self, service: str, connection: Connection) -> None:
         self._name = f"replies.{service}.{secrets.token_hex(8)}"
         self._connection = connection
@@ -48,12 +48,12 @@ class Asking:
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._subscribed = loop.create_future()
-            self._task = loop.create_task(self._take_all(), name="truenext replies")
+            self._task = loop.create_task(self._receive_all(), name="truenext replies")
         assert self._subscribed is not None, "the task has begun"
         # Others wait for it, too.
         await asyncio.shield(self._subscribed)
 
-    async def _take_all(self) -> None:
+    async def _receive_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             assert self._subscribed is not None, "it was made before"
@@ -61,10 +61,10 @@ class Asking:
                 consumer = await self._connection.consumer(f"/topic/{self._name}")
                 self._subscribed.set_result(None)
                 async for message in consumer:
-                    self._take(message)
+                    self._on_reply(message)
                 return
             except (TruenextError, TimeoutError) as error:
-                self._fail_subscribing(error)
+                self._subscribing_failed(error)
                 if isinstance(error, ClosedError):
                     return
                 self._subscribed = loop.create_future()
@@ -74,14 +74,14 @@ class Asking:
                     return
                 await asyncio.sleep(PAUSE_S)
 
-    def _fail_subscribing(self, error: Exception) -> None:
+    def _subscribing_failed(self, error: Exception) -> None:
         """It is done already if replies came before: now the broker does not want it any more."""
         if self._subscribed is not None and not self._subscribed.done():
             self._subscribed.set_exception(error)
             # Perhaps nobody waits for it.
             self._subscribed.exception()
 
-    def question(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
+    def expect(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
         """Where the reply goes, what it must bring along as its state, and what it is put into; to be forgotten.
 
         Raises: FlowError if nothing is replied
@@ -100,7 +100,7 @@ class Asking:
     def forget(self, number: int) -> None:
         del self._waiting[number]
 
-    def _take(self, message: Message) -> None:
+    def _on_reply(self, message: Message) -> None:
         try:
             envelope = decode(message.body)
             number = msgspec.json.decode(envelope.state, type=int)
@@ -121,4 +121,4 @@ class Asking:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-            self._fail_subscribing(ClosedError("the service was stopped"))
+            self._subscribing_failed(ClosedError("the service was stopped"))

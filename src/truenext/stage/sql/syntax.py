@@ -15,7 +15,7 @@ from truenext.stage.sql.exactly_once import CLOCK
 _NAME = re.compile(r"(?<!:):([a-z_]+)")
 
 
-class Wording:
+class SqlSyntax:
     def __init__(self, kind: str) -> None:
         """`kind` is "postgresql" or "sqlite"."""
         self.is_sqlite = kind == "sqlite"
@@ -36,7 +36,7 @@ class Wording:
     def ids(self, ids: Collection[str]) -> str | list[str]:
         return json.dumps(list(ids)) if self.is_sqlite else list(ids)
 
-    async def say(
+    async def execute(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> CursorResult[Any]:
         """Parameters are named with a colon."""

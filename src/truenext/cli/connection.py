@@ -10,7 +10,7 @@ import msgspec
 
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
-from truenext.cli.ending import Failure
+from truenext.cli.exit_status import Failure
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.context import NO_ROOM
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
@@ -42,12 +42,12 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
     # Where a command says nothing, logging would print warnings by itself.
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
-    said = _Said()
-    logger.addHandler(said)
+    report = _ConnectionReport()
+    logger.addHandler(report)
     try:
         if reconnect:
             with connect(url, reconnect=False):
-                said.lasts = True
+                report.is_lasting = True
                 logger.setLevel(logging.INFO)
         with connect(url, reconnect=reconnect) as connection:
             yield connection
@@ -62,26 +62,26 @@ def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Fai
     except TruenextError as error:
         raise failure(error) from error
     finally:
-        logger.removeHandler(said)
+        logger.removeHandler(report)
 
 
-class _Said(logging.Handler):
+class _ConnectionReport(logging.Handler):
     """Prints to standard error what happens to the connection of a command while it waits: that the broker takes no
-    messages, and, of a connection that `lasts`, that it was lost and that it is back, once each."""
+    messages, and, of a connection that `is_lasting`, that it was lost and that it is back, once each."""
 
-    lasts = False
-    _has_gone = False
+    is_lasting = False
+    _is_lost = False
 
     def emit(self, record: logging.LogRecord) -> None:
         # Only what has come has a session.
-        has_come = isinstance(record.args, dict) and "session" in record.args
+        is_connected = isinstance(record.args, dict) and "session" in record.args
         if record.msg == NO_ROOM:
-            terminal.say(f"truenext: {record.getMessage()}", err=True)
-        elif self.lasts and has_come is self._has_gone:
-            self._has_gone = not has_come
-            terminal.say(f"truenext: {'connected again' if has_come else record.getMessage()}", err=True)
+            terminal.echo(f"truenext: {record.getMessage()}", err=True)
+        elif self.is_lasting and is_connected is self._is_lost:
+            self._is_lost = not is_connected
+            terminal.echo(f"truenext: {'connected again' if is_connected else record.getMessage()}", err=True)
 
 
-def ask(connection: Connection, verb: str, question: object = None) -> Any:
+def send_control_request(connection: Connection, verb: str, request: object = None) -> Any:
     """The broker's answer, read. Raises: TruenextError, TimeoutError"""
-    return msgspec.json.decode(connection.control_request(verb, question))
+    return msgspec.json.decode(connection.control_request(verb, request))

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("truenext.stage")
 
-FAILED_S = 5.0
+RETRY_S = 5.0
 """After what nobody has foreseen."""
-LEAVE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 """For the step that is under way when the service stops."""
 
 
-class Steps:
+class BackgroundTask:
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
         """`step` does what there is to do, and says after how many seconds to do it again."""
         self._name = name
@@ -48,7 +48,7 @@ class Steps:
             except Exception:
                 # Whatever it is, it is not to be the end of it.
                 _logger.exception("work in the background has failed, and goes on", extra={"what": self._name})
-                wait_s = FAILED_S
+                wait_s = RETRY_S
             if not self._woken.is_set():
                 self._idle.set()
             try:
@@ -64,11 +64,11 @@ class Steps:
         # Another thread may just have said so.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._idle.wait()
         self.is_stopping = True
         self.wake()
-        _, late = await asyncio.wait({self._task}, timeout=LEAVE_S)
+        _, late = await asyncio.wait({self._task}, timeout=STOP_TIMEOUT_S)
         if late:
             self._task.cancel()
             await asyncio.wait(late)

@@ -17,7 +17,7 @@ CURRENT: Final[ContextVar[Stage | None]] = ContextVar("truenext stage", default=
 """Set for the call of the function alone; the tasks that it starts inherit it."""
 
 
-def check_can_await(call: str, instead: str) -> None:
+def check_can_await(call: str, advice: str) -> None:
     """Refuse an async method that a plain function of a stage calls: it cannot await the result.
 
     Raises: FlowError
@@ -27,11 +27,11 @@ def check_can_await(call: str, instead: str) -> None:
         return
     raise FlowError(
         f"{call} must be awaited, and stage {stage.name} of {stage.endpoint.name} is a plain function, which cannot: "
-        f"make it an async function, or {instead}"
+        f"make it an async function, or {advice}"
     )
 
 
-def check_asks_another(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) -> None:
+def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) -> None:
     """Refuse an ask of the endpoint whose stage asks: the stage holds one of the workers that the reply needs. `stages`
     are those of the service that asks, by queue: an endpoint of the same name at another broker may be asked.
 

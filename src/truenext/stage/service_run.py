@@ -19,7 +19,7 @@ from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.gate import Gate
 from truenext.stage.initiator import Initiator
 from truenext.stage.pool import Pool
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("truenext.stage")
 
-STOP_S = 30.0
+STOP_TIMEOUT_S = 30.0
 """For what is being handled when the service stops."""
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """Until a broker that is not waited for is not there."""
 FOR_EVER_S = 1e9
-OPEN_S, OPEN_MAX_S = 1.0, 60.0
+OPEN_PAUSE_S, OPEN_PAUSE_MAX_S = 1.0, 60.0
 """Between two tries to open the database for what programs begin; each is twice as long as the one before."""
-LOOK_S = 0.005
+POLL_S = 0.005
 """Between two looks at whether a subscription is there."""
-LEAVE_S = 1.0
+CANCEL_TIMEOUT_S = 1.0
 """For what is cancelled after that."""
 
 
-class Running:
+class ServiceRun:
     """One run of a service in one process and event loop."""
 
     def __init__(
@@ -58,11 +58,11 @@ class Running:
         database: str | None,
         events: Path | None = None,
         waits: bool = False,
-        makes_tables: bool = False,
+        creates_tables: bool = False,
     ) -> None:
         """To be followed by `connect`; by `prepare`, `connect` and `start` if its stages are to run. `events` is the
         folder into which they write what they do. `waits`: for a broker and a database that are not there yet, as long
-        as it takes. `makes_tables`: those that remember what has happened once, if they are missing; for tests."""
+        as it takes. `creates_tables`: those that remember what has happened once, if they are missing; for tests."""
         self.process = os.getpid()
         self.context = ServiceContext(definition, plans)
         self.consumptions: list[Consumption] = []
@@ -72,13 +72,13 @@ class Running:
         self._database = database
         self._events = events
         self._waits = waits
-        self._makes_tables = makes_tables
+        self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnce | None = None
         """What its stages say whose effects happen once, if there are any."""
         self._is_prepared = False
-        self._is_alone = False
+        self._runs_no_stages = False
         """No stage runs in this process."""
-        self._opening: asyncio.Task[None] | None = None
+        self._relay_opening: asyncio.Task[None] | None = None
         """Of the outbox, for what programs begin here."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[Pool] = []
@@ -91,7 +91,7 @@ class Running:
         """Open what the stages need besides the broker: the database, with the tables of the outbox, and the folder of
         the events. Before `connect`: what is missing there is said at once, whether or not a broker is there.
 
-        Raises: ConfigurationError; DatabaseAway if the database is not there
+        Raises: ConfigurationError; DatabaseUnavailable if the database is not there
         """
         if self._is_prepared:
             return
@@ -100,7 +100,7 @@ class Running:
             self._state = "waiting for the database"
             await self._open_database()
         if self._definition.has_outbox:
-            await self._until_reached(self._check_outbox)
+            await self._retry_until_reachable(self._check_outbox)
         if self._events is not None:
             self.context.events = StageEvents(self._events, self.context.service, self.context.instance)
         self._state = "waiting for the broker"
@@ -117,7 +117,7 @@ class Running:
                 user=definition.user,
                 password=definition.password,
                 heartbeat_thread=True,
-                timeout=FOR_EVER_S if self._waits else CONNECT_S,
+                timeout=FOR_EVER_S if self._waits else CONNECT_TIMEOUT_S,
             )
             self._pools.append(Pool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
@@ -131,7 +131,7 @@ class Running:
         stages, plans = self._definition.stages.values(), self._plans
         if self._definition.has_outbox:
             self._state = "waiting for the database"
-            await self._until_reached(self._open_outbox)
+            await self._retry_until_reachable(self._open_outbox)
         if plans.lifespan is not None:
             self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         for stage in stages:
@@ -141,16 +141,16 @@ class Running:
                 self.consumptions.append(Consumption(self.context, stage, pool, exactly_once))
         for consumption in self.consumptions:
             consumption.start()
-        await self._until_subscribed()
+        await self._wait_until_subscribed()
         self._state = "running"
 
     async def start_without_stages(self) -> None:
         """No stage runs. But if none of the service happens once, nobody else sends what its programs begin in
         transactions of their own.
 
-        Raises: ConfigurationError; DatabaseAway
+        Raises: ConfigurationError; DatabaseUnavailable
         """
-        self._is_alone = True
+        self._runs_no_stages = True
         if self._definition.has_outbox and self._definition.only_initiates:
             await self._open_database()
             await self._open_outbox()
@@ -159,13 +159,13 @@ class Running:
         """A program's transaction has begun flows in this process. In the thread of the event loop."""
         if self.exactly_once is not None:
             self.exactly_once.wake()
-        elif self._is_alone and self._database is not None and self._opening is None:
+        elif self._runs_no_stages and self._database is not None and self._relay_opening is None:
             # Not before there is need: who only begins flows over the broker may have no way to the database.
-            self._opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
+            self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
     async def _open_relay(self) -> None:
         """Until it is open: meanwhile the processes that run the stages send what is begun here."""
-        pause_s = OPEN_S
+        pause_s = OPEN_PAUSE_S
         while self.exactly_once is None:
             try:
                 if self.context.gate is None:
@@ -177,16 +177,18 @@ class Running:
                     extra={"error": str(error), "next_s": pause_s},
                 )
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, OPEN_MAX_S)
+                pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
 
-    async def _until_subscribed(self) -> None:
+    async def _wait_until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
-        wanted = Counter(each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None)
-        while wanted - self._pools[0].subscribed():
+        expected = Counter(
+            each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None
+        )
+        while expected - self._pools[0].subscriptions():
             for each in self.consumptions:
                 if each.task.done():
                     each.task.result()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _open_database(self) -> None:
         from truenext.stage.sql import Database
@@ -203,7 +205,7 @@ class Running:
         await gate.open(waits=self._waits)
         self.context.gate = gate
 
-    async def _until_reached(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat `step` while the outbox cannot be reached: the database was there, and may be busy, or go once more.
 
         Raises: as `prepare`
@@ -212,11 +214,11 @@ class Running:
             try:
                 await step()
                 return
-            except DatabaseAway as error:
+            except DatabaseUnavailable as error:
                 if not self._waits:
                     raise
-                _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_S})
-            await asyncio.sleep(OPEN_S)
+                _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
+            await asyncio.sleep(OPEN_PAUSE_S)
 
     def _outbox(self) -> Outbox:
         context, gate = self.context, self.context.gate
@@ -224,10 +226,10 @@ class Running:
         return gate.database.outbox(context.service, context.run_id, context.instance)
 
     async def _check_outbox(self) -> None:
-        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseAway"""
+        """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
         outbox = self._outbox()
-        if self._makes_tables:
-            await outbox.make_tables()
+        if self._creates_tables:
+            await outbox.create_tables()
         await outbox.check()
 
     async def _open_outbox(self) -> None:
@@ -248,9 +250,9 @@ class Running:
         return self._initiator
 
     @property
-    def busy(self) -> list[str]:
+    def active_stages(self) -> list[str]:
         """The queues of the stages that are at work."""
-        return [each.stage.queue for each in self.consumptions if each.worker.busy]
+        return [each.stage.queue for each in self.consumptions if each.worker.active]
 
     @property
     def waits_for_database(self) -> bool:
@@ -265,23 +267,23 @@ class Running:
     def facts(self) -> ServiceFacts:
         """How it is, for those who look after it."""
         gate = self.context.gate
-        subscribed = {pool: pool.subscribed() for pool in self._pools}
+        subscribed = {pool: pool.subscriptions() for pool in self._pools}
         return ServiceFacts(
             service=self._definition.name,
             state=self._state,
             broker=[each.facts() for each in self._pools],
-            database="" if gate is None else "there" if gate.is_open else f"{gate.what}: {gate.reason}",
+            database="" if gate is None else "there" if gate.is_open else f"{gate.description}: {gate.reason}",
             stages=[each.facts(subscribed[each.pool]) for each in self.consumptions],
         )
 
-    async def until_failed(self) -> NoReturn:
+    async def wait_until_failed(self) -> NoReturn:
         """Raises: what has ended the taking of messages of a stage"""
         done, _ = await asyncio.wait({each.task for each in self.consumptions}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
         raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
 
-    def own_work(self) -> TaskWork:
+    def own_transaction(self) -> TaskWork:
         """For a test that looks into the database.
 
         Raises: LocalProtocolError if no stage uses one
@@ -292,12 +294,12 @@ class Running:
 
     # ---- The end ----
 
-    async def stop(self, timeout: float = STOP_S) -> None:
+    async def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Take no more, finish what is being handled, give back the rest without an attempt. If it was cancelled, it
         can be called again, with less time. What one part raises keeps no other from being closed."""
         self._state = "stopping"
         self.context.stopping.set()
-        await self._end_consumptions(timeout)
+        await self._stop_consumptions(timeout)
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self._stack.aclose)
             if self.context.events is not None:
@@ -305,9 +307,9 @@ class Running:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            if self._opening is not None:
-                self._opening.cancel()
-                await asyncio.wait({self._opening})
+            if self._relay_opening is not None:
+                self._relay_opening.cancel()
+                await asyncio.wait({self._relay_opening})
             if self.exactly_once is not None:
                 # It may be sending something.
                 last_first.push_async_callback(self.exactly_once.stop)
@@ -321,7 +323,7 @@ class Running:
             if isinstance(each, BaseException):
                 raise each
 
-    async def _end_consumptions(self, timeout: float) -> None:
+    async def _stop_consumptions(self, timeout: float) -> None:
         tasks = {each.task for each in self.consumptions}
         for task in tasks:
             task.cancel()
@@ -330,9 +332,11 @@ class Running:
         _, late = await asyncio.wait(tasks, timeout=timeout)
         if not late:
             return
-        _logger.warning("stages are still at work, and what they do is given back", extra={"stages": self.busy})
+        _logger.warning(
+            "stages are still at work, and what they do is given back", extra={"stages": self.active_stages}
+        )
         # The first time handlers are cancelled, the second time those are left that do not end.
         for _ in range(2):
             for task in late:
                 task.cancel()
-            await asyncio.wait(late, timeout=LEAVE_S)
+            await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)

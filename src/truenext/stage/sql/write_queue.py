@@ -11,71 +11,71 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
-Place = Future[None]
+Turn = Future[None]
 """Done when its turn has come."""
 
 
-class Line:
+class WriteQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_taken = False
-        self._interactive: deque[Place] = deque()
-        self._others: deque[Place] = deque()
+        self._is_busy = False
+        self._interactive: deque[Turn] = deque()
+        self._others: deque[Turn] = deque()
 
     async def wait_in_task(self, *, is_interactive: bool) -> None:
         """Returns when it is the caller's turn, which then ends with `leave`; cancelled it has had none."""
-        place = self._join(is_interactive)
+        turn = self._enqueue(is_interactive)
         try:
-            await asyncio.wrap_future(place)
+            await asyncio.wrap_future(turn)
         except BaseException:
-            self._give_up(place)
+            self._cancel(turn)
             raise
 
     def wait_in_thread(self, *, is_interactive: bool) -> None:
         """Returns when it is the caller's turn, which then ends with `leave`."""
-        place = self._join(is_interactive)
+        turn = self._enqueue(is_interactive)
         try:
-            place.result()
+            turn.result()
         except BaseException:
-            self._give_up(place)
+            self._cancel(turn)
             raise
 
-    def leave(self) -> None:
+    def end_turn(self) -> None:
         """The turn is over, and the next one's begins; from any task or thread."""
         with self._lock:
-            self._is_taken = False
+            self._is_busy = False
             for waiting in (self._interactive, self._others):
                 while waiting:
-                    place = waiting.popleft()
-                    if place.set_running_or_notify_cancel():
-                        self._is_taken = True
-                        place.set_result(None)
+                    turn = waiting.popleft()
+                    if turn.set_running_or_notify_cancel():
+                        self._is_busy = True
+                        turn.set_result(None)
                         return
 
-    def _join(self, is_interactive: bool) -> Place:
-        place = Place()
+    def _enqueue(self, is_interactive: bool) -> Turn:
+        turn = Turn()
         with self._lock:
-            if self._is_taken:
-                (self._interactive if is_interactive else self._others).append(place)
+            if self._is_busy:
+                (self._interactive if is_interactive else self._others).append(turn)
             else:
-                self._is_taken = True
-                place.set_running_or_notify_cancel()
-                place.set_result(None)
-        return place
+                self._is_busy = True
+                turn.set_running_or_notify_cancel()
+                turn.set_result(None)
+        return turn
 
-    def _give_up(self, place: Place) -> None:
+    def _cancel(self, turn: Turn) -> None:
         with self._lock:
-            has_had_its_turn = not place.cancel()
+            has_had_its_turn = not turn.cancel()
         if has_had_its_turn:
             # It came while the wait was being cancelled.
-            self.leave()
+            self.end_turn()
 
 
-_LINES: weakref.WeakValueDictionary[Path, Line] = weakref.WeakValueDictionary()
-_LINES_LOCK = threading.Lock()
+_QUEUES: weakref.WeakValueDictionary[Path, WriteQueue] = weakref.WeakValueDictionary()
+_QUEUES_LOCK = threading.Lock()
 
 
-def line_of(file: Path) -> Line:
+def write_queue_of(file: Path) -> WriteQueue:
     """The one line of this process for this file, whatever it is called."""
-    with _LINES_LOCK:
-        return _LINES.setdefault(file.resolve(), Line())
+    with _QUEUES_LOCK:
+        return _QUEUES.setdefault(file.resolve(), WriteQueue())

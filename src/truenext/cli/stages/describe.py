@@ -10,12 +10,12 @@ import msgspec
 from rich.tree import Tree
 
 from truenext.cli import terminal
-from truenext.cli.connecting import URL_VARIABLE, ask, connected
-from truenext.cli.ending import Failure, Unasked
+from truenext.cli.connection import URL_VARIABLE, connected, send_control_request
+from truenext.cli.exit_status import Failure, NoAnswer
 from truenext.cli.stages.drawing import dot, svg
-from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import counted
-from truenext.cli.values import URL, Place, UrlOption
+from truenext.cli.values import URL, PathParam, UrlOption
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConfigurationError
 from truenext.stage.core.graph import Graph, graph_of
@@ -36,14 +36,14 @@ class QueueCounts(msgspec.Struct, frozen=True):
     dead_letters: int = 0
 
     def __str__(self) -> str:
-        said = [f"{self.waiting:,} waiting"]
+        parts = [f"{self.waiting:,} waiting"]
         if self.unacknowledged:
-            said.append(f"{self.unacknowledged:,} unacknowledged")
+            parts.append(f"{self.unacknowledged:,} unacknowledged")
         if self.scheduled:
-            said.append(f"{self.scheduled:,} scheduled")
+            parts.append(f"{self.scheduled:,} scheduled")
         if self.dead_letters:
-            said.append(counted(self.dead_letters, "dead letter"))
-        return ", ".join(said)
+            parts.append(counted(self.dead_letters, "dead letter"))
+        return ", ".join(parts)
 
 
 @click.command()
@@ -55,10 +55,10 @@ class QueueCounts(msgspec.Struct, frozen=True):
     help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
     f"needed, and {URL_VARIABLE} is ignored.",
 )
-@click.option("--svg", "picture", type=Place(dir_okay=False), metavar="FILE", help="Draw a picture into FILE.")
+@click.option("--svg", "picture", type=PathParam(dir_okay=False), metavar="FILE", help="Draw a picture into FILE.")
 @click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
+def describe(target: str, url: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
     """Say what endpoints and stages a service has.
 
     With the stages in order, their queues, what each takes and replies, and whom each names. Whom a stage asks is read
@@ -67,7 +67,7 @@ def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as
     if (picture is not None) + as_dot + as_json > 1:
         raise click.UsageError("--svg, --dot and --json exclude each other")
     try:
-        service = service_at(place)
+        service = load_service(target)
     except ConfigurationError as error:
         raise Failure(error) from error
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
@@ -77,9 +77,9 @@ def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as
         try:
             picture.write_text(svg(graph, notes), encoding="utf-8")
         except OSError as error:
-            raise Unasked(error) from error
+            raise NoAnswer(error) from error
     elif as_dot:
-        terminal.say(dot(graph, notes).rstrip())
+        terminal.echo(dot(graph, notes).rstrip())
     elif as_json:
         terminal.write_json(_for_programs(graph, counts))
     else:
@@ -88,7 +88,7 @@ def describe(place: str, url: str | None, picture: Path | None, as_dot: bool, as
 
 def _counts(url: str) -> dict[str, QueueCounts]:
     with connected(url) as connection:
-        queues = {each["name"]: each for each in ask(connection, "queues")}
+        queues = {each["name"]: each for each in send_control_request(connection, "queues")}
     return {
         name: QueueCounts(
             facts["waiting"],
@@ -133,7 +133,7 @@ def _tree(graph: Graph, notes: Mapping[str, str]) -> Tree:
         branch = tree.add(terminal.cell(_endpoint(endpoint)))
         for stage in endpoint.stages:
             leaf = branch.add(terminal.cell(_stage(stage, notes)))
-            for each in stage.refers:
+            for each in stage.references:
                 topic = "topic " if each.kind == "topic" else ""
                 leaf.add(terminal.cell(f"{each.how} {topic}{each.to}"))
     if graph.remotes:
@@ -148,10 +148,10 @@ def _tree(graph: Graph, notes: Mapping[str, str]) -> Tree:
 
 
 def _endpoint(endpoint: EndpointNode) -> str:
-    said = _call(endpoint.name, endpoint.takes, endpoint.replies)
+    text = _call(endpoint.name, endpoint.takes, endpoint.replies)
     if endpoint.topic:
-        said += f", subscribes to topic {endpoint.topic}"
-    return said if endpoint.state is None else f"{said}, state {endpoint.state}"
+        text += f", subscribes to topic {endpoint.topic}"
+    return text if endpoint.state is None else f"{text}, state {endpoint.state}"
 
 
 def _call(name: str, takes: str, replies: str | None) -> str:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from truenext.cli import terminal
-from truenext.cli.values import ServicePlace
+from truenext.cli.values import ServiceName
 from truenext.errors import ConfigurationError
 from truenext.stage.service import Service
 
 if TYPE_CHECKING:
     from types import ModuleType, TracebackType
 
-_OURS = str(Path(__file__).parents[2])
+_PACKAGE_DIR = str(Path(__file__).parents[2])
 
 _EXTRAS = {
     "aiosqlite": "sql",
@@ -29,15 +29,15 @@ _EXTRAS = {
 }
 """The extra of truenext that installs a module which stages import, by the name of that module."""
 
-service_argument = click.argument("place", metavar="MODULE:NAME", type=ServicePlace())
+service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceName())
 
 
-def service_at(place: str) -> Service:
+def load_service(target: str) -> Service:
     """Import it, as from the current folder.
 
     Raises: ConfigurationError, whatever is wrong with it
     """
-    module_name, _, name = place.partition(":")
+    module_name, _, name = target.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -48,7 +48,7 @@ def service_at(place: str) -> Service:
         found = getattr(found, word)
     if not isinstance(found, Service):
         raise ConfigurationError(
-            f"{place} is a {type(found).__name__}, and no Service{_services_in(sys.modules[module_name])}"
+            f"{target} is a {type(found).__name__}, and no Service{_services_in(sys.modules[module_name])}"
         )
     found.check()
     return found
@@ -76,8 +76,8 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
         ) from error
     except Exception as error:
         # Whoever has written it needs all of it.
-        shown = traceback.format_exception(error.with_traceback(_own(error.__traceback__)))
-        terminal.say("".join(shown).rstrip(), err=True)
+        shown = traceback.format_exception(error.with_traceback(_program_part(error.__traceback__)))
+        terminal.echo("".join(shown).rstrip(), err=True)
         raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -86,9 +86,9 @@ def _remedy(error: ModuleNotFoundError) -> str:
     return f"pip install 'truenext[{extra}]'" if extra else f"install it where truenext is, in {sys.prefix}"
 
 
-def _own(trace: TracebackType | None) -> TracebackType | None:
+def _program_part(trace: TracebackType | None) -> TracebackType | None:
     """From the first line of the program on."""
-    while trace is not None and not _is_own(trace.tb_frame.f_code.co_filename):
+    while trace is not None and not _is_program_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
@@ -96,13 +96,13 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 def _where(error: BaseException) -> str:
     """In which line of the program."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_own(frame.filename):
+        if _is_program_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
 
 
-def _is_own(file: str) -> bool:
-    return not file.startswith((_OURS, "<")) and "importlib" not in file
+def _is_program_file(file: str) -> bool:
+    return not file.startswith((_PACKAGE_DIR, "<")) and "importlib" not in file
 
 
 def _services_in(module: ModuleType) -> str:

@@ -8,10 +8,10 @@ import sqlite3
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from truenext.stage.sql.errors import DatabaseAway, Trouble
+from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 
 _PG_FULL = frozenset({"58030"})  # io_error; and class 53
-_PG_AWAY = frozenset(
+_PG_UNAVAILABLE = frozenset(
     {
         "25006",  # read_only_sql_transaction: also what a standby says
         "57P02",  # crash_shutdown: the fault of another connection
@@ -21,7 +21,7 @@ _PG_AWAY = frozenset(
         "XX002",  # index_corrupted
     }
 )
-_PG_OWN = frozenset(
+_PG_APPLICATION = frozenset(
     {
         "25P03",  # idle_in_transaction_session_timeout: the function took too long between two statements
         "25P04",  # transaction_timeout
@@ -31,7 +31,7 @@ _PG_OWN = frozenset(
 )
 _PG_LOST = frozenset({"57P01"})  # admin_shutdown: the server stops, or somebody has ended this connection alone
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
-_SQLITE_AWAY = frozenset(
+_SQLITE_UNAVAILABLE = frozenset(
     {
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_CORRUPT,
@@ -40,10 +40,10 @@ _SQLITE_AWAY = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-_SQLITE_AGAIN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+_SQLITE_RETRYABLE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
 
-def trouble_of(error: BaseException) -> Trouble:
+def classify_error(error: BaseException) -> DatabaseErrorKind:
     """What this error means, or one that is in it, if it is a group; or one that it was raised from, or while which was
     handled it was raised.
 
@@ -56,16 +56,16 @@ def trouble_of(error: BaseException) -> Trouble:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        trouble = _trouble_of_one(each)
-        if trouble is not Trouble.OWN:
-            return trouble
+        kind = _classify_one(each)
+        if kind is not DatabaseErrorKind.APPLICATION:
+            return kind
         rest.append(each.__cause__ or each.__context__)
         if isinstance(each, BaseExceptionGroup):
             rest.extend(reversed(each.exceptions))
-    return Trouble.OWN
+    return DatabaseErrorKind.APPLICATION
 
 
-def is_answer(error: BaseException) -> bool:
+def is_definite_failure(error: BaseException) -> bool:
     """Of an error of a COMMIT: it is the database's word that nothing was committed.
 
     SQLite's own I/O error is none: what was written may be found by the next process that opens the file.
@@ -93,26 +93,26 @@ def _sqlite_code_of(error: BaseException) -> int | None:
     return code & 0xFF if isinstance(code, int) else None
 
 
-def _trouble_of_one(error: BaseException) -> Trouble:
-    if isinstance(error, DatabaseAway):
-        return error.trouble
+def _classify_one(error: BaseException) -> DatabaseErrorKind:
+    if isinstance(error, DatabaseUnavailable):
+        return error.kind
     if isinstance(error, PoolTimeoutError):
-        return Trouble.AWAY
+        return DatabaseErrorKind.UNAVAILABLE
     if isinstance(error, DBAPIError):
-        return _trouble_of_statement(error)
-    return _trouble_of_answer(error) or Trouble.OWN
+        return _classify_statement_error(error)
+    return _classify_server_error(error) or DatabaseErrorKind.APPLICATION
 
 
-def _trouble_of_statement(error: DBAPIError) -> Trouble:
-    answer = None if error.orig is None else _trouble_of_answer(error.orig)
-    if answer is not None:
-        return answer
+def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
+    kind = None if error.orig is None else _classify_server_error(error.orig)
+    if kind is not None:
+        return kind
     if error.connection_invalidated:
-        return Trouble.LOST
+        return DatabaseErrorKind.LOST
     if error.statement is None and _is_unanswered(error):
         # It was never connected: a connection that is lost later is invalidated.
-        return Trouble.AWAY
-    return Trouble.OWN
+        return DatabaseErrorKind.UNAVAILABLE
+    return DatabaseErrorKind.APPLICATION
 
 
 def _is_unanswered(error: DBAPIError) -> bool:
@@ -120,30 +120,30 @@ def _is_unanswered(error: DBAPIError) -> bool:
     return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
 
 
-def _trouble_of_answer(error: BaseException) -> Trouble | None:
+def _classify_server_error(error: BaseException) -> DatabaseErrorKind | None:
     """None if no database has said what was wrong."""
     state = _sqlstate_of(error)
     if state is not None:
-        return _trouble_of_sqlstate(state)
+        return _classify_sqlstate(state)
     code = _sqlite_code_of(error)
     if code is None:
         return None
     if code in _SQLITE_FULL:
-        return Trouble.FULL
-    if code in _SQLITE_AWAY:
-        return Trouble.AWAY
-    return Trouble.AGAIN if code in _SQLITE_AGAIN else Trouble.OWN
+        return DatabaseErrorKind.FULL
+    if code in _SQLITE_UNAVAILABLE:
+        return DatabaseErrorKind.UNAVAILABLE
+    return DatabaseErrorKind.RETRYABLE if code in _SQLITE_RETRYABLE else DatabaseErrorKind.APPLICATION
 
 
-def _trouble_of_sqlstate(state: str) -> Trouble:
-    if state in _PG_OWN:
-        return Trouble.OWN
+def _classify_sqlstate(state: str) -> DatabaseErrorKind:
+    if state in _PG_APPLICATION:
+        return DatabaseErrorKind.APPLICATION
     if state in _PG_FULL or state.startswith("53"):
-        return Trouble.FULL
-    if state in _PG_AWAY:
-        return Trouble.AWAY
+        return DatabaseErrorKind.FULL
+    if state in _PG_UNAVAILABLE:
+        return DatabaseErrorKind.UNAVAILABLE
     if state.startswith("40") or state == "55P03":
-        return Trouble.AGAIN
+        return DatabaseErrorKind.RETRYABLE
     if state in _PG_LOST or state.startswith("08"):
-        return Trouble.LOST
-    return Trouble.OWN
+        return DatabaseErrorKind.LOST
+    return DatabaseErrorKind.APPLICATION

@@ -16,40 +16,40 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOMENT_S: Final = 0.02
+WAIT_MAX_S: Final = 0.02
 """So long one interactive message holds up others, and so long one of the others is held up."""
 
 
-class Precedence:
+class InteractivePriority:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._ahead: dict[object, float] = {}
+        self._interactive: dict[object, float] = {}
         """When each of those in hand began; the last one is the newest."""
-        self._is_free = asyncio.Event()
+        self._is_idle = asyncio.Event()
         """Nothing is ahead any more."""
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
+    def interactive(self) -> Iterator[None]:
         """An interactive message is in hand."""
-        this = object()
-        self._ahead[this] = self._loop.time()
-        self._is_free.clear()
+        token = object()
+        self._interactive[token] = self._loop.time()
+        self._is_idle.clear()
         try:
             yield
         finally:
-            del self._ahead[this]
-            if not self._ahead:
-                self._is_free.set()
+            del self._interactive[token]
+            if not self._interactive:
+                self._is_idle.set()
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Another one may begin."""
-        if not self._ahead:
+        if not self._interactive:
             return
-        late = self._loop.time() + MOMENT_S
-        while self._ahead:
-            until = min(late, next(reversed(self._ahead.values())) + MOMENT_S)
+        deadline = self._loop.time() + WAIT_MAX_S
+        while self._interactive:
+            until = min(deadline, next(reversed(self._interactive.values())) + WAIT_MAX_S)
             if self._loop.time() >= until:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
-                    await self._is_free.wait()
+                    await self._is_idle.wait()

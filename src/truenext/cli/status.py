@@ -7,8 +7,8 @@ import msgspec
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.connecting import ask, connected, url_option
-from truenext.cli.ending import Unasked
+from truenext.cli.connection import connected, send_control_request, url_option
+from truenext.cli.exit_status import NoAnswer
 from truenext.cli.terminal import counted
 
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
@@ -40,20 +40,20 @@ def queues(as_json: bool, url: str) -> None:
 
 def _disk_level(facts: dict[str, Any]) -> str:
     """Return how much room a broker has for messages, from its answer to `status`."""
-    found = facts["disk_bytes"]
+    sizes = facts["disk_bytes"]
     text = f"level: {facts['disk_level']}"
     if facts["disk_level"] == "little":
         text += ", messages of producers are not taken"
     elif facts["disk_level"] == "none":
         text += ", all sends to queues and topics are refused"
-    if "free" in found:
-        text += f"; {found['free']:,} bytes free, {found['needed']:,} needed"
-    if "limit" in found:
-        text += f"; {found['used']:,} of {found['limit']:,} bytes used"
+    if "free" in sizes:
+        text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"
+    if "limit" in sizes:
+        text += f"; {sizes['used']:,} of {sizes['limit']:,} bytes used"
     return text
 
 
-def _held_for(facts: dict[str, Any]) -> str:
+def _counts_text(facts: dict[str, Any]) -> str:
     return f"{facts['waiting']:,} waiting, {facts['unacknowledged']:,} unacknowledged, {facts['bytes']:,} bytes"
 
 
@@ -68,29 +68,29 @@ def status(url: str) -> None:
 
     Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
     """
-    with connected(url, failure=Unasked) as connection:
-        facts = ask(connection, "status")
+    with connected(url, failure=NoAnswer) as connection:
+        facts = send_control_request(connection, "status")
     memory = facts["memory"]
-    held_in = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
+    usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
     of_queues = counted(facts["queues"], "queue")
-    terminal.say(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
+    terminal.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
     durable = counted(subscriptions["durable"], "durable subscription")
-    terminal.say(f"topics     {durable}, {counted(subscriptions['non_durable'], 'other')}")
-    terminal.say(f"temporary  {_held_for(facts['temporary'])}, in what ends with its connection")
+    terminal.echo(f"topics     {durable}, {counted(subscriptions['non_durable'], 'other')}")
+    terminal.echo(f"temporary  {_counts_text(facts['temporary'])}, in what ends with its connection")
     for each in facts["temporary"]["largest"]:
-        called = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""
-        of_whom = f"{terminal.line(each['destination'])} of {each['client']}{called}"
-        terminal.say(f"           {of_whom}: {_held_for(each)}")
+        client_id = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""
+        owner = f"{terminal.line(each['destination'])} of {each['client']}{client_id}"
+        terminal.echo(f"           {owner}: {_counts_text(each)}")
     scheduled = counted(facts["scheduled"], "send")
-    terminal.say(
+    terminal.echo(
         f"scheduled  {scheduled}, {facts['scheduled_for_topics']:,} of them for topics or several destinations"
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
-    terminal.say(f"memory     {memory['used']:,}{limit} bytes used; {held_in}")
-    terminal.say(f"disk       {_disk_level(facts)}; {counted(facts['page_reads'], 'page read')} under way")
+    terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
+    terminal.echo(f"disk       {_disk_level(facts)}; {counted(facts['page_reads'], 'page read')} under way")
     for stuck in facts["stuck"]:
-        terminal.say(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
+        terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:
         raise SystemExit(1)
-    terminal.say("stuck      none")
+    terminal.echo("stuck      none")

@@ -7,24 +7,24 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from truenext.stage.exactly_once.steps import Steps
-from truenext.stage.sql.errors import DatabaseAway
+from truenext.stage.exactly_once.background_task import BackgroundTask
+from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from truenext.stage.sql.outbox import Outbox
 
 _logger = logging.getLogger("truenext.stage")
 
-LOOK_S = 60.0
+CHECK_INTERVAL_S = 60.0
 """Until it is looked again, when nothing is left to go."""
-SHARE = 0.1
+TIME_SHARE = 0.1
 """Of the time, at most: as much as comes must be able to go, and messages wait for neither."""
 
 
-class Cleaning:
+class Cleaner:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._steps = Steps("truenext cleaning", self._step)
+        self._steps = BackgroundTask("truenext cleaning", self._step)
 
     def start(self) -> None:
         self._steps.start()
@@ -37,11 +37,11 @@ class Cleaning:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            is_more = await self._outbox.clean()
-        except DatabaseAway as error:
+            is_more = await self._outbox.delete_expired()
+        except DatabaseUnavailable as error:
             _logger.info("rows that were kept for long enough cannot go now", extra={"error": str(error)})
-            return LOOK_S
-        return (loop.time() - started) * (1 / SHARE - 1) if is_more else LOOK_S
+            return CHECK_INTERVAL_S
+        return (loop.time() - started) * (1 / TIME_SHARE - 1) if is_more else CHECK_INTERVAL_S
 
     async def stop(self) -> None:
         await self._steps.stop()

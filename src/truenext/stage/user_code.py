@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
-from truenext.stage.core.errors import NoException
-from truenext.stage.core.failure import said_of
+from truenext.stage.core.errors import BaseExceptionRaised
+from truenext.stage.core.failure import describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def called(function: Callable[[], T]) -> T:
-    """What it returns. Raises: what it raises; NoException instead of what would end the thread; RuntimeError instead
+def call_user_function(function: Callable[[], T]) -> T:
+    """What it returns. Raises: what it raises; BaseExceptionRaised for what would end the thread; RuntimeError instead
     of StopIteration, of which no task can be told"""
     try:
         return function()
@@ -25,14 +25,14 @@ def called(function: Callable[[], T]) -> T:
     except Exception:
         raise
     except BaseException as error:
-        raise _no_exception(error) from error
+        raise _base_exception_raised(error) from error
 
 
-async def in_own_task(awaitable: Awaitable[T]) -> T:
+async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
     """What it returns. Whoever is cancelled here cancels it. But a watchdog in it that cancels "the current task" ends
     it alone, and not the worker that waits: `is_being_cancelled` tells one from the other.
 
-    Raises: what it raises; NoException instead of what would end the event loop, or look like the end of who waits
+    Raises: what it raises; BaseExceptionRaised for what would end the event loop, or look like the end of who waits
     """
     task = asyncio.ensure_future(_result_of(awaitable))
     try:
@@ -44,7 +44,7 @@ async def in_own_task(awaitable: Awaitable[T]) -> T:
         # Otherwise an error and this frame would keep each other, until the garbage is collected.
         del task
     if isinstance(result, _Raised):
-        raise _no_exception(result.error) from result.error
+        raise _base_exception_raised(result.error) from result.error
     return result
 
 
@@ -66,6 +66,6 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _Raised:
         return _Raised(error)
 
 
-def _no_exception(error: BaseException) -> NoException:
+def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
     """It would end the process, and the next one that gets the message, and so on."""
-    return NoException(f"{said_of(error)} was raised, which is no Exception")
+    return BaseExceptionRaised(f"{describe(error)} was raised, which is no Exception")

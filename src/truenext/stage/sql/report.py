@@ -9,22 +9,22 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, create_engi
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
-from truenext.stage.sql.errors import DatabaseAway, first_line
+from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.exactly_once import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
     inbox,
+    is_unusable_table,
     outbox,
     owners,
     producers,
-    says_unusable,
     schema,
-    unusable,
+    unusable_table_text,
 )
 from truenext.stage.sql.url import address_of
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
+class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
     """Units that are not known to be sent."""
 
     producer: str | None
@@ -50,7 +50,7 @@ class InboxFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class OutboxFacts(msgspec.Struct, frozen=True, kw_only=True):
     service: str
-    waiting: list[Waits]
+    waiting: list[UnsentUnits]
     """The oldest first."""
     processes: list[Process]
     ownerless: int
@@ -59,29 +59,29 @@ class OutboxFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of all services in this database, if it was asked for."""
 
 
-def look(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
+def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
     """`with_inbox`: count its rows, which may be millions.
 
-    Raises: ConfigurationError if the tables are missing; DatabaseAway
+    Raises: ConfigurationError if the tables are missing; DatabaseUnavailable
     """
     address = address_of(url)
     if address.file is not None and not address.file.exists():
-        raise DatabaseAway(f"there is no file {address.file}")
+        raise DatabaseUnavailable(f"there is no file {address.file}")
     with address.loading_driver():
         engine = create_engine(address.for_threads)
     try:
         with engine.connect() as connection:
             check_version(connection.execute(select(func.max(schema.c.version))).scalar())
-            return _look(connection, service, with_inbox)
+            return _report(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, DBAPIError) and says_unusable(error):
-            raise ConfigurationError(f"{address}: {unusable(error)}") from error
-        raise DatabaseAway(f"{address} is not there: {first_line(error)}") from error
+        if isinstance(error, DBAPIError) and is_unusable_table(error):
+            raise ConfigurationError(f"{address}: {unusable_table_text(error)}") from error
+        raise DatabaseUnavailable(f"{address} is not there: {first_line(error)}") from error
     finally:
         engine.dispose()
 
 
-def _look(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts:
+def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts:
     now: ColumnElement[int] = literal_column(CLOCK[connection.dialect.name])
     waiting = connection.execute(
         select(
@@ -109,7 +109,7 @@ def _look(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts
     ownerless = select(func.count()).where(producers.c.service == service, producers.c.owner.not_in(alive))
     return OutboxFacts(
         service=service,
-        waiting=[_waits(row) for row in waiting],
+        waiting=[_unsent_units(row) for row in waiting],
         processes=[
             Process(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
         ],
@@ -118,9 +118,9 @@ def _look(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts
     )
 
 
-def _waits(row: Row[Any]) -> Waits:
+def _unsent_units(row: Row[Any]) -> UnsentUnits:
     producer, owner, units, messages, oldest_ms = tuple(row)
-    return Waits(
+    return UnsentUnits(
         producer=producer, owner=owner, units=units, messages=int(messages), oldest_s=max(int(oldest_ms), 0) / 1000
     )
 
@@ -132,5 +132,5 @@ def _inbox(connection: Connection) -> InboxFacts:
     )
 
 
-def _count(connection: Connection, what: Select[Any]) -> int:
-    return int(connection.execute(what).scalar_one())
+def _count(connection: Connection, query: Select[Any]) -> int:
+    return int(connection.execute(query).scalar_one())

@@ -1,4 +1,4 @@
-"""How a program begins flows: `async with app.initiate() as begin:`, or `with` where nothing can be awaited. In a
+"""How a program begins flows: `async with app.initiate() as initiation:`, or `with` where nothing can be awaited. In a
 transaction of its own database, with `app.initiate(session)`, or in one of the broker's alone."""
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import msgspec
 
 from truenext.errors import LocalProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
-from truenext.stage.committing import encode_messages, size_of
+from truenext.stage.broker_transaction import encode_messages, size_of
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
-from truenext.stage.core.said import PRIORITY_INTERACTIVE, Said
+from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from truenext.stage.core.said import OutputMessage
+    from truenext.stage.core.output import OutputMessage
     from truenext.stage.definition import Definition
     from truenext.stage.initiator import Initiator
     from truenext.stage.interceptors.chain import Chain
-    from truenext.stage.sql.own_transaction import InTransaction
+    from truenext.stage.sql.own_transaction import SessionOutbox
 
 
-class Initiating:
+class InitiationContext:
     """All that is said in the block is sent at its end, in one transaction that commits by itself; nothing, if the
     block raises.
 
@@ -42,7 +42,7 @@ class Initiating:
         """By `Service.initiate`. Raises: ValueError"""
         self._initiator = initiator
         self._timeout = checked_timeout(timeout)
-        self._said: Said | None = None
+        self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
         """Raises: ClosedError in another event loop than that of the service"""
@@ -52,9 +52,9 @@ class Initiating:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = self._end()
+        output = self._end()
         if error is None:
-            await self._initiator.initiate(said, self._deadline)
+            await self._initiator.initiate(output, self._deadline)
 
     def __enter__(self) -> Initiation:
         if self._is_in_loop():
@@ -64,22 +64,22 @@ class Initiating:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = self._end()
+        output = self._end()
         if error is None:
-            self._initiator.initiate_in_thread(said, self._deadline)
+            self._initiator.initiate_in_thread(output, self._deadline)
 
     def _start(self) -> Initiation:
         """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""
-        if self._said is not None:
+        if self._output is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
-        self._said, initiation = self._initiator.initiation()
+        self._output, initiation = self._initiator.initiation()
         return initiation
 
-    def _end(self) -> Said:
-        said, self._said = self._said, None
-        assert said is not None, "the block has begun"
-        said.is_over = True
-        return said
+    def _end(self) -> Output:
+        output, self._output = self._output, None
+        assert output is not None, "the block has begun"
+        output.is_closed = True
+        return output
 
     @property
     def _deadline(self) -> float:
@@ -92,7 +92,7 @@ class Initiating:
             return False
 
 
-class InitiatingInTransaction:
+class OutboxInitiationContext:
     """All that is said in the block is in the outbox at its end, in the transaction of the session: sent when that is
     committed, and never if it is rolled back. The broker need not be there.
 
@@ -103,9 +103,9 @@ class InitiatingInTransaction:
         self,
         definition: Definition,
         chain: Chain,
-        transaction: InTransaction,
+        transaction: SessionOutbox,
         key: str | None,
-        when_committed: Callable[[], object],
+        on_commit: Callable[[], object],
     ) -> None:
         """By `Service.initiate`. Raises: FlowError"""
         if key is not None and not (isinstance(key, str) and key and _is_text(key)):
@@ -113,12 +113,12 @@ class InitiatingInTransaction:
         self._definition = definition
         self._chain = chain
         self._transaction = transaction
-        self._when_committed = when_committed
+        self._on_commit = on_commit
         self._key = None if key is None else inbox_id(definition.name, " key", key)
         self._seed = ""
         """Of the ids, and that of the unit. Under a key it is that of the first call: the flows of a repeated one have
         their ids."""
-        self._said: Said | None = None
+        self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:
@@ -131,12 +131,12 @@ class InitiatingInTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = self._end()
-        if error is None and said:
+        outgoing = self._end()
+        if error is None and outgoing:
             self._transaction.check()
-            unit = self._unit(said)
-            await self._transaction.write_async(self._definition.name, self._seed, self._key_of(said), unit)
-            self._transaction.when_committed(self._when_committed)
+            unit = self._unit(outgoing)
+            await self._transaction.write_async(self._definition.name, self._seed, self._key_of(outgoing), unit)
+            self._transaction.on_commit(self._on_commit)
 
     def __enter__(self) -> Initiation:
         if self._transaction.is_async:
@@ -147,35 +147,35 @@ class InitiatingInTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = self._end()
-        if error is None and said:
+        outgoing = self._end()
+        if error is None and outgoing:
             self._transaction.check()
-            unit = self._unit(said)
-            self._transaction.write(self._definition.name, self._seed, self._key_of(said), unit)
-            self._transaction.when_committed(self._when_committed)
+            unit = self._unit(outgoing)
+            self._transaction.write(self._definition.name, self._seed, self._key_of(outgoing), unit)
+            self._transaction.on_commit(self._on_commit)
 
     def _check_ended(self) -> None:
-        if self._said is not None:
+        if self._output is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
 
     def _start(self, seed: str | None) -> Initiation:
         self._seed = seed or ServiceContext.new_id()
-        self._said = Said(self._seed, self._definition.name)
-        self._transaction.enter()
-        return Initiation(self._said, ServiceContext.now_ms(), self._definition.stages)
+        self._output = Output(self._seed, self._definition.name)
+        self._transaction.open_block()
+        return Initiation(self._output, ServiceContext.now_ms(), self._definition.stages)
 
     def _end(self) -> Sequence[OutputMessage]:
-        said = self._said
-        assert said is not None, "the block has begun"
-        said.is_over = True
-        self._transaction.leave()
-        if said.after_commit:
+        output = self._output
+        assert output is not None, "the block has begun"
+        output.is_closed = True
+        self._transaction.close_block()
+        if output.after_commit:
             raise FlowError("after_commit is not called for what a transaction of the program's own begins")
-        return said.outgoing
+        return output.outgoing
 
-    def _unit(self, said: Sequence[OutputMessage]) -> OutboxUnit:
+    def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:
         """Raises: FlowError if the broker would never take it"""
-        messages = encode_messages(said, self._chain, None)
+        messages = encode_messages(outgoing, self._chain, None)
         if len(messages) > 1 and size_of(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
                 f"what is begun has {size_of(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one transaction of "
@@ -188,12 +188,12 @@ class InitiatingInTransaction:
             )
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
-    def _key_of(self, said: Sequence[OutputMessage]) -> InitiationKey | None:
+    def _key_of(self, outgoing: Sequence[OutputMessage]) -> InitiationKey | None:
         """Its content is the same for the same, whenever it is said."""
         if self._key is None:
             return None
         digest = blake2b(digest_size=16)
-        for each in said:
+        for each in outgoing:
             flow = msgspec.structs.replace(each.envelope.flow, begun_ms=0)
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))

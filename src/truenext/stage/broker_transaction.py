@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from truenext.client.core.send_options import SendOptions
     from truenext.client.tasks.connection import Session
     from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.core.said import OutputMessage
+    from truenext.stage.core.output import OutputMessage
     from truenext.stage.interceptors.chain import Chain
     from truenext.stage.interceptors.interceptor import Execution
 
@@ -74,12 +74,12 @@ async def send_all(session: Session, messages: Sequence[EncodedMessage], deadlin
         await session.send(each.destination, each.body, timeout=left_s(deadline), **options)
 
 
-class BrokerAway(TruenextError):
+class BrokerUnavailable(TruenextError):
     """The broker was not there in time, so nothing has happened: nobody's failure."""
 
 
-class InTime:
-    """`with InTime():` raises BrokerAway where the broker has not been there in time."""
+class MapToBrokerUnavailable:
+    """`with MapToBrokerUnavailable():` raises BrokerUnavailable where the broker has not been there in time."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class InTime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TimeoutError | ConnectionLost | ClosedError):
-            raise BrokerAway(f"the broker was not there: {error}") from error
+            raise BrokerUnavailable(f"the broker was not there: {error}") from error
 
 
 def refused_with(error: RolledBack) -> Refused | None:
@@ -100,7 +100,7 @@ def refused_with(error: RolledBack) -> Refused | None:
     return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_SPACE, Code.ROLLED_BACK) else None
 
 
-def is_for_want_of_room(error: RolledBack) -> bool:
+def is_disk_full(error: RolledBack) -> bool:
     """The broker's disk is full."""
     cause = error.__cause__
     return isinstance(cause, Refused) and cause.code == Code.NO_SPACE

@@ -8,12 +8,12 @@ import click
 import msgspec
 
 from truenext.cli import terminal
-from truenext.cli.ending import Failure, Unasked
-from truenext.cli.stages.loading import service_argument, service_at
+from truenext.cli.exit_status import Failure, NoAnswer
+from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import counted
-from truenext.cli.values import Place
+from truenext.cli.values import PathParam
 from truenext.errors import ConfigurationError
-from truenext.stage.core.compatibility import FORMAT, Incompatibility, Interface, breaks, compare, interface_of
+from truenext.stage.core.compatibility import FORMAT, Incompatibility, Interface, any_breaking, compare, interface_of
 
 
 @click.command()
@@ -21,12 +21,12 @@ from truenext.stage.core.compatibility import FORMAT, Incompatibility, Interface
 @click.option(
     "--against",
     "file",
-    type=Place(dir_okay=False),
+    type=PathParam(dir_okay=False),
     required=True,
     help="What the service took, kept and replied before, as --write has written it.",
 )
 @click.option("--write", is_flag=True, help="Write into that file how it is now.")
-def check(place: str, file: Path, write: bool) -> None:
+def check(target: str, file: Path, write: bool) -> None:
     """Say what a change of a service breaks.
 
     That is, messages that are under way, or services that ask it.
@@ -35,32 +35,34 @@ def check(place: str, file: Path, write: bool) -> None:
     breaks, or if FILE was written; 1 if something breaks; 2 if that is not known.
     """
     try:
-        service = service_at(place)
+        service = load_service(target)
         now = interface_of(service.name, service.endpoints)
         before = None if write and not file.exists() else _read(file, is_replaced=write)
     except ConfigurationError as error:
         raise Failure(error) from error
     except OSError as error:
-        raise Unasked(error) from error
+        raise NoAnswer(error) from error
     try:
         findings = [] if before is None else compare(before, now)
     except (ValueError, TypeError, AttributeError) as error:
-        raise Failure(_not_written(file, error)) from error
+        raise Failure(_invalid_file(file, error)) from error
     for finding in findings:
-        _say(finding)
+        _print_finding(finding)
     if write:
         try:
             file.write_bytes(_encoded(now))
         except OSError as error:
-            raise Unasked(error) from error
-        terminal.say(f"{file} says how {service.name} is now.")
+            raise NoAnswer(error) from error
+        terminal.echo(f"{file} says how {service.name} is now.")
         return
-    if breaks(findings):
-        terminal.say(f"{counted(sum(each.breaks for each in findings), 'change')} of {service.name} would break it.")
+    if any_breaking(findings):
+        terminal.echo(
+            f"{counted(sum(each.is_breaking for each in findings), 'change')} of {service.name} would break it."
+        )
         raise SystemExit(1)
-    terminal.say(f"Nothing breaks {service.name}.")
+    terminal.echo(f"Nothing breaks {service.name}.")
     if before != now:
-        terminal.say(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
+        terminal.echo(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
 
 
 def _read(file: Path, *, is_replaced: bool) -> Interface | None:
@@ -70,10 +72,10 @@ def _read(file: Path, *, is_replaced: bool) -> Interface | None:
     except FileNotFoundError as error:
         raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
     except msgspec.MsgspecError as error:
-        raise _not_written(file, error) from error
+        raise _invalid_file(file, error) from error
     if interface.format < FORMAT:
         if is_replaced:
-            terminal.say(f"note: {file} has the older format {interface.format}, so nothing was compared.")
+            terminal.echo(f"note: {file} has the older format {interface.format}, so nothing was compared.")
             return None
         raise ConfigurationError(
             f"{file} has format {interface.format}, which does not say all that is compared now: with the code that is "
@@ -84,7 +86,7 @@ def _read(file: Path, *, is_replaced: bool) -> Interface | None:
     return interface
 
 
-def _not_written(file: Path, error: Exception) -> ConfigurationError:
+def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"{file} is not what --write has written: {error}")
 
 
@@ -93,7 +95,7 @@ def _encoded(interface: Interface) -> bytes:
     return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
 
 
-def _say(finding: Incompatibility) -> None:
-    terminal.say(f"{'breaks' if finding.breaks else 'warning'}: {finding.where}: {finding.what}")
-    terminal.say(f"    {finding.why}")
-    terminal.say(f"    {finding.instead}")
+def _print_finding(finding: Incompatibility) -> None:
+    terminal.echo(f"{'breaks' if finding.is_breaking else 'warning'}: {finding.location}: {finding.change}")
+    terminal.echo(f"    {finding.consequence}")
+    terminal.echo(f"    {finding.advice}")

@@ -10,9 +10,9 @@ import click
 from truenext.broker.config import configure
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs
-from truenext.cli.ending import Failure
+from truenext.cli.exit_status import Failure
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import URL, Place, ServerName, Size
+from truenext.cli.values import URL, PathParam, ServerName, Size
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--data", type=Place(file_okay=False), help="Folder the messages are kept in.")
+@click.option("--data", type=PathParam(file_okay=False), help="Folder the messages are kept in.")
 @click.option("--memory", is_flag=True, help="Keep nothing on disk; for tests.")
 @click.option(
     "--config",
-    type=Place(exists=True, dir_okay=False),
+    type=PathParam(exists=True, dir_okay=False),
     help="File with these and other settings, see docs/policies.md; options say it differently.",
 )
 @click.option(
@@ -118,7 +118,7 @@ def serve(
     read = partial(
         configure,
         config,
-        broker=_said(
+        broker=_given_options(
             data=data,
             memory=memory or None,
             listen=listen or None,
@@ -130,7 +130,7 @@ def serve(
             allow_anonymous=allow_anonymous,
             log_level=log_level and LogLevel(log_level),
         ),
-        policy=_said(
+        policy=_given_options(
             page_size=page_size,
             memory_limit=queue_memory_limit,
             store_and_dispatch=store_and_dispatch and StoreAndDispatch(store_and_dispatch),
@@ -153,6 +153,6 @@ def serve(
         raise Failure(error) from error
 
 
-def _said(**options: Any) -> dict[str, Any]:
+def _given_options(**options: Any) -> dict[str, Any]:
     """Those that were given."""
     return {name: value for name, value in options.items() if value is not None}

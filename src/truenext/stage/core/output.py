@@ -51,11 +51,11 @@ class OutputMessage(msgspec.Struct, frozen=True):
         return body
 
 
-class Said:
+class Output:
     """All of one transaction: of a message that is handled, by one stage or by several directly one after the other, or
     of one initiation."""
 
-    __slots__ = ("_ids", "_seed", "after_commit", "is_over", "outgoing", "sender")
+    __slots__ = ("_ids", "_seed", "after_commit", "is_closed", "outgoing", "sender")
 
     def __init__(self, seed: str, sender: str) -> None:
         """From `seed` the ids of what is sent are made: the id of the message that is handled, and the queue of its
@@ -65,13 +65,13 @@ class Said:
         self.sender = sender
         """The service and, behind a blank, the queue of the stage."""
         self.outgoing: list[OutputMessage] = []
-        self.is_over = False
+        self.is_closed = False
         """The stage has returned, or the block of the initiation has ended."""
         self.after_commit: list[Callable[[], object]] = []
 
     def new_id(self) -> str:
         """Raises: FlowError if all is said"""
-        if self.is_over:
+        if self.is_closed:
             raise FlowError("it is too late to send anything: what was said before has been sent")
         self._ids += 1
         return child_id(self._seed, self._ids)

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Connection, Session
 
 
-class Sessions:
+class SessionPool:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._idle: list[Session] = []
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Session]:
+    async def acquired(self) -> AsyncIterator[Session]:
         """A transacted session that nobody else uses meanwhile. One whose block has raised is not used again."""
         session = self._idle.pop() if self._idle else await self._connection.session(transacted=True)
         try:

@@ -21,42 +21,42 @@ from truenext.cli import terminal
 from truenext.cli.lazy import LazyGroup
 from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError
 
-COMPLAINT_MAX = 4000
+MESSAGE_LENGTH_MAX = 4000
 """Characters: who hands over a wrong value of a megabyte need not see all of it again."""
 
 NO_ANSWER = 2
 INTERRUPTED = 128 + signal.SIGINT
-UNREAD = 128 + signal.SIGPIPE
+BROKEN_PIPE = 128 + signal.SIGPIPE
 """As of a command that the signal ends; 1 would be an answer."""
 
-UNANSWERED = (ConfigurationError, ConnectionLost, RemoteProtocolError)
+NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
 """Nobody was asked, nobody answered, or what answered is no broker."""
 
 
-START_ONE = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
+START_HINT = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
 
 
 class Failure(click.ClickException):
     """What went wrong, in one line, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
-        said = str(error)
+        message = str(error)
         if isinstance(error, NoBroker):
-            said = f"{error}; {START_ONE}"
+            message = f"{error}; {START_HINT}"
         elif isinstance(error, OSError) and error.filename is not None:
-            said = f"{error.filename}: {error.strerror}"
-        super().__init__(said)
+            message = f"{error.filename}: {error.strerror}"
+        super().__init__(message)
         self._error = error
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
-        return NO_ANSWER if isinstance(self._error, UNANSWERED) else 1
+        return NO_ANSWER if isinstance(self._error, NO_ANSWER_ERRORS) else 1
 
     def show(self, file: object = None) -> None:
-        _complain(self)
+        _print_error(self)
 
 
-class Unasked(Failure):
+class NoAnswer(Failure):
     """There is no answer: 1 would say that it is a bad one."""
 
     exit_code = NO_ANSWER
@@ -79,10 +79,10 @@ class Commands(LazyGroup):
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
-            terminal.say(error.format_message(), err=True)
+            terminal.echo(error.format_message(), err=True)
             status = error.exit_code
         except click.ClickException as error:
-            _complain(error)
+            _print_error(error)
             status = error.exit_code
         except click.Abort:
             status = INTERRUPTED
@@ -93,19 +93,19 @@ class Commands(LazyGroup):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         # This is where --help and --version are printed.
-        with _written():
+        with _flushed_output():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _written():
+        with _flushed_output():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _written() -> Iterator[None]:
+def _flushed_output() -> Iterator[None]:
     """What is printed within is written at the end, or the command ends as its standard output does.
 
-    Raises: Unasked, SystemExit
+    Raises: NoAnswer, SystemExit
     """
     try:
         try:
@@ -113,25 +113,25 @@ def _written() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError as error:
-        terminal.forget(sys.stdout)
-        raise SystemExit(UNREAD) from error
+        terminal.discard_output(sys.stdout)
+        raise SystemExit(BROKEN_PIPE) from error
     except OSError as error:
-        raise _unwritten(error) from error
+        raise _output_error(error) from error
 
 
-def _unwritten(error: OSError) -> Unasked:
+def _output_error(error: OSError) -> NoAnswer:
     if error.filename is not None:
-        return Unasked(error)
-    terminal.forget(sys.stdout)
+        return NoAnswer(error)
+    terminal.discard_output(sys.stdout)
     reason = "it is closed, or open for reading only" if error.errno == errno.EBADF else error.strerror
-    return Unasked(OSError(f"cannot write to standard output: {reason}"))
+    return NoAnswer(OSError(f"cannot write to standard output: {reason}"))
 
 
-def _complain(error: click.ClickException) -> None:
-    complaint = error.format_message()
+def _print_error(error: click.ClickException) -> None:
+    message = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        join = " See" if complaint.endswith(("?", ")")) else "; see"
-        complaint = f"{complaint.removesuffix('.')}{join} {error.ctx.command_path} --help"
-    if len(complaint) > COMPLAINT_MAX:
-        complaint = f"{complaint[:COMPLAINT_MAX]}..."
-    terminal.say(f"truenext: {complaint}", err=True)
+        join = " See" if message.endswith(("?", ")")) else "; see"
+        message = f"{message.removesuffix('.')}{join} {error.ctx.command_path} --help"
+    if len(message) > MESSAGE_LENGTH_MAX:
+        message = f"{message[:MESSAGE_LENGTH_MAX]}..."
+    terminal.echo(f"truenext: {message}", err=True)
