@@ -45,7 +45,7 @@ def public(kind: type) -> dict[str, object]:
 
 def plain(annotation: str) -> str:
     """As a thread says it."""
-    annotation = re.sub(r"\b(Opening|Awaitable)\[(\w+)\]", r"\2", annotation)
+    annotation = re.sub(r"\b(AwaitableContext|Awaitable)\[(\w+)\]", r"\2", annotation)
     annotation = re.sub(r"Generator\[None, None, (\w+)\]", r"\1", annotation)
     annotation = re.sub(r" \| AsyncIterable\[.*\]", "", annotation)
     return annotation.replace("AsyncIterator", "Iterator")

@@ -63,7 +63,7 @@ def record(
     seed: int | None,
     queue: str | None,
     folder: Path,
-    options: str | None,
+    login: str | None,
     passcode: str | None,
     remote: bool,
     url: str,
@@ -82,7 +82,7 @@ def record(
     workload = CASES[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
-        recorder = Recorder(url, options=options, passcode=passcode, may_be_remote=remote)
+        recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)
         check_folder(folder)
         terminal.echo(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

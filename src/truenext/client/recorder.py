@@ -65,7 +65,7 @@ class Recorder:
         self,
         url: str,
         *,
-        options: str | None = None,
+        login: str | None = None,
         passcode: str | None = None,
         may_be_remote: bool = False,
     ) -> None:
@@ -76,7 +76,7 @@ class Recorder:
         if not (may_be_remote or (address := parse_url(url)).is_loopback):
             raise ConfigurationError(f"{address.host} is another machine, and a recording is load; say --remote for it")
         self._url = url
-        self._login = options
+        self._login = login
         self._passcode = passcode
         self._name = secrets.token_hex(4)
         self._events: list[Event] = []

@@ -134,7 +134,7 @@ class Driver:
         raise ClosedError("the connection belongs to another event loop: make a new one here")
 
     def current_owner(self) -> asyncio.Task[object] | None:
-        """The running task. Raises: ClosedError, as `check_place`: in a forked child there is none"""
+        """The running task. Raises: ClosedError, as `check_caller`: in a forked child there is none"""
         self.check_caller()
         return asyncio.current_task()
 

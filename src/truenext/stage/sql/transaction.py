@@ -68,7 +68,7 @@ class SqlTransaction:
         """Take the connection that the session has got; the session tells of it once more for each savepoint.
 
         Raises: LocalProtocolError if the transaction is over: the connection is rolled back and given back, or closed;
-        as `Once.begin`
+        as `ExactlyOnceStatements.insert_inbox_id`
         """
         with self._attach_lock:
             is_first = self._connection is None
