@@ -326,7 +326,7 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
     run(app, work)
 
 
-@pytest.mark.parametrize("begin", ["ask", "send with reply_to"])
+@pytest.mark.parametrize("initiation", ["ask", "send with reply_to"])
 def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(initiation: str) -> None:
     app = Service("shop")
     down, reached = count_down(app)
