@@ -105,7 +105,7 @@ class CuttableConnection(ServerConnection):
     def beat(self) -> None:
         """The client has sent its heart-beats in time that was only put forward: its own clock knows nothing of it."""
         if not self._socket.is_frozen:
-            self._heard_at = self._loop.time()
+            self._last_received_at = self._loop.time()
 
     def close_socket(self) -> None:
         """As the system does for a process that was killed."""
