@@ -23,7 +23,6 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     is_used_once: bool = False
     """It had one SEND, and nothing since."""
     commits: int = NO_NUMBER
-    sends_unknown: int = NO_NUMBER
     commits_unknown: int = NO_NUMBER
     is_gapless: bool | None = None
     resolved: tuple[int, ...] = ()
@@ -35,8 +34,8 @@ class Mark(NamedTuple):
     attempts: int
     deliveries: int
     due_ms: int = 0
-    """Milliseconds since the epoch before which it is not tried again; DUE_NEVER for one that is poison, and has to be
-    read before it can be dead-lettered."""
+    """Milliseconds since the epoch before which it is not tried again; DUE_NEVER for one that was rejected, and has to
+    be read before it can be dead-lettered."""
     was_lost: bool = False
     """Its last attempt was a lost connection."""
 
@@ -103,7 +102,7 @@ class Batch:
         self.transient_dereferenced: list[bytes] = []
         """The same for references among `transient_removes`, whose contents are transient, too."""
         self.marks: dict[bytes, Mark] = {}
-        """By message key, for messages of either kind that were given back."""
+        """By message key, for messages of either kind that were requeued."""
         self.causes: dict[bytes, Causes] = {}
         """By the key of a message that has a mark here: what is new of its causes. They go with the mark."""
         self.unmarks: list[bytes] = []

@@ -110,7 +110,7 @@ RESOLVED_MAX = 100
 """COMMITs of one producer that are known to have been resolved as rolled back, the highest."""
 
 RESOLVED_TOTAL_MAX = 500_000
-"""The same of all producers together, about 25 MiB: beyond that nothing more is settled."""
+"""The same of all producers together, about 25 MiB: beyond that no more COMMITs are resolved."""
 
 PRODUCER_NUMBER_MAX = 2**63 - 1
 """Largest number of a repeated send: it is stored in eight bytes."""

@@ -19,7 +19,7 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
 
 A dead letter whose headers do not say where it came from has version 3, and one line more before its header:
 
-    way back       bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
+    redrive queue  bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
 
 A message that several queues have may be stored once, as a content: a record like any other, whose key is that of queue
 0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy, which is of

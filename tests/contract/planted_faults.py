@@ -96,7 +96,7 @@ def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
     finish = Checkpoint.finish
 
     def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
-        finish(one, indexes, marks, Position(position.segment, position.frame, position.written + 1))
+        finish(one, indexes, marks, Position(position.segment, position.frame, position.durable_frame + 1))
 
     patch.setattr(Checkpoint, "finish", faulty)
 
@@ -124,10 +124,10 @@ def the_beginning_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
 def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
     write_down = Checkpoint.save_journal_end
 
-    def faulty(one: Checkpoint, written: int, sequence_limit: int) -> None:
+    def faulty(one: Checkpoint, durable_frame: int, sequence_limit: int) -> None:
         # But for the first, which comes with the beginning of a run.
         if sequence_limit <= cutting.FIRST_LIMIT:
-            write_down(one, written, sequence_limit)
+            write_down(one, durable_frame, sequence_limit)
 
     patch.setattr(Checkpoint, "save_journal_end", faulty)
 

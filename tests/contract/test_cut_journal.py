@@ -52,5 +52,5 @@ def test_a_journal_that_is_gone_is_missed(tmp_path: Path) -> None:
         f"the journal in {tmp_path} is damaged: frames 1 to 4 are missing at its end; the checkpoint says that frame 4"
     )
     assert cutting.findings(tmp_path) == [
-        "journal: frames 1 to 4 are missing at its end; the checkpoint says that frame 4 was written"
+        "journal: frames 1 to 4 are missing at its end; the checkpoint says that frame 4 was durable"
     ]

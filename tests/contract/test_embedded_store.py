@@ -41,7 +41,7 @@ from truenext.record import (
     sequence_of,
 )
 from truenext.store import changes, checkpoint, journal
-from truenext.store.changes import producer_from_v9
+from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
 from truenext.store.checkpointer import LAG_SEGMENTS_MAX, Checkpointer
@@ -150,95 +150,70 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> 
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     before = (folder / "data.mdb").read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreError, match=f"has format 1, this truenext reads format {FORMAT_VERSION}"):
+        with pytest.raises(StoreError, match=f"has format 1; this truenext reads format {FORMAT_VERSION}: use the"):
             EmbeddedStore(tmp_path)
     assert (folder / "data.mdb").read_bytes() == before
 
 
-def as_format_9(patch: pytest.MonkeyPatch) -> None:
-    """From now on producers are written as that format had them."""
-
-    def rest_before(rest: changes.Rest) -> bytes:
-        fields = msgspec.msgpack.decode(changes_encode(rest), strict=False)
-        if rest.producers:
-            del fields["numbers"]
-            fields["producers"] = {
-                name: (state.sends, state.last_used_ms, state.is_used_once) for name, state in rest.producers.items()
-            }
-        return msgspec.msgpack.encode(fields)
-
-    def value_before(name: str, state: ProducerState) -> bytes:
-        return struct.pack(">QQ?", state.sends, state.last_used_ms, state.is_used_once) + name.encode()
-
-    changes_encode = changes._encode_rest
-    patch.setattr(changes, "_encode_rest", rest_before)
-    patch.setattr(checkpoint, "encode_producer", value_before)
-
-
-def format_of(folder: Path, *, becomes: int | None = None) -> int:
+def write_format(folder: Path, version: int) -> None:
+    """Make it a folder of another format: its number, and the name that format 11 had in meta."""
     with lmdb.open(str(folder / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
         db = env.open_db(b"meta", txn=txn)
-        if becomes is not None:
-            txn.put(b"format", seal(b"meta", b"format", struct.pack(">I", becomes)), db=db)
-        return int.from_bytes(unseal(b"meta", b"format", txn.get(b"format", b"", db=db)))
+        txn.put(b"format", seal(b"meta", b"format", struct.pack(">I", version)), db=db)
+        if version < FORMAT_VERSION:
+            number = unseal(b"meta", b"durable frame", txn.pop(b"durable frame", db=db) or b"")
+            txn.put(b"written", seal(b"meta", b"written", number), db=db)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
-def test_a_store_of_the_format_before_is_read_and_becomes_one_of_this(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("found", [9, 10, 11, 13])
+def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
+    kind: str, found: int, tmp_path: Path
 ) -> None:
-    """What it knows of producers is numbers of which nobody knows whether SENDs or COMMITs had them."""
-    highest = 2**63 - 1
-    before = {"p": producer_from_v9(highest, 10, False), "ä": producer_from_v9(0, 20, True)}
-    disk = Disk(kind, tmp_path)
-    with monkeypatch.context() as patch:
-        as_format_9(patch)
-        disk.apply(puts=put(1), queues={1: "orders"})
-        disk.apply(producers={"p": ProducerState(highest, 10), "gone": ProducerState(1, 1)})
-        disk.apply(producers={"ä": ProducerState(0, 20, is_used_once=True)}, forgotten_producers=["gone"])
-        disk.apply(puts=put(2))
-        if kind == "checkpointing":
-            until(lambda: len(journal_files(tmp_path)) == 1)
-        disk.store.close()
-    assert format_of(tmp_path, becomes=9) == 9
-    recovered = disk.open()
-    assert recovered.producers == before
-    assert sequences(disk.store) == [1, 2]
-    changed = ProducerState(highest, 30, commits=highest, resolved=(4, 5), is_gapless=False)
-    disk.apply(producers={"p": changed, "new": ProducerState(1, 40)})
-    assert disk.crash().producers == {"ä": before["ä"], "p": changed, "new": ProducerState(1, 40)}
+    assert FORMAT_VERSION == 12
+    folder = tmp_path / "data"
+    disk = Disk(kind, folder)
+    disk.apply(puts=put(1), queues={1: "orders"})
+    disk.apply(producers={"p": ProducerState(2, 10)})
     disk.store.close()
-    assert format_of(tmp_path) == FORMAT_VERSION
+    write_format(folder, found)
+    before = files(folder)
+    refusal = (
+        f"the store in {folder} has format {found}; this truenext reads format 12: use the version that wrote it, "
+        "or name another data folder"
+    )
+    for open_folder in (
+        lambda: EmbeddedStore(folder),
+        lambda: check(folder, lambda _: None, lambda *_: None),
+        lambda: export(folder, tmp_path / "new", lambda _: None, lambda *_: None),
+    ):
+        with pytest.raises(StoreError) as error:
+            open_folder()
+        assert str(error.value) == refusal
+        assert files(folder) == before
+    assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
-def test_a_store_of_format_10_had_no_causes_and_gets_them(kind: str, tmp_path: Path) -> None:
-    def rest_before(rest: changes.Rest) -> bytes:
-        fields = msgspec.msgpack.decode(changes_encode(rest), strict=False)
-        assert fields.keys().isdisjoint(("causes", "texts"))
-        return msgspec.msgpack.encode(fields)
+def files(folder: Path) -> dict[Path, bytes]:
+    """What a folder has, but for who locks it."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
 
-    changes_encode = changes._encode_rest
-    disk = Disk(kind, tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        # What has no causes is written as it was.
-        patch.setattr(changes, "_encode_rest", rest_before)
-        disk.apply(puts=put(1, 2), marks={key(1): (1, 2)}, queues={1: "orders"})
-        disk.apply(puts=put(3))
-        if kind == "checkpointing":
-            until(lambda: len(journal_files(tmp_path)) == 1)
-        disk.store.close()
-    assert format_of(tmp_path, becomes=10) == 10
-    disk.open()
-    disk.apply(marks={key(1): (2, 3)}, causes={key(1): ("a", "a")})
-    disk.apply(puts=put(4))
-    disk.crash()
-    assert [(m.mark[:2], m.causes) for m in disk.store.page(LANE, 0, 9).messages][:2] == [
-        ((2, 3), ("a", "a")),
-        ((0, 0), ("", "")),
-    ]
-    disk.store.close()
-    assert format_of(tmp_path) == FORMAT_VERSION
+
+def test_a_batch_with_a_field_of_another_format_is_no_batch() -> None:
+    """Formats before this one called producers so."""
+    rest = msgspec.msgpack.encode({"numbers": {"p": ProducerState(1, 2)}})
+    payload = struct.pack("<IIIIII", 0, 0, 0, 0, len(rest), 0) + rest
+    with pytest.raises(ValueError, match="not a batch: Object contains unknown field `numbers`"):
+        changes.decode(memoryview(payload))
+
+
+def test_producers_stand_in_a_batch_by_their_name() -> None:
+    batch = Batch(1)
+    batch.producers = {"p": ProducerState(7, 8, True, 5, 3, True, (2, 4))}
+    parts = b"".join(changes.encode(batch, changes.changes_of(batch).rest))
+    assert msgspec.msgpack.decode(parts[changes.PUTS_OFFSET :]) == {
+        "producers": {"p": [7, 8, True, 5, 3, True, [2, 4]]}
+    }
 
 
 def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_what_is_no_data_folder_is_left_alone(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         result = truenext("check", path)
         assert result.exit_code == 2
-        assert f"{path} is no data folder" in result.stderr
+        assert f"{path} is not a data folder" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -266,7 +266,7 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
         txn.put(b"format", struct.pack(">I", 1), db=env.open_db(b"meta", txn=txn))
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
-    assert f"has format 1, this truenext reads format {FORMAT_VERSION}" in result.stderr
+    assert f"has format 1; this truenext reads format {FORMAT_VERSION}: use the version that wrote it" in result.stderr
 
 
 @pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])
@@ -373,7 +373,7 @@ def test_what_stands_behind_a_damaged_frame_counts_and_the_frame_does_not(
     spoil(path, begin + 4, end)
     assert check(in_journal) == [
         f"journal/{path.name}: bytes {begin} to {end - 1} cannot be read, and a good frame follows",
-        f"journal/{path.name}: frame {frame + 1} is missing in front of byte {end}",
+        f"journal/{path.name}: frame {frame + 1} is missing before byte {end}",
     ]
     assert shown(export(in_journal)) == left
     recovered = recovered_of(in_journal.parent / "new")
@@ -430,7 +430,9 @@ def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
     spoil(path, end - 7, end)
     result = truenext("check", in_journal)
     assert result.exit_code == 0
-    assert f"journal/{path.name} ends, at byte {begin}, with what a crash left of a batch" in result.stdout
+    assert (
+        f"journal/{path.name} ends, at byte {begin}, with a part of a batch that was never confirmed" in result.stdout
+    )
 
 
 def test_a_missing_segment_is_named_and_the_others_are_read(data: Path, content: Content) -> None:
@@ -481,7 +483,7 @@ def test_a_body_full_of_what_looks_like_frames_delays_no_check(
 ) -> None:
     monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
     fill_tail(in_journal, struct.pack("<IIQQ", 0, 500_000, 1, 100))
-    assert any("too much looks like a frame" in line for line in check(in_journal))
+    assert any("too many of them look like frames" in line for line in check(in_journal))
 
 
 def test_numbers_in_an_old_batch_of_a_file_that_is_used_again_are_no_damage(
@@ -521,7 +523,7 @@ def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
     monkeypatch.setattr(salvaged_journal, "READ_BYTES", 16)
     monkeypatch.setattr(os, "pread", broken)
     found = damages(truenext("check", in_journal))
-    assert any("the disk does not give 16 bytes" in line for line in found)
+    assert any("16 bytes from byte" in line for line in found)
     # Its neighbours have a part of what is read together with it.
     assert any("frames 2 to 4 are missing" in line for line in found)
 
@@ -649,7 +651,7 @@ def test_counts_are_held_against_what_is_there(data: Path, content: Content) -> 
     name = next(name for name in names_on(data, leaves[0]) if name not in marks)
     rewrite(data, "messages", lambda txn, db: txn.delete(name, db=db))
     (line,) = check(data)
-    assert "are there, " in line and "are counted" in line
+    assert "exist, " in line and "are counted" in line
     expect_all_but(export(data), content, [name])
 
 
@@ -732,7 +734,7 @@ def test_nothing_that_is_over_comes_back_when_nobody_knows_what_is_free(data: Pa
     shutil.rmtree(data.parent / "new")
     for lane, of_lane in export(data).shelf.items():
         assert of_lane.items() <= content.shelf[lane].items()
-    assert "nobody knows whether they are free" in truenext("check", data).stdout
+    assert "whether they are free is not known" in truenext("check", data).stdout
 
 
 @pytest.mark.parametrize("page", [0, 1])
@@ -908,7 +910,7 @@ def test_a_database_that_is_missing_is_not_made_anew(data: Path, name: bytes) ->
 def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: bytes) -> None:
     """The flag of reverse keys."""
     flip_in_main(data, name, len(name) + 4, 1)
-    assert f"the database {name.decode()} has flags" in refused(data)
+    assert f"the database {name.decode()} has unexpected flags" in refused(data)
     assert f"lmdb/data.mdb: it has flags 0x2 ({name.decode()})" in check(data)
 
 
@@ -933,7 +935,7 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     lower = struct.unpack_from("<H", content, root * PAGE + 12)[0]
     struct.pack_into("<H", content, root * PAGE + 12, lower - 2)
     path.write_bytes(content)
-    assert f"in {database} there are" in refused(data)
+    assert f"values in {database} are counted and" in refused(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
@@ -973,7 +975,7 @@ def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
         at = whole.index(key(sequence) + b"record", root * PAGE)
         path.write_bytes(whole[:at] + damaged + whole[at + len(damaged) :])
         checkpoint = Checkpoint(tmp_path / "lmdb")
-        with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match="stands behind"):
+        with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match="is out of order: it follows"):
             list(checkpoint.page(snapshot, LANE, 0))
         checkpoint.close()
 
@@ -1014,7 +1016,7 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
     path.write_bytes(content)
     checkpoint = Checkpoint(tmp_path / "lmdb")
     hidden = page[1] if is_later else before[3]
-    with pytest.raises(StoreError, match="has no place where it should stand"):
+    with pytest.raises(StoreError, match=r"the keys around [0-9a-f]+ are out of order"):
         checkpoint.kinds([hidden])
     missing = key(sequence_of(names[0]) + 1)
     assert checkpoint.kinds([names[0], missing, names[-1], key(1000)]) == {names[0]: False, names[-1]: False}

@@ -139,7 +139,7 @@ def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> No
     checkpoint = checkpoint_of(data)
     checkpoint.delete([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
-    assert check(data) == ["contents: content 4 is said to have 2 references, and nothing refers to it"]
+    assert check(data) == ["contents: content 4 has 0 references, 2 are counted"]
     assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_count_is_named_and_put_right(data: Path, said: int) -> None:
     checkpoint = checkpoint_of(data)
     checkpoint.put_marks({content_key(4): (Mark(said, 0), NO_CAUSES)})
     checkpoint.close()
-    assert check(data) == [f"contents: content 4 is said to have {said} references, and 2 messages refer to it"]
+    assert check(data) == [f"contents: content 4 has 2 references, {said} are counted"]
     assert exported(data) == left()
 
 
@@ -168,5 +168,5 @@ def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) 
     checkpoint = checkpoint_of(data)
     checkpoint.delete([(copies(1)[1], False)])
     checkpoint.close()
-    assert check(data) == ["contents: content 1 is said to have 2 references, and 1 messages refer to it"]
+    assert check(data) == ["contents: content 1 has 1 references, 2 are counted"]
     assert exported(data) == {one: message for one, message in left().items() if one != copies(1)[1]}

@@ -109,8 +109,8 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
-    settled = (2, 2**63 - 2)
-    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, resolved=settled)
+    resolved = (2, 2**63 - 2)
+    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, resolved=resolved)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -194,13 +194,13 @@ def test_a_message_is_removed_only_as_the_kind_it_was_put(disk: Disk) -> None:
 @pytest.mark.parametrize("field", ["puts", "transient_puts"])
 def test_putting_a_message_that_is_there_already_is_refused(disk: Disk, field: str) -> None:
     disk.apply(**{field: put(1)})
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         disk.apply(**{field: put(1)})
 
 
 def test_giving_a_queue_number_a_second_name_is_refused(disk: Disk) -> None:
     disk.apply(queues={1: "orders"})
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         disk.apply(queues={1: "invoices"})
     assert disk.crash().queues == {1: "orders"}
 
@@ -210,7 +210,7 @@ def test_a_queue_number_gets_another_name_when_its_queue_has_ended(disk: Disk) -
     disk.apply(queues={1: "ended,orders"})
     assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
     for wrong in ("ended,orders", "invoices"):
-        with pytest.raises(StoreError, match="there already"):
+        with pytest.raises(StoreError, match="exists already"):
             disk.apply(queues={1: wrong})
         assert disk.crash().queues == {1: "ended,orders", 2: "kept"}
     disk.apply(queues={1: ""})
@@ -240,7 +240,7 @@ def test_a_queue_may_go_with_the_batch_that_resumes_it(disk: Disk) -> None:
 
 
 def test_a_queue_that_is_not_there_cannot_go(disk: Disk) -> None:
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         disk.apply(queues={1: ""})
     assert disk.crash().queues == {}
 
@@ -1030,7 +1030,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     state = st.builds(
         ProducerState,
         sends=used,
-        used_ms=st.integers(0, 3),
+        last_used_ms=st.integers(0, 3),
         is_used_once=st.booleans(),
         commits=used,
         commits_unknown=used,
@@ -1079,5 +1079,5 @@ def test_memory_refuses_a_mark_that_outlives_its_message(memory_disk: Disk) -> N
 
 
 def test_memory_refuses_one_key_in_both_kinds(memory_disk: Disk) -> None:
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         memory_disk.apply(puts=put(1), transient_puts=put(1))

@@ -282,9 +282,9 @@ def changes(**some: Any) -> Changes:
     return Changes(some.get("puts", []), [], some.get("removes", []), [], rest)
 
 
-def numbers(n: int, *, settled: int = 0) -> ProducerState:
+def numbers(n: int, *, resolved: int = 0) -> ProducerState:
     first = n + 10**12
-    return ProducerState(first, first, True, first + 1, resolved=tuple([first + 10**6 * m for m in range(settled)]))
+    return ProducerState(first, first, True, first + 1, resolved=tuple([first + 10**6 * m for m in range(resolved)]))
 
 
 @pytest.mark.parametrize(
@@ -296,14 +296,14 @@ def numbers(n: int, *, settled: int = 0) -> ProducerState:
         lambda n: {"marks": {key(n): Mark(n + 1000, n + 1000, n + 10**12, was_lost=True)}},
         lambda n: {"producers": {f"producer {n}": numbers(n)}},
         lambda n: {"producers": {"ä" * 200 + f"{n}€": numbers(n)}},
-        lambda n: {"producers": {f"producer {n}": numbers(n, settled=100)}},
+        lambda n: {"producers": {f"producer {n}": numbers(n, resolved=100)}},
         lambda n: {"queues": {n + 1000: f"queue {n}"}},
         lambda n: {"forgotten_producers": [f"producer {n}"]},
         lambda n: {"timers": [timer(n, LANE, 0)]},
         lambda n: {"cleared_timers": [timer(n, LANE, 0)]},
     ],
     ids=[
-        *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "settled numbers"),
+        *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "resolved numbers"),
         *("queues", "forgotten", "timers", "cleared timers"),
     ],
 )
@@ -496,8 +496,8 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     until(lambda: disk.store.disk_level is DiskLevel.PLENTY and len(journal_files(tmp_path)) == 1)
     assert (tmp_path / "ballast").stat().st_size == disk_space.BALLAST_SEGMENTS * 200
     assert [record.message for record in caplog.records] == [
-        "the disk is full: sends are refused until there is room",
-        "the disk has room again",
+        "the disk is full: sends are refused until there is free space",
+        "the disk has free space again",
     ]
     assert {vars(record)["folder"] for record in caplog.records} == {str(tmp_path)}
     assert disk.crash().counts == {LANE: 9}
@@ -549,7 +549,7 @@ def test_a_run_ends_and_begins_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert disk.stop().clean_stop
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    assert store._checkpoint.read()[1].written == store._journal.number == 4
+    assert store._checkpoint.read()[1].durable_frame == store._journal.number == 4
     store.close()
 
 
@@ -565,7 +565,7 @@ def test_a_clean_stop_is_written_down_with_the_space_of_the_ballast(
     assert full.refused == 1
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    assert store._checkpoint.read()[1].written == 1
+    assert store._checkpoint.read()[1].durable_frame == 1
     store.close()
 
 
@@ -723,6 +723,6 @@ def test_a_spare_that_finds_no_space_is_tried_again(
     assert sequences(disk.store) == [2]
     until(lambda: disk.store.disk_level is DiskLevel.PLENTY and not disk.store._journal.needs_spare)  # type: ignore[attr-defined]
     assert [record.message for record in caplog.records].count(
-        "the disk is full: sends are refused until there is room"
+        "the disk is full: sends are refused until there is free space"
     ) == 1
     disk.store.close()

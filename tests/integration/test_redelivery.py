@@ -273,7 +273,7 @@ def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
     given_up_at = int(said.pop("truenext-dead-letter-timestamp"))
     assert int(message.headers["timestamp"]) <= given_up_at <= time.time() * 1000
     assert said == {
-        "truenext-dead-letter-cause": "poison",
+        "truenext-dead-letter-cause": "rejected",
         "truenext-original-attempts": "1",
         "truenext-original-destination": f"/queue/{queue}",
         "truenext-original-expires": str(expires),

@@ -371,7 +371,7 @@ def test_acknowledgements_get_through_when_the_history_finds_the_disk_full(
     for message in held[:4]:
         worker.ack(message, confirmed=True)
     # The history is written a moment later.
-    said_of_room(held_broker, 1, "the disk is full: sends are refused until there is room")
+    said_of_room(held_broker, 1, "the disk is full: sends are refused until there is free space")
     worker.ack(held[4], confirmed=True)
     worker.disconnect()
     assert bodies(held_broker.what_is_left(queue)) == ["5"]

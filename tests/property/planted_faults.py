@@ -988,7 +988,7 @@ def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patc
 
 
 @shows_in(ProducersMachine, first=1)
-def a_commit_that_was_settled_is_taken_for_a_repeat(patch: Patch) -> None:
+def a_commit_that_was_resolved_is_taken_for_a_repeat(patch: Patch) -> None:
     has_used = rooms.HAS_USED.original
 
     def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
@@ -1005,7 +1005,7 @@ def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patc
 
 
 @shows_in(ProducersMachine, first=3)
-def what_is_settled_leaves_a_gap(patch: Patch) -> None:
+def what_is_resolved_leaves_a_gap(patch: Patch) -> None:
     resolve = rooms.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
@@ -1020,7 +1020,7 @@ def what_is_settled_leaves_a_gap(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine, first=3)
-def below_settled_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
+def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
     resolve = rooms.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
@@ -1033,7 +1033,7 @@ def below_settled_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: 
 
 
 @shows_in(ProducersMachine)
-def what_was_settled_is_forgotten_in_a_crash(patch: Patch) -> None:
+def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
     state = rooms.STATE_OF_PRODUCER.original
 
     def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:

@@ -30,7 +30,7 @@ class Producer:
     uses: int = 1
     """Repeats as well."""
     has_committed: bool = False
-    """Or something was settled."""
+    """Or a COMMIT was resolved."""
     is_gapless: bool | None = None
     """None: it has had no SEND and no COMMIT, and may still say so."""
     used: dict[tuple[Kind, int], int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Producer:
         return max(used + list(self.resolved if kind is Kind.COMMIT else ()), default=0)
 
     def is_lost(self, kind: Kind, number: int, resolved_max: int) -> bool:
-        """At and below the highest settled one that was forgotten all are unknown."""
+        """At and below the highest resolved one that was forgotten all are unknown."""
         return kind is Kind.COMMIT and any(number <= one for one in self.resolved[:-resolved_max])
 
 

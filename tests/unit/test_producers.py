@@ -17,7 +17,6 @@ from truenext.engine.writing.producers import Producers
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
 from truenext.message import SentMessage
-from truenext.store.changes import producer_from_v9
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
 NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_SO_FAR, CommitOutcome.UNKNOWN
@@ -249,19 +248,19 @@ def test_what_became_of_a_commit_of_one_with_gaps(producers: Producers) -> None:
     assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
 
 
-def test_of_one_without_gaps_only_the_next_commit_is_settled(producers: Producers) -> None:
+def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: Producers) -> None:
     say(producers, commit("p", 1, is_gapless=True))
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
     assert outcome(producers, 1, resolves=True) is COMMITTED
     assert outcome(producers, 2, resolves=True) is ROLLED_BACK
     with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was resolved as rolled back"):
         producers.repeated(commit("p", 2))
-    assert not say(producers, commit("p", 3)), "what is settled counts as used"
+    assert not say(producers, commit("p", 3)), "what is resolved counts as used"
     assert [outcome(producers, number) for number in (1, 2, 3)] == [COMMITTED, ROLLED_BACK, COMMITTED]
     assert not say(producers, send("p", 1)), "SENDs have numbers of their own"
 
 
-def test_of_one_with_gaps_any_commit_above_the_highest_is_settled(producers: Producers) -> None:
+def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: Producers) -> None:
     say(producers, commit("p", 3))
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 9, resolves=True) is ROLLED_BACK
@@ -271,7 +270,7 @@ def test_of_one_with_gaps_any_commit_above_the_highest_is_settled(producers: Pro
 
 
 @pytest.mark.parametrize("is_gapless", [False, True])
-def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_has_gaps(
+def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_has_gaps(
     producers: Producers, is_gapless: bool
 ) -> None:
     assert outcome(producers, 2, resolves=True) is UNKNOWN
@@ -287,7 +286,7 @@ def test_one_that_only_had_commits_settled_says_with_its_first_use_whether_it_ha
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
 
 
-def test_there_is_an_end_to_what_is_settled_of_all_producers_together(
+def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
     producers: Producers, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
@@ -304,7 +303,7 @@ def test_there_is_an_end_to_what_is_settled_of_all_producers_together(
     assert after.query("r", 2, resolves=True).outcome is NOT_SO_FAR
 
 
-def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
+def test_of_resolved_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
     producers: Producers,
 ) -> None:
     say(producers, commit("p", 1, is_gapless=True))
@@ -318,7 +317,7 @@ def test_of_settled_commits_the_highest_are_remembered_and_below_the_others_all_
         assert producers.repeated(said) is not None and said.is_unknown
 
 
-def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> None:
+def test_a_question_that_resolves_nothing_is_no_use_and_one_that_does_is() -> None:
     world = World()
     world.commit_state.now_ms = LATER_MS
     for resolves, name in ((False, "0"), (True, "1")):
@@ -330,7 +329,7 @@ def test_a_question_that_settles_nothing_is_no_use_and_one_that_does_is() -> Non
     assert world.producers.query("1", 1, resolves=False).outcome is ROLLED_BACK
 
 
-def test_a_question_for_which_there_is_no_room_settles_nothing() -> None:
+def test_a_question_for_which_there_is_no_room_resolves_nothing() -> None:
     world = World()
     world.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     known = world.producers.query("new", 1, resolves=True)
@@ -354,7 +353,7 @@ def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, produc
     assert producers.query("p", 2, resolves=True).batch == 2
     assert commit_state.batch.producers["p"].resolved == (2,)
     commit_state.close_batch()
-    assert producers.query("p", 2, resolves=True).batch == 2, "it is settled already"
+    assert producers.query("p", 2, resolves=True).batch == 2, "it is resolved already"
     assert not commit_state.batch.producers
     assert producers.query("q", 1, resolves=False).batch == 0
     producers.forget(ConnectionState("s"), ["p"])
@@ -380,23 +379,11 @@ def test_all_that_is_known_of_a_producer_outlives_a_restart(commit_state: Commit
     say(producers, commit("p", 1))
     for number in range(2, RESOLVED_MAX + 3):
         producers.query("p", number, resolves=True)
-    producers.query("settled", 1, resolves=True)
+    producers.query("resolved", 1, resolves=True)
     after = Producers(commit_state)
     after.restore(commit_state.batch.producers.items())
     assert [outcome(after, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     assert outcome(after, RESOLVED_MAX + 3) is NOT_SO_FAR
     with pytest.raises(RemoteProtocolError, match="no gaps"):
         after.repeated(send("p", 3))
-    assert not say(after, commit("settled", 2, is_gapless=True))
-
-
-def test_what_an_older_truenext_knew_counts_for_both_and_nobody_knows_of_which_it_was(producers: Producers) -> None:
-    producers.restore([("p", producer_from_v9(5, 10, False)), ("once", producer_from_v9(1, 11, True))])
-    for said in (send("p", 4), send("p", 5), commit("p", 5)):
-        assert producers.repeated(said) is not None and said.is_unknown
-    assert [outcome(producers, number, resolves=True) for number in (4, 5, 6)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
-    assert not say(producers, send("p", 6)) and not say(producers, commit("p", 7))
-    said = send("p", 6)
-    assert producers.repeated(said) is not None and not said.is_unknown
-    with pytest.raises(RemoteProtocolError, match="had numbers before it said so"):
-        producers.repeated(commit("once", 2, is_gapless=True))
+    assert not say(after, commit("resolved", 2, is_gapless=True))

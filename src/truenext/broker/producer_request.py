@@ -33,7 +33,7 @@ class ProducerAnswer(msgspec.Struct):
     sends: int
     """The highest number; 0 is none."""
     commits: int
-    """The same; one that was settled counts."""
+    """The same; one that was resolved counts."""
     outcome: CommitOutcome | None
     """Of the COMMIT that was asked for."""
 

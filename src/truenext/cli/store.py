@@ -55,7 +55,7 @@ def check(data: Path) -> None:
             in_history += 1
     except (TruenextError, OSError) as error:
         raise NoAnswer(error) from error
-    _print_summary(summary, "there")
+    _print_summary(summary, data)
     if summary.damage_count:
         terminal.echo(
             f"{data} is damaged: {counted(summary.damage_count, 'finding')}, above. What to do: restore it from a "
@@ -89,7 +89,7 @@ def export(data: Path, new: Path) -> None:
             summary = export_store(data, new, _print_damage, report, last_history_chunk=last_batch(data / "history"))
     except (TruenextError, OSError) as error:
         raise NoAnswer(error) from error
-    _print_summary(summary, f"in {new}")
+    _print_summary(summary, new)
     if summary.damage_count:
         terminal.echo(
             f"Not all of {data} could be read: {counted(summary.damage_count, 'finding')}, above. What to do: start a "
@@ -115,7 +115,7 @@ def _print_damage(finding: Damage) -> None:
     terminal.echo(f"damaged: {finding}")
 
 
-def _print_summary(summary: Summary, where: str) -> None:
+def _print_summary(summary: Summary, folder: Path) -> None:
     table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -132,7 +132,7 @@ def _print_summary(summary: Summary, where: str) -> None:
     if summary.queues:
         terminal.show(table)
     messages = counted(total.persistent + total.transient, "message")
-    terminal.echo(f"{messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')} {where}")
+    terminal.echo(f"{folder}: {messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')}")
     if summary.contents:
         terminal.echo(
             f"{counted(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"

@@ -11,7 +11,7 @@
     rest                nothing, or a MessagePack map: `Rest`
     history             nothing, or a chunk of it: events.py
 
-If you change anything here, increase FORMAT_VERSION in checkpoint_format.py. What the format before wrote is read, too.
+If you change anything here, a name of a field of `Rest` included, increase FORMAT_VERSION in checkpoint_format.py.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ PUT_HEADER_BYTES = _PUT.size
 """Bytes of a put that come before its record."""
 
 
-class Rest(
-    msgspec.Struct, frozen=True, omit_defaults=True, rename={"producers": "numbers", "producers_v9": "producers"}
-):
-    """What most batches have nothing of; each field is that of the batch."""
+class Rest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What most batches have nothing of; each field is that of the batch, and its name is stored.
+
+    A journal without its checkpoint does not say its format. So that salvage drops nothing silently, a field with
+    another name is refused.
+    """
 
     marks: dict[bytes, Mark] = {}
     causes: dict[bytes, tuple[int, int]] = {}
@@ -53,8 +55,6 @@ class Rest(
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
     producers: dict[str, ProducerState] = {}
-    producers_v9: dict[str, tuple[int, int, bool]] = {}
-    """As format 9 has them: number, time of use, whether it had one SEND alone. None is written any more."""
     forgotten_producers: list[str] = []
     timers: list[bytes] = []
     cleared_timers: list[bytes] = []
@@ -84,7 +84,7 @@ class Changes(msgspec.Struct, gc=False):
         rest = self.rest
         if rest is not None:
             self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues) + len(rest.paused)
-            self.count += len(rest.producers) + len(rest.producers_v9) + len(rest.forgotten_producers)
+            self.count += len(rest.producers) + len(rest.forgotten_producers)
             self.count += len(rest.timers) + len(rest.cleared_timers)
 
 
@@ -154,7 +154,7 @@ def _decode(payload: memoryview) -> Changes:
     keys = list(_keys(payload[keys_at:rest_at]))
     rest = _decode_rest(payload[rest_at:history_at]) if rest_size else None
     if rest is not None and any(not 0 <= at < len(rest.texts) for pair in rest.causes.values() for at in pair):
-        raise ValueError("a cause that is not there")
+        raise ValueError("index of a cause out of range")
     return Changes(
         puts=found[:puts],
         transient_puts=found[puts:],
@@ -221,17 +221,6 @@ def causes_of(rest: Rest) -> dict[bytes, Causes]:
             first, last = numbers
             by_numbers[numbers] = Causes(texts[first], texts[last])
     return {key: by_numbers[numbers] for key, numbers in rest.causes.items()}
-
-
-def producers_of(rest: Rest) -> dict[str, ProducerState]:
-    if not rest.producers_v9:
-        return rest.producers
-    return {name: producer_from_v9(*state) for name, state in rest.producers_v9.items()} | rest.producers
-
-
-def producer_from_v9(number: int, used_ms: int, is_used_once: bool) -> ProducerState:
-    """What format 9 knew: a number of a SEND or of a COMMIT. It counts for both, and nobody knows of which it was."""
-    return ProducerState(number, used_ms, is_used_once, number, number, number, is_gapless=False)
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:

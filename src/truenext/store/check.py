@@ -94,5 +94,5 @@ def check(
         summary.finish(salvage)
         transients = sum(queue.transient for queue in summary.queues.values())
         if transients and not salvage.recovered.clean_stop:
-            summary.notes.append(f"the last run did not end as it should: the next start drops {transients} transients")
+            summary.notes.append(f"the last run did not stop cleanly: the next start drops {transients} transients")
         return summary

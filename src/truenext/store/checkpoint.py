@@ -32,7 +32,6 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     PERSISTENT,
     QUEUE,
-    READABLE_VERSIONS,
     SALT,
     TRANSIENT,
     UNCLEAN,
@@ -142,7 +141,7 @@ class Checkpoint:
         except lmdb.NotFoundError as error:
             raise damage_error("checkpoint", f"the database {name.decode()} is missing", self._data) from error
         if any(db.flags().values()):
-            raise damage_error("checkpoint", f"the database {name.decode()} has flags that nobody gave it", self._data)
+            raise damage_error("checkpoint", f"the database {name.decode()} has unexpected flags", self._data)
         self._databases.append(db)
         return db
 
@@ -161,16 +160,13 @@ class Checkpoint:
         )
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Refuse what this truenext does not understand before anything is changed; what it does becomes its own."""
+        """Refuse another format before anything is changed."""
         meta = self._meta
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
-        if found not in READABLE_VERSIONS:
-            raise format_error(self._data, found, FORMAT_VERSION)
         if found != FORMAT_VERSION:
-            # What comes from here on is nothing for an older truenext.
-            meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
+            raise format_error(self._data, found, FORMAT_VERSION)
 
     # ---- Reading ----
 
@@ -245,7 +241,9 @@ class Checkpoint:
             if timer == after:
                 continue
             if timer < last or len(timer) != TIMER_SIZE:
-                raise damage_error("checkpoint", f"timer {timer.hex()} stands behind {last.hex()}", self._data)
+                raise damage_error(
+                    "checkpoint", f"timer {timer.hex()} is out of order: it follows {last.hex()}", self._data
+                )
             last = timer
             yield timer
 
@@ -304,12 +302,12 @@ class Checkpoint:
                 self._finish_index(txn, index)
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
             self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
-            self._put_if_greater(txn, b"written", position.written)
+            self._put_if_greater(txn, b"durable frame", position.durable_frame)
 
-    def save_journal_end(self, written: int, sequence_limit: int) -> None:
-        """The journal was given the frame of this number, and all before it; one of them has the limit, if not 0."""
+    def save_journal_end(self, durable_frame: int, sequence_limit: int) -> None:
+        """The frame of this number is durable, with all before it; one of them has the limit, if not 0."""
         with self._env.begin(write=True) as txn:
-            self._put_if_greater(txn, b"written", written)
+            self._put_if_greater(txn, b"durable frame", durable_frame)
             self._put_if_greater(txn, b"sequence limit", sequence_limit)
 
     def _put_if_greater(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
@@ -373,7 +371,7 @@ def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
             (b"salt", secrets.token_bytes(SALT.size)),
             (b"segment", NUMBER.pack(0)),
             (b"frame", NUMBER.pack(0)),
-            (b"written", NUMBER.pack(0)),
+            (b"durable frame", NUMBER.pack(0)),
             (b"segment bytes", NUMBER.pack(segment_bytes)),
             (b"generation", GENERATION.pack(0)),
             (b"sequence limit", NUMBER.pack(1)),

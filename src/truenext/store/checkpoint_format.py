@@ -10,13 +10,13 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
     transient counts    lane key                            ->  transients u64              of the generation
     queues              queue number u32                    ->  name
     timers              timer (record.py)                   ->  nothing                     but the checksum
-    producers           BLAKE2b-128 of the name             ->  MessagePack: name, ProducerState (batch.py); see below
+    producers           BLAKE2b-128 of the name             ->  MessagePack: name, ProducerState (batch.py)
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
                         "segment"                           ->  u64     the journal's last that is all here
                         "frame"                             ->  u64     number of the last frame in it
-                        "written"                           ->  u64     number of a frame that was written, see below
+                        "durable frame"                     ->  u64     number of a frame that was durable, see below
                         "segment bytes"                     ->  u64     bytes of a segment's file, at the least
                         "generation"                        ->  u32     of the transients that count
                         "sequence limit"                    ->  u64
@@ -27,8 +27,8 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
 Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
 what meta names is there from the beginning.
 
-The frame that "written" names, and all before it, was durable when it was named: that stays true, whatever is written
-later, so that nobody has to take it back (docs/decisions/0019-damage.md).
+The frame that "durable frame" names, and all before it, were durable when it was named. That stays true whatever is
+written later, so the number never has to be lowered (docs/decisions/0019-damage.md).
 
 The first bit of a mark's attempts says that the last of them was a lost connection. Where consumers have said why they
 failed, more follows in the mark's value: bytes of the first cause u32, the first cause, and the last cause, which is
@@ -36,9 +36,7 @@ left out if it is the same; both in UTF-8.
 
 A transient counts only if its generation is the one that meta names.
 
-Formats 9 and 10 are read as well, and become this one when a broker opens them. They had no causes. Format 9 had other
-values of producers, which stay until they are written again: number u64, used u64, once u8, name. Their first bit is 0,
-that of an array of MessagePack is 1.
+Only this format is read. A folder of another one is refused by its number, before anything in it is changed.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from truenext.batch import NO_CAUSES, Causes, Mark, ProducerState
-from truenext.store.changes import producer_from_v9
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:
@@ -58,10 +55,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.mdb"
 
-FORMAT_VERSION = 11
-
-READABLE_VERSIONS = frozenset({9, 10, FORMAT_VERSION})
-"""Formats of which all is understood."""
+FORMAT_VERSION = 12
 
 DATABASES = (
     b"meta",
@@ -81,7 +75,7 @@ META_KEYS = (
     b"salt",
     b"segment",
     b"frame",
-    b"written",
+    b"durable frame",
     b"segment bytes",
     b"generation",
     b"sequence limit",
@@ -114,7 +108,6 @@ NUMBER = struct.Struct(">Q")
 _MARK = struct.Struct(">IIQ")
 _LOST_FLAG = 1 << 31
 _CAUSE_SIZE = struct.Struct(">I")
-_PRODUCER_V9 = struct.Struct(">QQ?")
 CLEAN, UNCLEAN = b"\1", b"\0"
 
 _decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
@@ -145,11 +138,11 @@ class Position(msgspec.Struct, frozen=True):
 
     segment: int
     frame: int
-    written: int = 0
-    """Number of a frame that the journal was given, later ones than `frame` included."""
+    durable_frame: int = 0
+    """Number of a frame that was durable: that of `frame`, or of a later one."""
 
 
-POSITION_KEYS = (b"segment", b"frame", b"written")
+POSITION_KEYS = (b"segment", b"frame", b"durable frame")
 """Where meta has the fields of one."""
 
 
@@ -171,7 +164,7 @@ def decode_recovered(
         redelivered_below=NUMBER.unpack(meta[b"redelivered below"])[0],
         paused=decode_paused(meta[b"paused"]),
         queues={QUEUE.unpack(key)[0]: name.decode() for key, name in queues},
-        producers=dict(_decode_producer_value(value) for _, value in producers),
+        producers=dict(_decode_producer(value) for _, value in producers),
     )
 
 
@@ -190,9 +183,3 @@ def producer_key(name: str) -> bytes:
 
 def encode_producer(name: str, state: ProducerState) -> bytes:
     return msgspec.msgpack.encode((name, state))
-
-
-def _decode_producer_value(value: bytes) -> tuple[str, ProducerState]:
-    if value[0] & 0x80:
-        return _decode_producer(value)
-    return value[_PRODUCER_V9.size :].decode(), producer_from_v9(*_PRODUCER_V9.unpack_from(value))

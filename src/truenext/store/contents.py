@@ -40,7 +40,7 @@ def dereference_contents(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batc
             left = mark_of(key).attempts - dereferenced
             if left < 0:
                 raise disagreement_error(
-                    batch.number, f"releases content {sequence_of(key)}, which is not there so often"
+                    batch.number, f"dereferences content {sequence_of(key)} more often than it has references"
                 )
             if left:
                 changed.marks[key] = Mark(left, 0)

@@ -111,7 +111,7 @@ class DiskSpace:
             if not self._ballast.exists() and folder.free_bytes(self._path) >= size + self._reserve():
                 folder.reserve(self._ballast, size)
             if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
-                logger.warning("the disk has room again", extra={"folder": str(self._path)})
+                logger.warning("the disk has free space again", extra={"folder": str(self._path)})
                 self.is_full = False
         except STORAGE_ERRORS as error:
             self.note_disk_full(error)
@@ -139,7 +139,7 @@ class DiskSpace:
             raise error
         if not self.is_full:
             extra = {"folder": str(self._path), "reason": str(error)}
-            logger.error("the disk is full: sends are refused until there is room", extra=extra)
+            logger.error("the disk is full: sends are refused until there is free space", extra=extra)
             with self._changed:
                 self.is_full = True
                 self._changed.notify_all()

@@ -226,11 +226,11 @@ class EmbeddedStore:
         for puts in (batch.puts, batch.transient_puts):
             for key in puts:
                 if overlay.kind(key) is not None:
-                    raise disagreement_error(batch.number, "puts a message that is there already")
+                    raise disagreement_error(batch.number, "puts a message that exists already")
         if batch.queues and not all(
             may_rename(self._queues.get(number), name) for number, name in batch.queues.items()
         ):
-            raise disagreement_error(batch.number, "puts a queue that is there already")
+            raise disagreement_error(batch.number, "puts a queue that exists already")
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
         """The marks of messages, as long as no batch is written."""
@@ -248,7 +248,7 @@ class EmbeddedStore:
             if found is None:
                 old.append(key)
             elif found is not are_transient:
-                raise disagreement_error(batch.number, f"removes message {key.hex()}, which is not there")
+                raise disagreement_error(batch.number, f"removes message {key.hex()}, which does not exist")
         if old:
             self._check_checkpoint_removes(batch, old, are_transient=are_transient)
 
@@ -259,7 +259,7 @@ class EmbeddedStore:
         kinds = self._checkpoint.kinds(keys)
         missing = missing or next((key for key in keys if kinds.get(key) is not are_transient), None)
         if missing is not None:
-            raise disagreement_error(batch.number, f"removes message {missing.hex()}, which is not there")
+            raise disagreement_error(batch.number, f"removes message {missing.hex()}, which does not exist")
 
     def _append(self, parts: list[bytes], records: int) -> tuple[int, int]:
         journal = self._journal
@@ -367,7 +367,7 @@ class EmbeddedStore:
             if changes.history:
                 history.append(changes.history)
         lost = lost_tail(
-            self._journal.number, position.written, history[-1] if history else b"", self.last_history_chunk
+            self._journal.number, position.durable_frame, history[-1] if history else b"", self.last_history_chunk
         )
         if lost:
             raise damage_error("journal", lost, self._path)

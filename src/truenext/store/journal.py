@@ -168,7 +168,7 @@ class Journal:
                     if payload_at(whole, start, segment, number, self._salt) is not None:
                         raise self._damage(
                             f"frame {self._number + 1} at byte {end} of segment {segment:016x} is unreadable, "
-                            f"and frame {number} behind it is not"
+                            f"and frame {number} after it is readable"
                         )
             at = content.find(needle, at + 1)
 

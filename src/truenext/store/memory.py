@@ -159,14 +159,14 @@ class MemoryStore:
             len(removed) == len(removes)
             and self._messages.keys() >= set(batch.removes)
             and self._transients.keys() >= set(batch.transient_removes),
-            "removes a message that is not there",
+            "removes a message that does not exist",
         )
         require(
             len(put) == len(puts) and not any(key in self._messages or key in self._transients for key in put),
-            "puts a message that is there already",
+            "puts a message that exists already",
         )
         for number, name in batch.queues.items():
-            require(may_rename(self._queues.get(number), name), "puts a queue that is there already")
+            require(may_rename(self._queues.get(number), name), "puts a queue that exists already")
         removed_queues = {number for number, name in batch.queues.items() if not name}
         if removed_queues:
             remaining = (self._messages.keys() | self._transients.keys()) - removed | put
@@ -179,12 +179,12 @@ class MemoryStore:
                 "takes the name of a queue that is paused",
             )
 
-        require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that is not there")
+        require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that does not exist")
 
         unmarked = set(batch.unmarks)
         for key in batch.marks.keys() - unmarked:
             exists = key in put or ((key in self._messages or key in self._transients) and key not in removed)
-            require(exists, f"marks message {key.hex()}, which is not there")
+            require(exists, f"marks message {key.hex()}, which does not exist")
         require(batch.causes.keys() <= batch.marks.keys(), "says causes of a message that it does not mark")
         for key in removed - unmarked:
             require(key not in self._marks, f"leaves the mark of message {key.hex()}, which it removes")

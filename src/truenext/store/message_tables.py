@@ -59,7 +59,7 @@ class MessageTables:
         total, stored = counts.total(), txn.stat(self.messages)["entries"]
         # What nobody counts nobody would ever read. Those of earlier generations are not counted any more.
         if total > stored or (total < stored and not self.generation):
-            raise damage_error("checkpoint", f"{total} messages are counted and {stored} are there", self._data)
+            raise damage_error("checkpoint", f"{total} messages are counted and {stored} exist", self._data)
         return counts
 
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
@@ -77,7 +77,7 @@ class MessageTables:
         if is_ordered and (cursor.prev() if is_positioned else cursor.last()):
             is_ordered = cursor.key() < key
         if not is_ordered:
-            raise damage_error("checkpoint", f"{key.hex()} has no place where it should stand", self._data)
+            raise damage_error("checkpoint", f"the keys around {key.hex()} are out of order", self._data)
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> StoredMessage | None:
@@ -110,7 +110,9 @@ class MessageTables:
         for key, record in cursor.iternext():
             # Before it is taken for the end of the lane: there may be more of that behind it.
             if key <= last or len(key) != len(last):
-                raise damage_error("checkpoint", f"message {key.hex()} stands behind {last.hex()}", self._data)
+                raise damage_error(
+                    "checkpoint", f"message {key.hex()} is out of order: it follows {last.hex()}", self._data
+                )
             # Each goes with its message: what damage did to one of the two is seen at the other.
             if mark is not None and mark[0] < key:
                 raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
@@ -141,7 +143,9 @@ class MessageTables:
         around = islice(cursor.iternext(values=False), 2 * _KEYS_AROUND)
         for before, after in pairwise(around):
             if before >= after:
-                raise damage_error("checkpoint", f"message {after.hex()} stands behind {before.hex()}", self._data)
+                raise damage_error(
+                    "checkpoint", f"message {after.hex()} is out of order: it follows {before.hex()}", self._data
+                )
 
     # ---- Writing ----
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES
 from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of, producers_of
+from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of
 from truenext.store.segment_index import SegmentIndex
 from truenext.store.spans import JournalLane, LaneSpans, unpack_span
 from truenext.store.views import TimerView, View
@@ -34,7 +34,7 @@ _TIMER_BYTES = 200
 _NAME_BYTES = 400
 """A producer or a queue, besides its name; a character of that has up to four bytes."""
 _RESOLVED_BYTES = 44
-"""Of a producer, a COMMIT that was settled."""
+"""Of a producer, a COMMIT that was resolved."""
 
 
 class Overlay:
@@ -151,7 +151,7 @@ class Overlay:
         for name in rest.forgotten_producers:
             index.producers.pop(name, None)
             index.forgotten_producers.add(name)
-        index.producers.update(producers_of(rest))
+        index.producers.update(rest.producers)
         # One that is set again in the batch that clears it is set.
         index.timers.update(dict.fromkeys(rest.cleared_timers, False))
         index.timers.update(dict.fromkeys(rest.timers, True))
@@ -161,8 +161,7 @@ class Overlay:
         if rest.clean_stop is not None:
             index.clean_stop = rest.clean_stop
         index.memory += sum(
-            _NAME_BYTES + 4 * len(name)
-            for name in (*rest.queues.values(), *rest.producers, *rest.producers_v9, *rest.forgotten_producers)
+            _NAME_BYTES + 4 * len(name) for name in (*rest.queues.values(), *rest.producers, *rest.forgotten_producers)
         )
         index.memory += sum(_RESOLVED_BYTES * len(state.resolved) for state in rest.producers.values())
 

@@ -72,7 +72,7 @@ class SealedDatabase:
         expected = txn.stat(self._db)["entries"]
         if count != expected:
             raise damage_error(
-                "checkpoint", f"of {expected} values in {self._name.decode()} there are {count}", self._data
+                "checkpoint", f"{expected} values in {self._name.decode()} are counted and {count} exist", self._data
             )
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:

@@ -99,7 +99,8 @@ def empty_folder_error(data: Path) -> StoreError:
 
 def format_error(data: Path, found: int, expected: int) -> StoreError:
     return StoreError(
-        f"the store in {data} has format {found}, this truenext reads format {expected}: use the truenext that wrote it"
+        f"the store in {data} has format {found}; this truenext reads format {expected}: use the version that wrote "
+        "it, or name another data folder"
     )
 
 

@@ -2,7 +2,7 @@
 
 A dead letter says in its headers what it was and why it is one, so it can be sent again as it was (`restore_original`):
 
-    truenext-dead-letter-cause            "attempts exhausted", "expired", "poison"
+    truenext-dead-letter-cause            "attempts exhausted", "expired", "rejected"
     truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
     truenext-original-destination         where it was; of a durable subscription, to which nobody can send, where it
                                           was sent to: the way back is `Message.redrive_queue`, which no client sees
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.batch import Causes
 
 
-EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "poison"
+EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"
 """Why a message is a dead letter."""
 
 ORIGINAL_DESTINATION = "truenext-original-destination"

@@ -30,13 +30,11 @@ class Producer(msgspec.Struct, gc=False):
     sends: int = NO_NUMBER
     """The highest number of a SEND."""
     commits: int = NO_NUMBER
-    """The highest number of a COMMIT, or of one that was settled."""
-    sends_unknown: int = NO_NUMBER
-    """Whether this number of a SEND was ever used, or any below it, is not known,"""
+    """The highest number of a COMMIT that was accepted or resolved."""
     commits_unknown: int = NO_NUMBER
-    """or of a COMMIT, and whether those were settled."""
+    """Whether the COMMIT of this number, or of any below it, was accepted or resolved is not known."""
     is_gapless: bool | None = None
-    """None until its first SEND or COMMIT: so far its COMMITs were settled, one after the other."""
+    """None until its first SEND or COMMIT: so far its COMMITs were resolved, one after the other."""
     resolved: tuple[int, ...] = ()
     """COMMITs that were resolved as rolled back and are remembered, rising."""
 
@@ -47,7 +45,6 @@ class Producer(msgspec.Struct, gc=False):
             0,
             state.sends,
             state.commits,
-            state.sends_unknown,
             state.commits_unknown,
             state.is_gapless,
             state.resolved,
@@ -59,7 +56,6 @@ class Producer(msgspec.Struct, gc=False):
             self.used_ms,
             is_used_once,
             self.commits,
-            self.sends_unknown,
             self.commits_unknown,
             self.is_gapless,
             self.resolved,
@@ -70,7 +66,7 @@ class Producer(msgspec.Struct, gc=False):
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         """Whether a SEND or COMMIT of this number is a repeat.
 
-        Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was settled
+        Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was resolved
         """
         if is_commit:
             if self.resolved and number in self.resolved:
@@ -104,7 +100,7 @@ class Producer(msgspec.Struct, gc=False):
 
     def is_use_unknown(self, number: int, *, is_commit: bool) -> bool:
         """Whether a number that counts as used ever was is not known."""
-        if number <= (self.commits_unknown if is_commit else self.sends_unknown):
+        if is_commit and number <= self.commits_unknown:
             return True
         return not self.is_gapless and number < (self.commits if is_commit else self.sends)
 

@@ -642,7 +642,7 @@ class Queue:
 
 
 def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
-    """A message failed too often, the failure just seen included, or somebody said that it is poison, in a queue that
+    """A message failed too often, the failure just seen included, or was rejected, in a queue that
     does not keep its failures; `due` is the due time of an entry, or of its mark.
     """
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures

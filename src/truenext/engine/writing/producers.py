@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _RESOLVED_BYTES = 9
-"""Of a number that was settled, in the store."""
+"""Of a COMMIT that was resolved, in the store."""
 
 
 class ProducerInfo(NamedTuple):
@@ -66,7 +66,7 @@ class Producers:
         self._forgotten_in = 0
         """The last batch that forgets one."""
         self._resolved = 0
-        """Numbers that are remembered as settled, of all producers."""
+        """COMMITs that are remembered as resolved, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""

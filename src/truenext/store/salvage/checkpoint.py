@@ -21,7 +21,6 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     PERSISTENT,
     POSITION_KEYS,
-    READABLE_VERSIONS,
     SALT,
     TRANSIENT,
     UNCLEAN,
@@ -130,7 +129,7 @@ class SalvagedCheckpoint:
                     values[name] = database_values | values[name]
         meta = values[b"meta"]
         version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
-        if version not in READABLE_VERSIONS:
+        if version != FORMAT_VERSION:
             raise format_error(self._data, version, FORMAT_VERSION)
         for name in META_KEYS:
             if name not in meta:
@@ -194,7 +193,7 @@ class SalvagedCheckpoint:
             if len(timer) == TIMER_SIZE:
                 yield timer
             else:
-                self._report(f"{timer.hex()} is no timer")
+                self._report(f"{timer.hex()} is not a timer")
 
     def messages(self, kind: MessageKind, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
         """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
@@ -213,7 +212,7 @@ class SalvagedCheckpoint:
                 continue
             key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
             if len(key) != MESSAGE_KEY_SIZE:
-                self._report(f"page {leaf.page}: {leaf.key.hex()} is no key of a message")
+                self._report(f"page {leaf.page}: {leaf.key.hex()} is not the key of a message")
                 continue
             found[key[:LANE_KEY_SIZE]] += 1
             yield CheckpointEntry(key, leaf.value, own, kind.is_transient)
@@ -224,7 +223,7 @@ class SalvagedCheckpoint:
         for lane in sorted(counts.keys() | found.keys()):
             counted = counts.get(lane, 0)
             if counted != found[lane]:
-                problem = f"{found[lane]} {kind.messages.decode()} are there, {counted} are counted"
+                problem = f"{found[lane]} {kind.messages.decode()} exist, {counted} are counted"
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
@@ -235,7 +234,7 @@ class SalvagedCheckpoint:
         if not file.is_free_list_complete:
             if file.unreached_pages:
                 self._findings.notes.append(
-                    f"{file.unreached_pages} pages of {CHECKPOINT} were left out: nobody knows whether they are free"
+                    f"{file.unreached_pages} pages of {CHECKPOINT} were not read: whether they are free is not known"
                 )
             return
         # Marks before their messages, wherever these stand.
@@ -275,7 +274,7 @@ def _read_trees(file: LmdbFile, on_damage: Callable[[str], None]) -> dict[bytes,
         if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:
             trees[leaf.key] = Tree.of(leaf.value)
         else:
-            on_damage(f"page {leaf.page}: {leaf.key!r} is no database of a store")
+            on_damage(f"page {leaf.page}: {leaf.key!r} is not a database of a store")
     for name in DATABASES:
         if name not in trees:
             on_damage(f"the database {name.decode()} is missing")

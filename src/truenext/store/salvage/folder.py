@@ -53,7 +53,7 @@ def open_salvage(
     Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, holds nothing, or cannot be read
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
-        raise StoreError(f"{data} is no data folder of a broker: it has neither lmdb nor journal in it")
+        raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
     try:
         lock = _lock(data)
         try:
@@ -180,8 +180,7 @@ class Salvage:
                 self._damage(message, f"its content, number {number}, is missing or damaged")
             yield message
         for number, expected, found in references.mismatches():
-            referred = "nothing refers to it" if not found else f"{found} messages refer to it"
-            self._findings.add("contents", f"content {number} is said to have {expected} references, and {referred}")
+            self._findings.add("contents", f"content {number} has {found} references, {expected} are counted")
         self._progress.finish()
 
     def _all_messages(self) -> Iterator[SalvagedMessage]:

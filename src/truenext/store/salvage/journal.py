@@ -124,7 +124,7 @@ class SalvagedJournal:
                 )
                 self._seen += path.stat().st_size
                 self._progress.update("journal", self._seen, self._size)
-        self._check_end(position.written if position is not None else 0, last_history_chunk)
+        self._check_end(position.durable_frame if position is not None else 0, last_history_chunk)
 
     def _find_segments(self, data: Path) -> dict[int, Path]:
         paths = {}
@@ -132,7 +132,7 @@ class SalvagedJournal:
             try:
                 paths[int(path.stem, 16)] = path
             except ValueError:
-                self._findings.add(f"journal/{path.name}", "it is not named as a segment is")
+                self._findings.add(f"journal/{path.name}", "its name is not that of a segment")
         return paths
 
     def _open_segment(self, number: int, path: Path, salt: int) -> _Segment:
@@ -140,15 +140,15 @@ class SalvagedJournal:
         self._files[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         buffer, unread = _read(self._files[number])
         for at in unread:
-            self._findings.add(file, f"the disk does not give {READ_BYTES} bytes from byte {at} on")
+            self._findings.add(file, f"{READ_BYTES} bytes from byte {at} on cannot be read from the disk")
         return _Segment(number, file, buffer, salt)
 
-    def _check_end(self, written: int, last_history_chunk: tuple[int, int] | None) -> None:
-        """`written` is the number of a frame that was written."""
+    def _check_end(self, durable_frame: int, last_history_chunk: tuple[int, int] | None) -> None:
+        """`durable_frame` is the number of a frame that was durable."""
         if self._is_last_flipped:
             # That one is known to be damaged.
             return
-        lost = lost_tail(self._last or 0, written, self._history, last_history_chunk)
+        lost = lost_tail(self._last or 0, durable_frame, self._history, last_history_chunk)
         if lost:
             self._findings.add("journal", lost)
         elif self._torn:
@@ -174,7 +174,7 @@ class SalvagedJournal:
             last = self._last
             if last is not None and number != last + 1:
                 missing = f"frame {last + 1} is" if number == last + 2 else f"frames {last + 1} to {number - 1} are"
-                self._findings.add(segment.file, f"{missing} missing in front of byte {offset}")
+                self._findings.add(segment.file, f"{missing} missing before byte {offset}")
             self._last = number
             self._unread = 0
             batch = self._decode(payload, offset + FRAME.size, segment.file)
@@ -195,8 +195,8 @@ class SalvagedJournal:
             self._findings.add(segment.file, describe_cut(segment.number, segment.size, needed))
         elif is_newest and segment.may_be_torn(offset):
             self._torn = (
-                f"{segment.file} ends, at byte {offset}, with what a crash left of a batch that nobody was told of; "
-                "the next start cuts it off"
+                f"{segment.file} ends, at byte {offset}, with a part of a batch that was never confirmed, "
+                "left by a crash; the next start removes it"
             )
 
     def _decode(self, payload: memoryview, offset: int, file: str) -> Changes | None:
@@ -222,7 +222,7 @@ class SalvagedJournal:
                         return start
                     budget -= min(size, segment.size - start)
             if budget < 0:
-                problem = f"what stands behind byte {start} was not searched: too much looks like a frame"
+                problem = f"the bytes after byte {start} were not searched: too many of them look like frames"
                 self._findings.add(segment.file, problem)
                 return None
             at = segment.buffer.find(needle, at + 1)

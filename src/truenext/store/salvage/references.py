@@ -1,4 +1,4 @@
-"""Which contents are there, and do as many messages refer to each as it is said to have?"""
+"""Which contents exist, and does each have as many references as are counted?"""
 
 from __future__ import annotations
 
