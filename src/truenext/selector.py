@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from truenext.condition import Part, Value
     from truenext.message import SentMessage
 
-_MESSAGE_GETTERS: dict[str, Callable[[SentMessage], Value]] = {
+_MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     "JMSTimestamp": lambda message: message.arrived_ms,
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
 }
 """What need not be read from a message's header lines."""
-assert _MESSAGE_GETTERS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
+assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
 """Characters of a selector from which on one pattern in it may take much."""
@@ -105,7 +105,7 @@ class Selector:
 
     __slots__ = (
         "__weakref__",
-        "_getters",
+        "_accessors",
         "_header_names",
         "_lookups",
         "_test",
@@ -118,9 +118,9 @@ class Selector:
     def __init__(self, text: str, part: Part) -> None:
         self.text = text
         self._test = part.test
-        self._getters = [(name, _MESSAGE_GETTERS[name]) for name in part.names if name in _MESSAGE_GETTERS]
+        self._accessors = [(name, _MESSAGE_ACCESSORS[name]) for name in part.names if name in _MESSAGE_ACCESSORS]
         self._header_names = {
-            name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_GETTERS
+            name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
         self._lookups: list[tuple[str, Property]] = []
         if len(self._header_names) <= _LOOKUPS_MAX:
@@ -131,13 +131,13 @@ class Selector:
         self.required = None if one_of is None else (Property.named(one_of[0]), one_of[1])
         """A property, and the texts of which it has to be one; None if no such thing is known."""
         self.size = getsizeof(self) + _size(
-            text, self._test, self._getters, self._header_names, self._lookups, self.ranks, self.required
+            text, self._test, self._accessors, self._header_names, self._lookups, self.ranks, self.required
         )
         """Bytes of memory that it takes, roughly."""
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
-        for name, get in self._getters:
+        for name, get in self._accessors:
             values[name] = get(message)
         header = message.header
         for name, lookup in self._lookups:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.scripted import RunningFlow, Script, select_frames
-from truenext.client.core.send_buffer import FLUSH_BYTES, NO_ROOM_S, SendBatch
+from truenext.client.core.send_buffer import FLUSH_BYTES, NO_SPACE_RETRY_S, SendBatch
 from truenext.client.core.send_flows import await_capacity, await_confirmed, enqueue, prepare_send, send, try_enqueue
 from truenext.errors import Code, Refused
 
@@ -52,7 +52,7 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     sending = RunningFlow(send(client, prepare_send(client, "/queue/a", b"x", {}), 1.0))
     script.take_frames()
     script.refuse(2, Code.NO_SPACE)
-    script.now += NO_ROOM_S
+    script.now += NO_SPACE_RETRY_S
     client.tick()
     assert len(select_frames(script.take_frames(), "SEND", "/queue/a")) == 1
     with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-space$") as caught:
@@ -109,7 +109,7 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     script.refuse(3, Code.NO_SPACE)
     for frame in range(4, 3 + written):
         script.refuse(frame, Code.GAP)
-    script.now += NO_ROOM_S
+    script.now += NO_SPACE_RETRY_S
     client.tick()
     assert select_frames(script.take_frames(), "SEND", "/queue/a")
     said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"

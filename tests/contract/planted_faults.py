@@ -20,7 +20,7 @@ from truenext.errors import StoreError
 from truenext.events import chunk_position
 from truenext.record import CONTENTS_LANE_KEY
 from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
-from truenext.store.changes import Changes, Rest, causes_of, decode
+from truenext.store.changes import Changes, RareChanges, causes_of, decode
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import NUMBER, Position, decode_mark
 from truenext.store.contents import dereference_contents
@@ -257,7 +257,7 @@ def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
 
 
 def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch") -> None:
-    def faulty(one: Overlay, rest: Rest, index: SegmentIndex) -> None:
+    def faulty(one: Overlay, rest: RareChanges, index: SegmentIndex) -> None:
         index.causes.update(causes_of(rest))
 
     patch.setattr(Overlay, "_add_causes", faulty)
@@ -266,8 +266,8 @@ def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch
 def causes_are_not_replayed(patch: "MonkeyPatch") -> None:
     def faulty(payload: memoryview) -> Changes:
         done = decode(payload)
-        if done.rest is not None:
-            done.rest.causes.clear()
+        if done.rare is not None:
+            done.rare.causes.clear()
         return done
 
     patch.setattr(embedded, "decode", faulty)
@@ -347,10 +347,10 @@ def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
 
     def faulty(payload: memoryview) -> Changes:
         done = decode(payload)
-        if done.rest is not None:
+        if done.rare is not None:
             put = {key for key, _ in done.puts}
-            for key in [key for key in done.rest.marks if key.startswith(CONTENTS_LANE_KEY) and key not in put]:
-                del done.rest.marks[key]
+            for key in [key for key in done.rare.marks if key.startswith(CONTENTS_LANE_KEY) and key not in put]:
+                del done.rare.marks[key]
         return done
 
     patch.setattr(embedded, "decode", faulty)

@@ -210,7 +210,7 @@ def test_a_batch_with_a_field_of_another_format_is_no_batch() -> None:
 def test_producers_stand_in_a_batch_by_their_name() -> None:
     batch = Batch(1)
     batch.producers = {"p": ProducerState(7, 8, True, 5, 3, True, (2, 4))}
-    parts = b"".join(changes.encode(batch, changes.changes_of(batch).rest))
+    parts = b"".join(changes.encode(batch, changes.changes_of(batch).rare))
     assert msgspec.msgpack.decode(parts[changes.PUTS_OFFSET :]) == {
         "producers": {"p": [7, 8, True, 5, 3, True, [2, 4]]}
     }

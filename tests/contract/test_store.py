@@ -47,7 +47,7 @@ from truenext.record import (
     split_timer,
     timer,
 )
-from truenext.store.changes import causes_of as causes_of_rest
+from truenext.store.changes import causes_of as causes_of_rare
 from truenext.store.changes import changes_of, decode, encode
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store, StoredMessage, TimerPage
@@ -432,10 +432,10 @@ def test_what_is_said_of_many_messages_is_written_once(tmp_path: Path) -> None:
     said = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
     batch = Batch(1)
     batch.marks, batch.causes = {k: Mark(1, 1) for k in said}, {k: Causes(*both) for k, both in said.items()}
-    written = b"".join(encode(batch, changes_of(batch).rest))
+    written = b"".join(encode(batch, changes_of(batch).rare))
     assert len(written) < 100_000
-    rest = decode(memoryview(written)).rest
-    assert rest is not None and causes_of_rest(rest) == batch.causes
+    rest = decode(memoryview(written)).rare
+    assert rest is not None and causes_of_rare(rest) == batch.causes
 
 
 def causes_of(disk: Disk) -> dict[int, tuple[str, str]]:

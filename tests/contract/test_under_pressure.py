@@ -21,7 +21,7 @@ from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.record import lane_key, message_key, sequence_of, timer
 from truenext.store import checkpointer, disk_space, folder, journal
-from truenext.store.changes import Changes, Rest
+from truenext.store.changes import Changes, RareChanges
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX
 from truenext.store.checkpointer import Checkpointer
@@ -278,7 +278,7 @@ def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
 
 
 def changes(**some: Any) -> Changes:
-    rest = Rest(**{name: value for name, value in some.items() if name in Rest.__struct_fields__})
+    rest = RareChanges(**{name: value for name, value in some.items() if name in RareChanges.__struct_fields__})
     return Changes(some.get("puts", []), [], some.get("removes", []), [], rest)
 
 

@@ -19,7 +19,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
-from truenext.client.core.send_buffer import MESSAGES_MAX, NO_ROOM_S
+from truenext.client.core.send_buffer import MESSAGES_MAX, NO_SPACE_RETRY_S
 from truenext.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
@@ -234,7 +234,7 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     (tmp_path / "numbers").write_text("1\n2\n3\n")
     monkeypatch.chdir(tmp_path)
     # Between two tries, in the pause of a client that was refused.
-    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 2.5 * NO_ROOM_S)
+    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 2.5 * NO_SPACE_RETRY_S)
     held_broker.set_disk_level(DiskLevel.LITTLE)
     url = f"stomp://127.0.0.1:{held_broker.port}"
     done = CliRunner().invoke(main, ["send", queue, *words, "--url", url])
@@ -249,7 +249,7 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
 def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_confirmed_when_the_disk_is_full(
     held_broker: BrokerProcess, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 2.5 * NO_ROOM_S)
+    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 2.5 * NO_SPACE_RETRY_S)
     pipe = tmp_path / "lines"
     os.mkfifo(pipe)
 

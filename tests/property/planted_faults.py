@@ -1528,12 +1528,12 @@ def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
-    is_given_up = rooms.IS_GIVEN_UP.original
+    is_undeliverable = rooms.IS_UNDELIVERABLE.original
 
     def faulty(queue: Queue, attempts: int, due: int) -> bool:
-        return is_given_up(queue, attempts, due) and attempts != queue.policy.attempts_max
+        return is_undeliverable(queue, attempts, due) and attempts != queue.policy.attempts_max
 
-    rooms.IS_GIVEN_UP.replace(patch, faulty)
+    rooms.IS_UNDELIVERABLE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1674,7 +1674,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
 
 @shows_in(BulkMachine, first=45)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
-    rooms.IS_GIVEN_UP_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
+    rooms.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
 
 @shows_in(BulkMachine)

@@ -96,7 +96,7 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.engine.state.holder import Holder
 from truenext.engine.state.memory import Memory
 from truenext.engine.state.producer import Producer, check_gap
-from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_given_up
+from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Turn
 from truenext.engine.writing import copies as copies_module
@@ -282,7 +282,7 @@ FORGET = Target(Outcomes.complete, Outcomes)
 STORE_ENTRY = Target(EngineRun._store_entry, EngineRun)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
-IS_GIVEN_UP = Target(is_given_up, outcomes_module)
+IS_UNDELIVERABLE = Target(is_undeliverable, outcomes_module)
 
 # Giving back and pulling ----------------------------------------------------------------------------------------------
 RELEASE = Target(Releasing.release, Releasing)
@@ -405,7 +405,7 @@ SPLIT_DUE_TIMER = Target(split_scheduled_timer, scheduled_module)
 # Bulk work ------------------------------------------------------------------------------------------------------------
 PLAN_BULK_PIECE = Target(plan_piece, bulk_module)
 IN_MEMORY_OF_BULK = Target(bulk_module._in_memory, bulk_module)
-IS_GIVEN_UP_IN_BULK = Target(is_given_up, bulk_module)
+IS_UNDELIVERABLE_IN_BULK = Target(is_undeliverable, bulk_module)
 NEW_ENTRY_OF_BULK = Target(Entry, bulk_module)
 NEXT_OF_BULK = Target(BulkRead.next_position, BulkRead)
 

@@ -78,7 +78,7 @@ class Broker:
     def execute(self, _: object, commands: Iterator[object]) -> None:
         for command in commands:
             if isinstance(command, Login):
-                self._connection.send_connected(command, "", has_taken_over=False)
+                self._connection.send_connected(command, "", is_takeover=False)
 
     def connection_lost(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()

@@ -74,7 +74,7 @@ def connected(version: Version = Version.V1_2) -> StompServer:
 
 def answer_of(server: StompServer) -> bytes:
     """CONNECTED, for a login that asks for nothing of ours."""
-    return server.encode_connected(Login(), "", has_taken_over=False)
+    return server.encode_connected(Login(), "", is_takeover=False)
 
 
 def text(command: str, *lines: str, body: bytes = b"") -> bytes:

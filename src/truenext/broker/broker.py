@@ -104,7 +104,7 @@ class Peer(Protocol):
     def flush(self) -> None:
         """Write what was added; call `Broker.all_sent` once the socket has taken all of it."""
 
-    def send_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
+    def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
         """Answer a login that is accepted; `secret` is "" if none was asked for."""
 
     def send_error(self, error: RemoteProtocolError) -> None:
@@ -334,7 +334,7 @@ class Broker:
     def park_for_takeover(self, session: ConnectionState) -> bool:
         """The socket of a connection has ended, and its client took no leave, but may come back and take it over. True
         if it is to be lost only later; all that nobody would be charged with has ended, or returned, already."""
-        if not self._takeovers.can_be_taken_over(session):
+        if not self._takeovers.has_secret(session):
             return False
         self._tick()
         self._cancel_unsent(session, None)
@@ -793,7 +793,7 @@ class Broker:
                 self._control_only.remove(session)
             self._peers[former].close_for_takeover(is_exempt=login.is_blameless)
         self._engine.log_in(session, login)
-        self._peers[session].send_connected(login, secret, has_taken_over=former is not None)
+        self._peers[session].send_connected(login, secret, is_takeover=former is not None)
 
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
         withdrawn = self._engine.pull(session, credit)

@@ -330,8 +330,8 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 def _line_and_reason(message: str, text: str) -> tuple[int, str]:
     """Line and reason of what is said as `REASON (at line 3, column 4)`, or `REASON (at end of document)`."""
-    reason, _, place = message.rpartition(" (at ")
-    words = place.replace(",", "").replace(")", "").split()
+    reason, _, position = message.rpartition(" (at ")
+    words = position.replace(",", "").replace(")", "").split()
     if words[:1] == ["line"]:
         return int(words[1]), f"{reason}, at column {words[3]}"
     return max(1, len(text.splitlines())), f"{reason}, at the end of the file"

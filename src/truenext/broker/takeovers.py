@@ -45,7 +45,7 @@ class Takeovers:
         self._secrets[session] = secret
         return secret, None if registration is None else registration.session
 
-    def can_be_taken_over(self, session: ConnectionState) -> bool:
+    def has_secret(self, session: ConnectionState) -> bool:
         """Its client knows a secret, with which it can take it over."""
         return session in self._secrets
 

@@ -37,8 +37,8 @@ def redrive(
     which `truenext move` takes to a queue. Whatever ends it, a second call goes on where it ended. Exits 1 if one of
     --id was not moved.
     """
-    left_reason = "consumers hold them, they are still being committed, or they do not say where they came from"
-    work = BulkWork("redrive", "moved", {"queue": queue}, left_reason, numbers, selector, count, is_dry=dry_run)
+    remaining_reason = "consumers hold them, they are still being committed, or they do not say where they came from"
+    work = BulkWork("redrive", "moved", {"queue": queue}, remaining_reason, numbers, selector, count, is_dry=dry_run)
     work.run(url, as_json=as_json)
 
 

@@ -94,7 +94,7 @@ class BulkWork:
         verb: str,
         done: str,
         target: dict[str, str],
-        left_reason: str,
+        remaining_reason: str,
         numbers: tuple[int, ...],
         selector: str | None,
         limit: int | None,
@@ -106,7 +106,7 @@ class BulkWork:
         self._verb = verb
         self._participle = done
         self._done = f"would be {done}" if is_dry else done
-        self._left_reason = left_reason
+        self._remaining_reason = remaining_reason
         self._limit = limit
         self._counted = counted
         self._is_dry = is_dry
@@ -171,4 +171,4 @@ class BulkWork:
             why = f"they failed in {terminal.line(name)}, which is there no more"
             terminal.echo(f"{count:,} left: {why}; `truenext move` takes them to a queue")
         if left := self._left - self._ended.total():
-            terminal.echo(f"{left:,} left: {self._left_reason}")
+            terminal.echo(f"{left:,} left: {self._remaining_reason}")

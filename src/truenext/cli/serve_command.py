@@ -118,7 +118,7 @@ def serve(
     read = partial(
         configure,
         config,
-        broker=_given_options(
+        broker=_specified_options(
             data=data,
             memory=memory or None,
             listen=listen or None,
@@ -130,7 +130,7 @@ def serve(
             allow_anonymous=allow_anonymous,
             log_level=log_level and LogLevel(log_level),
         ),
-        policy=_given_options(
+        policy=_specified_options(
             page_size=page_size,
             memory_limit=queue_memory_limit,
             store_and_dispatch=store_and_dispatch and StoreAndDispatch(store_and_dispatch),
@@ -153,6 +153,6 @@ def serve(
         raise Failure(error) from error
 
 
-def _given_options(**options: Any) -> dict[str, Any]:
+def _specified_options(**options: Any) -> dict[str, Any]:
     """Those that were given."""
     return {name: value for name, value in options.items() if value is not None}

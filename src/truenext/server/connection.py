@@ -206,12 +206,12 @@ class ServerConnection:
             self._is_reading = False
             self._broker.answer(self._session, CloseConnection())
 
-    def send_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> None:
+    def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
         """Say CONNECTED, and start the agreed heart-beats."""
         self._timers.pop("login").cancel()
         if self._stomp.has_unchecked_login:
             self._broker.log_unchecked_login(self._name)
-        self._add(self._stomp.encode_connected(login, secret, has_taken_over=has_taken_over))
+        self._add(self._stomp.encode_connected(login, secret, is_takeover=is_takeover))
         self.flush()
         if self._control_only_reason and not self._broker.is_control_only(self._session):
             self._control_only_reason = ""

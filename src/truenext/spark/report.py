@@ -134,7 +134,7 @@ def _plots(runs: Sequence[AuditedRun], specs: list[plots.Spec]) -> Iterator[str]
         longest = max((len(names) for names in named), default=0)
         in_turn = [names[n] for n in range(longest) for names in named if n < len(names)]
         rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
-    left_out = len(rows) - QUEUES_MAX
+    omitted_count = len(rows) - QUEUES_MAX
     rows = rows[:QUEUES_MAX]
 
     def section(heading: str, intro: str, draw: Callable[[list[str]], list[str]]) -> str:
@@ -182,8 +182,8 @@ def _plots(runs: Sequence[AuditedRun], specs: list[plots.Spec]) -> Iterator[str]
             for table in tables
         ]
 
-    if left_out > 0:
-        yield f'<p class="note">{left_out} more queues are in the tables only.</p>'
+    if omitted_count > 0:
+        yield f'<p class="note">{omitted_count} more queues are in the tables only.</p>'
     yield section(
         "Order",
         "<p>Each point is a message: its horizontal position is its place in the order of delivery, its height "

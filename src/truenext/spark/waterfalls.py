@@ -74,8 +74,8 @@ def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
     if first["under_way"]:
         facts.append(f"{first['under_way']:,} not ended")
     lines = list(_lines(runs, first["flow_begun_at"], seconds))[:LINES_MAX]
-    left_out = first["messages"] - len(lines)
-    rest = f'<p class="note">{left_out:,} more messages.</p>' if left_out > 0 else ""
+    omitted_count = first["messages"] - len(lines)
+    rest = f'<p class="note">{omitted_count:,} more messages.</p>' if omitted_count > 0 else ""
     return (
         f'<details class="flow"{" open" if is_open else ""}><summary>{escape(first["trace"] or "(no trace)")} '
         f'<span class="note">{" · ".join(facts)}</span></summary><div class="scroll"><table>'

@@ -213,7 +213,7 @@ class MessageHandler:
             return
         await self._message.release()
         self._record_end("given back", error)
-        await self._wait_if_no_room(error)
+        await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
         """Raises: the error, unless the message has its verdict"""
@@ -229,10 +229,10 @@ class MessageHandler:
             return
         # What is refused at the commit has given back the message already. When it comes again it is flushed.
         self._record_end("given back", error)
-        await self._wait_if_no_room(error)
+        await self._wait_if_disk_full(error)
         raise error
 
-    async def _wait_if_no_room(self, error: RolledBack) -> None:
+    async def _wait_if_disk_full(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
         if is_disk_full(error):
             await self._context.wait(self._pool.wait_s(self._context.loop.time()))

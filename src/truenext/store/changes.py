@@ -4,14 +4,14 @@
     transient puts      u32
     removes             u32
     transient removes   u32
-    rest                u32     bytes
+    rare                u32     bytes
     history             u32     bytes
     each put            key (13 bytes, record.py), length of the record u32, record
     each remove         key
-    rest                nothing, or a MessagePack map: `Rest`
+    rare                nothing, or a MessagePack map: `RareChanges`
     history             nothing, or a chunk of it: events.py
 
-If you change anything here, a name of a field of `Rest` included, increase FORMAT_VERSION in checkpoint_format.py.
+If you change anything here, or the name of a field of `RareChanges`, increase FORMAT_VERSION in checkpoint_format.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PUT_HEADER_BYTES = _PUT.size
 """Bytes of a put that come before its record."""
 
 
-class Rest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What most batches have nothing of; each field is that of the batch, and its name is stored.
 
     A journal without its checkpoint does not say its format. So that salvage drops nothing silently, a field with
@@ -73,7 +73,7 @@ class Changes(msgspec.Struct, gc=False):
     transient_puts: list[tuple[bytes, int]]
     removes: list[bytes]
     transient_removes: list[bytes]
-    rest: Rest | None
+    rare: RareChanges | None
     history: bytes = b""
 
     count: int = 0
@@ -81,15 +81,15 @@ class Changes(msgspec.Struct, gc=False):
 
     def __post_init__(self) -> None:
         self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
-        rest = self.rest
-        if rest is not None:
-            self.count += len(rest.marks) + len(rest.unmarks) + len(rest.queues) + len(rest.paused)
-            self.count += len(rest.producers) + len(rest.forgotten_producers)
-            self.count += len(rest.timers) + len(rest.cleared_timers)
+        rare = self.rare
+        if rare is not None:
+            self.count += len(rare.marks) + len(rare.unmarks) + len(rare.queues) + len(rare.paused)
+            self.count += len(rare.producers) + len(rare.forgotten_producers)
+            self.count += len(rare.timers) + len(rare.cleared_timers)
 
 
-_encode_rest = msgspec.msgpack.Encoder().encode
-_decode_rest = msgspec.msgpack.Decoder(Rest).decode
+_encode_rare = msgspec.msgpack.Encoder().encode
+_decode_rare = msgspec.msgpack.Decoder(RareChanges).decode
 
 
 def changes_of(batch: Batch) -> Changes:
@@ -100,13 +100,13 @@ def changes_of(batch: Batch) -> Changes:
         else [],
         removes=batch.removes,
         transient_removes=batch.transient_removes,
-        rest=_rest_of(batch),
+        rare=_rare_changes_of(batch),
     )
 
 
-def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
-    """In parts, what `decode` makes Changes of again; `rest` is theirs. The records are not copied."""
-    rest_bytes = b"" if rest is None else _encode_rest(rest)
+def encode(batch: Batch, rare: RareChanges | None) -> list[bytes]:
+    """Return, in parts, what `decode` makes Changes of again; `rare` is theirs. The records are not copied."""
+    rare_bytes = b"" if rare is None else _encode_rare(rare)
     pack = _PUT.pack
     parts = [
         _HEAD.pack(
@@ -114,7 +114,7 @@ def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
             len(batch.transient_puts),
             len(batch.removes),
             len(batch.transient_removes),
-            len(rest_bytes),
+            len(rare_bytes),
             len(batch.history),
         )
     ]
@@ -124,8 +124,8 @@ def encode(batch: Batch, rest: Rest | None) -> list[bytes]:
     for keys in (batch.removes, batch.transient_removes):
         if keys:
             parts += keys
-    if rest_bytes:
-        parts.append(rest_bytes)
+    if rare_bytes:
+        parts.append(rare_bytes)
     if batch.history:
         parts.append(batch.history)
     return parts
@@ -140,27 +140,27 @@ def decode(payload: memoryview) -> Changes:
 
 
 def _decode(payload: memoryview) -> Changes:
-    puts, transient_puts, removes, transient_removes, rest_size, history_size = _HEAD.unpack_from(payload)
+    puts, transient_puts, removes, transient_removes, rare_size, history_size = _HEAD.unpack_from(payload)
     keys_at = PUTS_OFFSET
     found: list[tuple[bytes, int]] = []
     for _ in range(puts + transient_puts):
         key, length = _PUT.unpack_from(payload, keys_at)
         found.append((key, length))
         keys_at += PUT_HEADER_BYTES + length
-    rest_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
-    history_at = rest_at + rest_size
+    rare_at = keys_at + MESSAGE_KEY_SIZE * (removes + transient_removes)
+    history_at = rare_at + rare_size
     if history_at + history_size != len(payload):
         raise ValueError(f"a batch of {history_at + history_size} bytes in {len(payload)}")
-    keys = list(_keys(payload[keys_at:rest_at]))
-    rest = _decode_rest(payload[rest_at:history_at]) if rest_size else None
-    if rest is not None and any(not 0 <= at < len(rest.texts) for pair in rest.causes.values() for at in pair):
+    keys = list(_keys(payload[keys_at:rare_at]))
+    rare = _decode_rare(payload[rare_at:history_at]) if rare_size else None
+    if rare is not None and any(not 0 <= at < len(rare.texts) for pair in rare.causes.values() for at in pair):
         raise ValueError("index of a cause out of range")
     return Changes(
         puts=found[:puts],
         transient_puts=found[puts:],
         removes=keys[:removes],
         transient_removes=keys[removes:],
-        rest=rest,
+        rare=rare,
         history=bytes(payload[history_at:]),
     )
 
@@ -169,7 +169,7 @@ def _keys(joined: memoryview) -> Iterator[bytes]:
     return (bytes(joined[at : at + MESSAGE_KEY_SIZE]) for at in range(0, len(joined), MESSAGE_KEY_SIZE))
 
 
-def _rest_of(batch: Batch) -> Rest | None:
+def _rare_changes_of(batch: Batch) -> RareChanges | None:
     if not (
         batch.marks
         or batch.unmarks
@@ -185,7 +185,7 @@ def _rest_of(batch: Batch) -> Rest | None:
     ):
         return None
     causes, texts = _number_texts(batch.causes)
-    return Rest(
+    return RareChanges(
         marks=batch.marks,
         causes=causes,
         texts=texts,
@@ -213,14 +213,14 @@ def _number_texts(causes: dict[bytes, Causes]) -> tuple[dict[bytes, tuple[int, i
     return found, list(numbers)
 
 
-def causes_of(rest: Rest) -> dict[bytes, Causes]:
-    texts = rest.texts
+def causes_of(rare: RareChanges) -> dict[bytes, Causes]:
+    texts = rare.texts
     by_numbers: dict[tuple[int, int], Causes] = {}
-    for numbers in rest.causes.values():
+    for numbers in rare.causes.values():
         if numbers not in by_numbers:
             first, last = numbers
             by_numbers[numbers] = Causes(texts[first], texts[last])
-    return {key: by_numbers[numbers] for key, numbers in rest.causes.items()}
+    return {key: by_numbers[numbers] for key, numbers in rare.causes.items()}
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:

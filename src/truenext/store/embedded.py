@@ -31,7 +31,7 @@ from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
 from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
 from truenext.store import folder
-from truenext.store.changes import Changes, Rest, changes_of, decode, encode
+from truenext.store.changes import Changes, RareChanges, changes_of, decode, encode
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
 from truenext.store.contents import dereference_contents
@@ -154,7 +154,7 @@ class EmbeddedStore:
                 batch = dereference_contents(batch, self._mark_lookup())
             changes = changes_of(batch)
             self._check(batch, changes)
-            segment, offset = self._append(encode(batch, changes.rest), changes.count)
+            segment, offset = self._append(encode(batch, changes.rare), changes.count)
         except STORAGE_ERRORS as error:
             raise store_error(f"write to the store in {self._path}", error, self._path) from error
         with self._lock:
@@ -386,9 +386,9 @@ class EmbeddedStore:
         self._retry_without_ballast(self._checkpoint.drop_transients)
         if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
-            rest = Rest(drops_transients=True)
-            segment, offset = self._append(encode(Batch(0), rest), 0)
-            self._overlay.add(Changes([], [], [], [], rest), segment, offset)
+            rare = RareChanges(drops_transients=True)
+            segment, offset = self._append(encode(Batch(0), rare), 0)
+            self._overlay.add(Changes([], [], [], [], rare), segment, offset)
 
     def _remove_duplicates(self) -> None:
         overlay, checkpoint = self._overlay, self._checkpoint

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable, Iterator
 
-    from truenext.store.changes import Changes, Rest
+    from truenext.store.changes import Changes, RareChanges
     from truenext.store.spans import Span
 
 _PUT_BYTES = 20
@@ -63,8 +63,8 @@ class Overlay:
         indexes = self.indexes
         index = indexes[-1] if indexes and indexes[-1].segment == segment else self._new_index(segment)
         index.records += changes.count
-        rest = changes.rest
-        if rest is not None and rest.drops_transients:
+        rare = changes.rare
+        if rare is not None and rare.drops_transients:
             self._drop_transients()
         # Removes before puts: in a broker no key comes back, and here it may then do so within one batch.
         if changes.removes:
@@ -76,8 +76,8 @@ class Overlay:
             at = self._put(changes.puts, index, at, is_transient=False)
         if changes.transient_puts:
             self._put(changes.transient_puts, index, at, is_transient=True)
-        if rest is not None:
-            self._add_rest(rest, index)
+        if rare is not None:
+            self._add_rare(rare, index)
 
     def _put(self, puts: list[tuple[bytes, int]], index: SegmentIndex, at: int, *, is_transient: bool) -> int:
         chunks = index.chunks
@@ -135,40 +135,40 @@ class Overlay:
         if not lane.chunks:
             del self._lanes[lane_key]
 
-    def _add_rest(self, rest: Rest, index: SegmentIndex) -> None:
+    def _add_rare(self, rare: RareChanges, index: SegmentIndex) -> None:
         marks = len(index.marks)
-        index.marks.update(rest.marks)
+        index.marks.update(rare.marks)
         # The mark of a content changes as often as it has references.
         index.memory += _MARK_BYTES * (len(index.marks) - marks)
-        if rest.causes:
-            self._add_causes(rest, index)
-        for key in rest.unmarks:
+        if rare.causes:
+            self._add_causes(rare, index)
+        for key in rare.unmarks:
             for one in self.indexes:
                 one.marks.pop(key, None)
                 one.causes.pop(key, None)
-        index.queues.update(rest.queues)
-        index.paused.update(rest.paused)
-        for name in rest.forgotten_producers:
+        index.queues.update(rare.queues)
+        index.paused.update(rare.paused)
+        for name in rare.forgotten_producers:
             index.producers.pop(name, None)
             index.forgotten_producers.add(name)
-        index.producers.update(rest.producers)
+        index.producers.update(rare.producers)
         # One that is set again in the batch that clears it is set.
-        index.timers.update(dict.fromkeys(rest.cleared_timers, False))
-        index.timers.update(dict.fromkeys(rest.timers, True))
-        index.memory += _TIMER_BYTES * (len(rest.cleared_timers) + len(rest.timers))
-        index.sequence_limit = rest.sequence_limit or index.sequence_limit
-        index.redelivered_below = rest.redelivered_below or index.redelivered_below
-        if rest.clean_stop is not None:
-            index.clean_stop = rest.clean_stop
+        index.timers.update(dict.fromkeys(rare.cleared_timers, False))
+        index.timers.update(dict.fromkeys(rare.timers, True))
+        index.memory += _TIMER_BYTES * (len(rare.cleared_timers) + len(rare.timers))
+        index.sequence_limit = rare.sequence_limit or index.sequence_limit
+        index.redelivered_below = rare.redelivered_below or index.redelivered_below
+        if rare.clean_stop is not None:
+            index.clean_stop = rare.clean_stop
         index.memory += sum(
-            _NAME_BYTES + 4 * len(name) for name in (*rest.queues.values(), *rest.producers, *rest.forgotten_producers)
+            _NAME_BYTES + 4 * len(name) for name in (*rare.queues.values(), *rare.producers, *rare.forgotten_producers)
         )
-        index.memory += sum(_RESOLVED_BYTES * len(state.resolved) for state in rest.producers.values())
+        index.memory += sum(_RESOLVED_BYTES * len(state.resolved) for state in rare.producers.values())
 
-    def _add_causes(self, rest: Rest, index: SegmentIndex) -> None:
-        for key, causes in causes_of(rest).items():
+    def _add_causes(self, rare: RareChanges, index: SegmentIndex) -> None:
+        for key, causes in causes_of(rare).items():
             index.causes[key] = causes.merged_onto(index.causes.get(key, NO_CAUSES))
-        index.memory += _KEY_BYTES * len(rest.causes) + sum(map(getsizeof, rest.texts))
+        index.memory += _KEY_BYTES * len(rare.causes) + sum(map(getsizeof, rare.texts))
 
     def _drop_transients(self) -> None:
         for key, span in list(self.messages()):

@@ -102,9 +102,9 @@ class View:
                 if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:
                     self._removed_contents[key] = span
             self._removed_since.update(key for key in keys if key.startswith(self._lanes) and not self.is_removed(key))
-        rest = changes.rest
-        if rest is not None and self._marks:
-            for key in (*rest.marks, *rest.unmarks):
+        rare = changes.rare
+        if rare is not None and self._marks:
+            for key in (*rare.marks, *rare.unmarks):
                 if key.startswith(self._lanes):
                     self._marks_before.setdefault(key, find_mark(key, self._marks))
                     if self._causes:

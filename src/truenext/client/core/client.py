@@ -17,7 +17,7 @@ import msgspec
 from truenext.client.core import frames
 from truenext.client.core.buffer import Received
 from truenext.client.core.connect_backoff import ConnectBackoff
-from truenext.client.core.context import CONNECTED, NO_ROOM, NOT_CONFIRMED
+from truenext.client.core.context import CONNECTED, NO_SPACE, NOT_CONFIRMED
 from truenext.client.core.delayed_calls import DelayedCall
 from truenext.client.core.link import Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
@@ -142,7 +142,7 @@ class Client:
         )
         self.backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
-            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_room=self._on_no_room
+            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
         )
         self.requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
@@ -198,8 +198,8 @@ class Client:
         else:
             self._report_seldom("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connects)
 
-    def _on_no_room(self, error: Refused) -> None:
-        self._report_seldom(NO_ROOM, self.backoff.address.url, str(error))
+    def _on_no_space(self, error: Refused) -> None:
+        self._report_seldom(NO_SPACE, self.backoff.address.url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
         """Report it, unless that was done less than a minute ago."""

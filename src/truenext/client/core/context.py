@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CONNECTED = "connected to %(url)s"
 """Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""
 
-NO_ROOM = "messages wait until %(url)s takes them: %(error)s"
+NO_SPACE = "messages wait until %(url)s takes them: %(error)s"
 """Reported once a minute while a broker has no room for what is sent outside transactions."""
 
 NOT_CONFIRMED = (

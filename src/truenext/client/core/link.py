@@ -208,13 +208,13 @@ class Link:
         self.is_truenext = bool(self.store)
         self.session_id = headers.get("session", "")
         self.server = headers.get("server", "")
-        sends_ms, wants_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
-        if self._heart_beat_s and wants_ms:
-            self.heartbeat_interval_s = max(self._heart_beat_s * 1000, wants_ms) / 1000 / 2
-        if self._heart_beat_s and sends_ms:
+        offered_ms, requested_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
+        if self._heart_beat_s and requested_ms:
+            self.heartbeat_interval_s = max(self._heart_beat_s * 1000, requested_ms) / 1000 / 2
+        if self._heart_beat_s and offered_ms:
             self.silence_limit_s = (
                 SILENT_INTERVALS
-                * max(self._heart_beat_s * 1000 * BROKER_INTERVAL_FACTOR, sends_ms, HEART_BEAT_MS_MIN)
+                * max(self._heart_beat_s * 1000 * BROKER_INTERVAL_FACTOR, offered_ms, HEART_BEAT_MS_MIN)
                 / 1000
             )
         self._on_frame(frame)

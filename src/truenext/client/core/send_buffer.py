@@ -35,7 +35,7 @@ RECEIPT_BYTES = 64 * 1024
 """A receipt is asked for after so many bytes, at the latest."""
 FLUSH_BYTES = 64 * 1024
 """What waits is written at once when it is so much, so that the broker works while more is made."""
-NO_ROOM_S = 0.25
+NO_SPACE_RETRY_S = 0.25
 """Seconds until what a full disk has refused is sent again."""
 HEAD_BYTES_ESTIMATE = 200
 """What the head of a message counts."""
@@ -144,13 +144,13 @@ class SendBuffer:
         clock: Callable[[], float],
         *,
         pump_soon: Callable[[], None],
-        on_no_room: Callable[[Refused], None],
+        on_no_space: Callable[[Refused], None],
     ) -> None:
-        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `on_no_room`
+        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `on_no_space`
         is told each time that the broker refuses sends for lack of room."""
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
-        self._on_no_room = on_no_room
+        self._on_no_space = on_no_space
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
@@ -161,7 +161,7 @@ class SendBuffer:
         """What was under way on a connection that was lost, in order."""
         self._to_resend: list[PendingSend] | None = None
         """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
-        self._no_room_error: Refused | None = None
+        self._no_space_error: Refused | None = None
         """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
         self._is_backing_off = False
         """What was refused for lack of room waits a moment to be sent again."""
@@ -237,12 +237,12 @@ class SendBuffer:
     def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
         """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
         # What waits while there is a connection has never been written, or was refused.
-        return None if send.frame or send.is_done else self.no_room_error
+        return None if send.frame or send.is_done else self.no_space_error
 
     @property
-    def no_room_error(self) -> Refused | None:
+    def no_space_error(self) -> Refused | None:
         """Why the broker, which is there, has refused sends for lack of room, and has confirmed none since."""
-        return None if self._link is None else self._no_room_error
+        return None if self._link is None else self._no_space_error
 
     @property
     def unconfirmed(self) -> int:
@@ -324,7 +324,7 @@ class SendBuffer:
                 self._request_receipt(link)
                 self._pump_soon()
 
-        self._delayed_calls.call_at(self._clock() + NO_ROOM_S, request_again)
+        self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, request_again)
 
     # ---- What became of them ----
 
@@ -332,7 +332,7 @@ class SendBuffer:
         self._in_flight -= 1
         self._complete(send, None)
         if self._to_resend is None:
-            self._no_room_error = None
+            self._no_space_error = None
         elif not self._in_flight:
             # What has a number of its caller's own may go behind a refused one.
             self._requeue_refused(self._to_resend)
@@ -350,9 +350,9 @@ class SendBuffer:
                     self.producer.number = send.number - 1
             if error.code == Code.NO_SPACE:
                 to_resend.append(send)
-                self._no_room_error = error
+                self._no_space_error = error
                 self._is_backing_off = True
-                self._on_no_room(error)
+                self._on_no_space(error)
             else:
                 self._complete(send, error)
         if not self._in_flight:
@@ -371,7 +371,7 @@ class SendBuffer:
                 self._complete(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(to_resend))
         if self._is_backing_off:
-            self._delayed_calls.call_at(self._clock() + NO_ROOM_S, self._resume)
+            self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, self._resume)
         else:
             self._pump_soon()
 

@@ -64,8 +64,8 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
         refused = client.send_buffer.abandon(send)
         if refused is not None:
             raise TimeoutError(f"the message was not taken: {refused}") from refused
-        if client.send_buffer.no_room_error is not None:
-            refused = client.send_buffer.no_room_error
+        if client.send_buffer.no_space_error is not None:
+            refused = client.send_buffer.no_space_error
             raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
         raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
     if send.error is not None:
@@ -86,7 +86,7 @@ def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> 
     try:
         yield from _await_capacity(client, deadline)
     except TimeoutError as error:
-        raise _give_up_batch(client, batch, str(error)) from client.send_buffer.no_room_error
+        raise _abandon_batch(client, batch, str(error)) from client.send_buffer.no_space_error
 
 
 def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
@@ -124,7 +124,7 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
                 batch.waiters.remove(awaited)
         if not in_time:
             default_text = f"the broker has not confirmed {batch.unsettled} messages in time; they may have arrived"
-            raise _give_up_batch(client, batch, default_text) from client.send_buffer.no_room_error
+            raise _abandon_batch(client, batch, default_text) from client.send_buffer.no_space_error
         error = awaited.error
     else:
         error, batch.error = batch.error, None
@@ -132,14 +132,14 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
         raise error
 
 
-def _give_up_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
+def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
     """Give up those of a batch that are not confirmed; the error says why, and what `default_text` says if the broker
     has not said that it has no room."""
     count, confirmed = batch.unsettled, batch.confirmed
     is_none_accepted = client.send_buffer.abandon_all(batch) is not None
-    if client.send_buffer.no_room_error is None:
+    if client.send_buffer.no_space_error is None:
         return TimeoutError(default_text)
     summary = "1 message was" if count == 1 else f"{count:,} messages were"
     summary += " not taken" if is_none_accepted else " not confirmed and may have arrived"
     after_confirmed = f", behind {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
-    return TimeoutError(f"{summary}{after_confirmed}: {client.send_buffer.no_room_error}")
+    return TimeoutError(f"{summary}{after_confirmed}: {client.send_buffer.no_space_error}")

@@ -12,7 +12,7 @@ from truenext.client.core.buffer import ReceivedState
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.link import UNANSWERED_MAX, IgnoredAnswer
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
-from truenext.client.core.send_buffer import NO_ROOM_S
+from truenext.client.core.send_buffer import NO_SPACE_RETRY_S
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ENDED, BeginFrame, CommitFrame, Outcome, TransactionState
 from truenext.client.core.waiting import Flow, Signal, Wait
@@ -468,7 +468,7 @@ class SessionTransactions:
         if transaction not in client.transactions:
             return
         if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_SPACE:
-            self._retry_at = client.clock() + NO_ROOM_S
+            self._retry_at = client.clock() + NO_SPACE_RETRY_S
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
             # What a lost connection had is with the broker already.
             if (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
 from truenext.engine.state.pages import PageResult, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, Entry, is_given_up
+from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
@@ -230,7 +230,7 @@ class Browsing(BackgroundTask):
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms, _ = found.mark
-        if message is None or is_given_up(lane.queue, attempts, due_ms):
+        if message is None or is_undeliverable(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
         causes = causes_from_store(found.causes)

@@ -32,7 +32,7 @@ from truenext.client_json import read_json
 from truenext.destination import Destination, parse_queue_name
 from truenext.engine.lifecycle.redelivery import redirect, restore_original
 from truenext.engine.state.pages import PageResult, SideRead
-from truenext.engine.state.queue import Entry, is_expired, is_given_up
+from truenext.engine.state.queue import Entry, is_expired, is_undeliverable
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import (
     BULK_MESSAGES_PER_PIECE,
@@ -376,7 +376,7 @@ def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
     if found.message is None or not lane.is_only_in_store(found.sequence):
         return None
     attempts, deliveries, due_ms, _ = found.mark
-    if is_given_up(lane.queue, attempts, due_ms):
+    if is_undeliverable(lane.queue, attempts, due_ms):
         return None
     return Entry(
         sequence=found.sequence,

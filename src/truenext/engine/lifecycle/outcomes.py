@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER, NO_CAUSES, Causes
 from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, dead_letter, retry_delay_ms
-from truenext.engine.state.queue import is_given_up
+from truenext.engine.state.queue import is_undeliverable
 from truenext.engine.state.reason import Reason
 from truenext.engine.writing.entries import mark, remove
 from truenext.policy import Expired
@@ -105,7 +105,7 @@ class Outcomes:
                 # A crash before the batch is durable forgets the attempt: the batch is not left to gather for longer.
                 self._commit_state.is_awaited = True
         # Also without a failure: the policy may have changed while somebody held it.
-        if is_given_up(queue, entry.attempts, entry.due_us):
+        if is_undeliverable(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
             return
         is_set_aside = False
@@ -175,7 +175,7 @@ class Outcomes:
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
         """Dead-letter what is in memory and has failed too often by now."""
-        failed = [entry for entry in lane if is_given_up(lane.queue, entry.attempts, entry.due_us)]
+        failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return
         failed.sort(key=attrgetter("sequence"))
@@ -192,7 +192,7 @@ class Outcomes:
     def expire(self, entry: Entry) -> None:
         """The time of a message has come that stands in no lane any more."""
         queue = entry.lane.queue
-        if is_given_up(queue, entry.attempts, entry.due_us):
+        if is_undeliverable(queue, entry.attempts, entry.due_us):
             # It had failed already, and only had to be read.
             self.dead_letter(entry)
             return

@@ -16,7 +16,7 @@ from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import ONLY_IN_STORE
 from truenext.engine.state.empty import add_sequence
 from truenext.engine.state.pages import PageResult, Read, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, Entry, is_given_up
+from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Reading:
                     excluded += 1
                     continue
                 entry = self.load_entry(lane, found, found.message)
-                if is_given_up(lane.queue, entry.attempts, entry.due_us):
+                if is_undeliverable(lane.queue, entry.attempts, entry.due_us):
                     excluded += 1
                     self.collect_failed(entry)
                 elif self._delays.restore(entry, found.mark.due_ms):

@@ -11,7 +11,7 @@ from truenext.engine.memory.horizon import load_early
 from truenext.engine.selecting.scan import Scan, Scans
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, is_given_up
+from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 
@@ -208,7 +208,7 @@ class Selections(BackgroundTask):
         for found in page.messages:
             if found.message is None or found.sequence in recent or not lane.is_only_in_store(found.sequence):
                 continue
-            if is_given_up(lane.queue, found.mark.attempts, found.mark.due_ms):
+            if is_undeliverable(lane.queue, found.mark.attempts, found.mark.due_ms):
                 self._reading.collect_failed(self._reading.load_entry(lane, found, found.message))
                 lane.unread -= 1
             elif found.message.group and self._delays.remaining_ms(found.mark.due_ms):

@@ -641,9 +641,9 @@ class Queue:
         return sum(map(len, self.lanes))
 
 
-def is_given_up(queue: Queue, attempts: int, due: int) -> bool:
-    """A message failed too often, the failure just seen included, or was rejected, in a queue that
-    does not keep its failures; `due` is the due time of an entry, or of its mark.
+def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
+    """Whether a message failed too often, the last failure included, or was rejected, in a queue that does not keep its
+    failures; `due` is the due time of an entry, or of its mark.
     """
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 

@@ -242,9 +242,9 @@ class Relay:
     async def _drop_unused(self) -> None:
         """The broker soon forgets whoever sends nothing for a week. Raises: DatabaseUnavailable"""
         unused = set(await self._outbox.unused_producers())
-        gone = [each.name for each in self._free if each.name in unused]
+        dropped = [each.name for each in self._free if each.name in unused]
         self._free = [each for each in self._free if each.name not in unused]
-        await self._outbox.drop_producers(gone)
+        await self._outbox.drop_producers(dropped)
 
     # ---- What users' transactions have begun ----
 

@@ -166,16 +166,16 @@ class StompServer:
         login = read_login(headers, version)
         if "receipt" in headers:
             raise RemoteProtocolError(f"{frame.command} cannot ask for a receipt: CONNECTED is the answer", Code.LOGIN)
-        can, wants = parse_heart_beat(headers.get("heart-beat", "0,0"))
-        self.send_interval_ms = max(wants, HEART_BEAT_MS_MIN) if wants else 0
-        self.receive_interval_ms = max(can, HEART_BEAT_MS_MIN) if can else 0
+        offered_ms, requested_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
+        self.send_interval_ms = max(requested_ms, HEART_BEAT_MS_MIN) if requested_ms else 0
+        self.receive_interval_ms = max(offered_ms, HEART_BEAT_MS_MIN) if offered_ms else 0
         self._protocol.agree(version)
         self._requests.agree(version, headers.get("client-id", ""))
         self.replies.agree(version, login)
         self.has_unchecked_login = bool(headers.get("login", "").strip() or headers.get("passcode", "").strip())
         return login
 
-    def encode_connected(self, login: Login, secret: str, *, has_taken_over: bool) -> bytes:
+    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool) -> bytes:
         """The answer to a login that is accepted. `secret` is "" if none was asked for."""
         self._keeps_open = login.keeps_open
         answer = {
@@ -193,5 +193,5 @@ class StompServer:
         if secret:
             answer["truenext-secret"] = secret
         if login.secret:
-            answer["truenext-taken-over"] = "true" if has_taken_over else "false"
+            answer["truenext-taken-over"] = "true" if is_takeover else "false"
         return self._protocol.send(Frame("CONNECTED", answer))
