@@ -29,13 +29,13 @@ _HOUR_MS = 3600 * 1000
 # The first of them are the older ones. From 1 to :rows.
 _FILL = {
     "postgresql": """
-        INSERT INTO truenext_inbox (id, marked_ms)
+        INSERT INTO truenext_inbox (id, acknowledged_ms)
         SELECT CAST(lpad(to_hex(ms), 12, '0') || left(md5(CAST(n AS text)), 20) AS uuid), ms
         FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) AS n,
             LATERAL (SELECT CASE WHEN n <= :old THEN CAST(:before AS bigint) ELSE :lately END + n AS ms) AS at""",
     "sqlite": """
         WITH RECURSIVE numbers(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM numbers WHERE n < :last)
-        INSERT INTO truenext_inbox (id, marked_ms)
+        INSERT INTO truenext_inbox (id, acknowledged_ms)
         SELECT printf('%012x', ms) || lower(hex(randomblob(10))), ms
         FROM (SELECT CASE WHEN n <= :old THEN :before ELSE :lately END + n AS ms FROM numbers)""",
 }
@@ -76,7 +76,9 @@ def _with_rows(broker: Truenext, database: str) -> Side:
 def _old(connection: Connection) -> int:
     """Rows that clean-up is to remove."""
     before = (time.time() * 1000) - RETENTION_MS
-    return connection.execute(select(func.count()).select_from(inbox).where(inbox.c.marked_ms < before)).scalar_one()
+    return connection.execute(
+        select(func.count()).select_from(inbox).where(inbox.c.acknowledged_ms < before)
+    ).scalar_one()
 
 
 def _another(database: str) -> str:

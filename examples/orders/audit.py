@@ -65,7 +65,7 @@ class Kind(msgspec.Struct):
     repeated: int
     """Ordered twice under the same key."""
     flows: int
-    ended: int
+    completed: int
     given_up: int
     not_recorded: int
     """Orders whose flow has no end in the events: its process was killed before it wrote its last ones. The rows of
@@ -199,11 +199,11 @@ def letters_table(spark: SparkSession, letters: Iterable[Letter]) -> DataFrame:
 def flows_table(flows: DataFrame, stage_runs: DataFrame) -> DataFrame:
     """From the tables of `truenext audit`. A flow has ended once its last stage has, by the events or by the history:
     that the broker has the acknowledgement says the same."""
-    is_over = (F.col("outcome") == "ended") | (F.col("gone") == "acknowledged")
+    is_over = (F.col("outcome") == "completed") | (F.col("end_kind") == "acknowledged")
     ends = stage_runs.groupBy("flow").agg(
         F.coalesce(F.max(is_over & (F.col("stage") == LAST_STAGE)), F.lit(False)).alias("has_ended")
     )
-    last_at = F.unix_micros("begun_at") / 1e6 + F.col("seconds")
+    last_at = F.unix_micros("started_at") / 1e6 + F.col("seconds")
     return flows.join(ends, "flow").select(
         "flow",
         F.col("trace").alias("order"),
@@ -317,7 +317,7 @@ def kinds(told: Told) -> DataFrame:
             F.countDistinct(F.when(F.col("is_rolled_back"), F.col("order"))).alias("rolled_back"),
             F.countDistinct(F.when(F.col("times") > 1, F.col("order"))).alias("repeated"),
             F.count("flow").alias("flows"),
-            F.count_if("has_ended").alias("ended"),
+            F.count_if("has_ended").alias("completed"),
             F.count_if("is_given_up").alias("given_up"),
             F.count_if(~F.col("is_rolled_back") & ~is_told).alias("not_recorded"),
             F.percentile(took, 0.5).alias("p50"),

@@ -72,7 +72,7 @@ def _kinds(answer: Answer) -> Table:
     ):
         table.add_column(name, justify="right")
     for each in sorted(answer.kinds, key=lambda each: list(KINDS).index(each.kind)):
-        counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.ended, each.given_up)
+        counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.completed, each.given_up)
         cells = map(str, (*counts, each.not_recorded))
         table.add_row(KINDS[each.kind], *cells, _seconds(each.p50), _seconds(each.p99))
     return table

@@ -93,22 +93,24 @@ class Judged:
         self.stages = deepcopy(story.stages)
         self._spark = spark
 
-    def run(self, trace: str, queue: str, outcome: str = "ended", at: int = 0) -> Told:
-        """A `begun` by what it is of and what became of it."""
-        over = {(each["process"], each["of"]): each["kind"] for each in self.stages if "of" in each}
+    def run(self, trace: str, queue: str, outcome: str = "completed", at: int = 0) -> Told:
+        """A `started` by what it is of and what became of it."""
+        over = {(each["process"], each["execution"]): each["kind"] for each in self.stages if "execution" in each}
         found = [
             each
             for each in self.stages
-            if each["kind"] == "begun"
+            if each["kind"] == "started"
             and each.get("queue") == queue
             and each["trace"] == trace
-            and over.get((each["process"], each["n"]), "") == outcome
+            and over.get((each["process"], each["number"]), "") == outcome
         ]
         return found[at]
 
     def end(self, started: Told) -> Told:
         return next(
-            each for each in self.stages if each["process"] == started["process"] and each.get("of") == started["n"]
+            each
+            for each in self.stages
+            if each["process"] == started["process"] and each.get("execution") == started["number"]
         )
 
     def forget(self, started: Told, kind: str) -> Told:
@@ -136,7 +138,7 @@ def judged(story: Story, spark: SparkSession) -> Judged:
 
 
 def test_what_is_read_is_what_is_written() -> None:
-    kinds = (written.FileOpened, written.Started, written.Committed, written.ExecutionEnded, written.Closed)
+    kinds = (written.FileOpened, written.ExecutionStarted, written.SqlCommitted, written.ExecutionEnded, written.Closed)
     fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
     assert fields == set(STAGE_EVENTS.names)
 
@@ -148,19 +150,19 @@ def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(stor
     runs = messages + 8 + 2
     flows = 3 * ORDERS + 3
     assert f"Stages: {runs} runs with {messages} messages in {flows} flows." in done.output
-    assert "Messages of 2 of these were given up, and 0 had not ended." in done.output
+    assert "Messages of 2 of these were given up, and 0 are in progress." in done.output
 
 
 def renumber(stages: list[Told]) -> None:
     """What was taken away has never been: no number is missing."""
     numbers: dict[tuple[str, int], int] = {}
     for process in {each["process"] for each in stages}:
-        own = sorted((each for each in stages if each["process"] == process), key=lambda each: int(each["n"]))
+        own = sorted((each for each in stages if each["process"] == process), key=lambda each: int(each["number"]))
         for number, each in enumerate(own):
-            numbers[process, each["n"]] = number
-            each["n"] = number
-            if "of" in each:
-                each["of"] = numbers[process, each["of"]]
+            numbers[process, each["number"]] = number
+            each["number"] = number
+            if "execution" in each:
+                each["execution"] = numbers[process, each["execution"]]
 
 
 def test_each_contradiction_is_found(judged: Judged) -> None:
@@ -180,8 +182,8 @@ def test_each_contradiction_is_found(judged: Judged) -> None:
     renumber(judged.stages)
     # Ended once more.
     twice = judged.run("order 5", "price")
-    judged.stages.append(twice | {"process": "other", "n": 1, "sequence": 1 << 40})
-    judged.stages.append(judged.end(twice) | {"process": "other", "n": 2, "of": 1})
+    judged.stages.append(twice | {"process": "other", "number": 1, "sequence": 1 << 40})
+    judged.stages.append(judged.end(twice) | {"process": "other", "number": 2, "execution": 1})
     # There, though its stage was not committed.
     parent = judged.run("order 8", "order.place.stage.reserve")
     judged.forget(parent, "acknowledged")
@@ -194,7 +196,7 @@ def test_each_contradiction_is_found(judged: Judged) -> None:
     redriven = judged.run("order 11", "order.place")
     event = judged.forget(redriven, "acknowledged")
     judged.history.append(event | {"kind": "dead-lettered"})
-    judged.end(redriven)["kind"] = "refused"
+    judged.end(redriven)["kind"] = "rejected"
     results = judged.judge()
     rows = results.tables["stage_findings"].collect()
     assert sum(each.count for each in results.findings) == len(rows)
@@ -204,14 +206,14 @@ def test_each_contradiction_is_found(judged: Judged) -> None:
         ("orphaned", "order 1", "price", "sent by shop order.place"),
         ("unacknowledged", "order 2", "order.place", "came again"),
         ("orphaned", "order 2", "price", "sent by shop order.place"),
-        ("untold", "order 3", "order.place", "nothing told"),
-        (*("untold", ""), "order.place", "nothing told"),
+        ("not recorded", "order 3", "order.place", "nothing recorded"),
+        (*("not recorded", ""), "order.place", "nothing recorded"),
         ("repeated", "order 5", "price", "2 times"),
         ("orphaned", "order 8|mail", "mail", "sent by shop order.place.stage.reserve"),
     }
 
 
-def test_what_is_missing_or_there_twice_is_no_finding_and_a_window_is_listed(judged: Judged) -> None:
+def test_what_is_missing_or_there_twice_is_no_finding_and_a_commit_gap_is_listed(judged: Judged) -> None:
     failed = judged.run("order 4", "price", "failed")
     # The process was killed between this one's commit and telling of it; and its older files are gone.
     last = judged.end(judged.run("order 10", "price"))
@@ -220,7 +222,7 @@ def test_what_is_missing_or_there_twice_is_no_finding_and_a_window_is_listed(jud
     for gone in (*own[1:12], *own[own.index(last) + 1 :]):
         judged.stages.remove(gone)
     # With a number that is there, so that none is missing.
-    judged.stages.append({**failed, "kind": "SQL committed", "of": failed["n"]})
+    judged.stages.append({**failed, "kind": "SQL committed", "execution": failed["number"]})
     # A folder that is named twice.
     judged.stages += deepcopy(judged.stages)
     # Only one queue is asked for, so nothing of others is judged.
@@ -230,7 +232,7 @@ def test_what_is_missing_or_there_twice_is_no_finding_and_a_window_is_listed(jud
     assert {row["stage"] for row in results.tables["stage_runs"].collect()} == {"price"}
     assert [
         (row["trace"], row["queue"], row["attempt"], row["outcome"], row["error"])
-        for row in results.tables["windows"].collect()
+        for row in results.tables["commit_gaps"].collect()
     ] == [("order 4", "price", 1, "failed", "Busy")]
     assert "Once SQL was committed" in results.notes[1]
 
@@ -242,26 +244,30 @@ def test_what_happens_once_may_be_sent_before_and_come_again(judged: Judged) -> 
     judged.stages.remove(judged.end(parent))
     # A foreign program has sent the same twice.
     twice = judged.run("order 5", "price")
-    judged.stages.append(twice | {"process": "other", "n": 1, "sequence": 1 << 40})
-    judged.stages.append(judged.end(twice) | {"process": "other", "n": 2, "of": 1, "kind": "handled before"})
+    judged.stages.append(twice | {"process": "other", "number": 1, "sequence": 1 << 40})
+    judged.stages.append(
+        judged.end(twice) | {"process": "other", "number": 2, "execution": 1, "kind": "already processed"}
+    )
     renumber(judged.stages)
     # SQL was committed, and its message came again.
     failed = judged.run("order 4", "price", "failed")
-    judged.stages.append({**failed, "kind": "SQL committed", "of": failed["n"]})
+    judged.stages.append({**failed, "kind": "SQL committed", "execution": failed["number"]})
     for each in judged.stages:
-        if each["kind"] == "begun":
-            each["once"] = True
+        if each["kind"] == "started":
+            each["exactly_once"] = True
     results = judged.judge()
     assert not results.findings
-    assert [(row["trace"], row["once"]) for row in results.tables["windows"].collect()] == [("order 4", True)]
+    assert [(row["trace"], row["exactly_once"]) for row in results.tables["commit_gaps"].collect()] == [
+        ("order 4", True)
+    ]
     assert "Once SQL was committed" in results.notes[1]
-    assert "happen once all the same" in results.notes[1]
-    assert [row["handled_before"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [1]
+    assert "have no effect twice" in results.notes[1]
+    assert [row["already_processed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [1]
 
 
 def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(judged: Judged) -> None:
-    untold = judged.run("order 3", "order.place")
-    judged.stages.remove(judged.end(untold))
+    silent = judged.run("order 3", "order.place")
+    judged.stages.remove(judged.end(silent))
     held = judged.run("order 1", "order.place")
     event = judged.forget(held, "acknowledged")["event"]
     # It was read before the services' events were, which go on.
@@ -270,37 +276,56 @@ def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(ju
     judged.history = [each for each in judged.history if each["event"] < until]
     results = judged.judge(last_gap=event + 1)
     assert not results.findings
-    assert results.notes[1:] == ("A process of stages has lost events; what is not told for that was not judged.",)
+    assert results.notes[1:] == ("A process of stages has lost events; what is not recorded for that was not judged.",)
     # The flows are told all the same.
     drawn = waterfalls_html(results.tables["waterfalls"].toPandas())
-    for text in ("order 7|mail", "order.place.stage.reserve", "failed: Busy, then ended", "cut off, then ended"):
+    for text in (
+        "order 7|mail",
+        "order.place.stage.reserve",
+        "failed: Busy, then completed",
+        "interrupted, then completed",
+    ):
         assert text in drawn
     assert [row["failed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [8]
 
 
-def test_what_the_history_acknowledges_is_not_under_way(judged: Judged) -> None:
+def test_what_the_history_acknowledges_is_not_in_progress(judged: Judged) -> None:
     """A process that is killed may have committed what it had not told yet."""
-    for kind, order in (("ended", "order 1"), ("acknowledged", "order 2")):
+    for kind, order in (("completed", "order 1"), ("acknowledged", "order 2")):
         started = judged.run(order, "order.place.stage.reserve")
         judged.stages.remove(judged.end(started))
         if kind == "acknowledged":
             judged.forget(started, kind)
-    flows = judged.judge().tables["flows"].where("under_way > 0").collect()
-    assert [(row["trace"], row["under_way"]) for row in flows] == [("order 2", 1)]
+    flows = judged.judge().tables["flows"].where("in_progress > 0").collect()
+    assert [(row["trace"], row["in_progress"]) for row in flows] == [("order 2", 1)]
 
 
 def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
     judged: Judged, story: Story, tmp_path: Path, spark: SparkSession
 ) -> None:
-    judged.stages[0]["format"] = FORMAT + 1
-    with pytest.raises(ConfigurationError, match=f"of format {FORMAT + 1}, this truenext reads {FORMAT}"):
-        judged.judge()
+    for format in (FORMAT - 1, FORMAT + 1):
+        judged.stages[0]["format"] = format
+        process = judged.stages[0]["process"]
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"in {process}-\*.jsonl have format {format}; this truenext reads {FORMAT}: use the version that",
+        ):
+            judged.judge()
     with pytest.raises(ConfigurationError, match="no events of stages in"):
         read_stage_events(spark, [tmp_path])
     with pytest.raises(ConfigurationError, match="name one folder"):
         run([story.data, story.data], stages=[story.told])
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path, spark: SparkSession) -> None:
-    (tmp_path / "p-000001.jsonl").write_text('{"kind":"closed","process":"p","n":1,"at":1}\n{"kind":"begun","proc')
-    assert [row["n"] for row in read_stage_events(spark, [tmp_path]).collect()] == [1]
+def test_files_of_the_first_format_are_refused(judged: Judged, tmp_path: Path, spark: SparkSession) -> None:
+    opened = '{"kind":"opened","process":"p","n":0,"at":1,"format":1,"service":"shop","instance":"shop"}'
+    (tmp_path / "p-000001.jsonl").write_text(f'{opened}\n{{"kind":"closed","process":"p","n":1,"at":1}}\n')
+    with pytest.raises(ConfigurationError, match="have format 1; this truenext reads 2: use the version that wrote"):
+        judge_stages(read_stage_events(spark, [tmp_path]), spark.createDataFrame([], EVENTS))
+
+
+def test_a_truncated_line_is_left_out(tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "p-000001.jsonl").write_text(
+        '{"kind":"closed","process":"p","number":1,"at":1}\n{"kind":"started","proc'
+    )
+    assert [row["number"] for row in read_stage_events(spark, [tmp_path]).collect()] == [1]

@@ -236,20 +236,20 @@ def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: i
             "stage": "order.place",
             "accepted_at": started + pandas.Timedelta(number, "s"),
             "dispatched_at": started + pandas.Timedelta(number + 0.25, "s"),
-            "begun_at": started + pandas.Timedelta(number + 0.5, "s"),
+            "started_at": started + pandas.Timedelta(number + 0.5, "s"),
             "ended_at": started + pandas.Timedelta(number + 1, "s"),
-            "outcome": "ended",
+            "outcome": "completed",
             "error": None,
             "total_us": 500_000,
-            "gone": "acknowledged",
-            "flow_begun_at": started,
+            "end_kind": "acknowledged",
+            "flow_started_at": started,
             "seconds": float(messages),
             "messages": messages,
             "runs": messages,
             "failures": 0,
             "given_up": given_up,
-            "under_way": 0,
-            "place": number + 1,
+            "in_progress": 0,
+            "position": number + 1,
         }
         | other
         for number in range(messages)
@@ -262,19 +262,19 @@ def test_a_flow_has_a_line_for_each_message_with_what_it_waited_and_what_was_wor
     rows = re.findall(r"<tr><td style=.*?</tr>", drawn)
     assert len(rows) == 4
     assert [re.findall(r"padding-left:([0-9.]+)", row)[0] for row in rows] == ["0.7", "1.6", "2.5", "3.4"]
-    assert '<td class="number">250 ms</td><td class="number">500 ms</td><td>ended</td>' in rows[1]
+    assert '<td class="number">250 ms</td><td class="number">500 ms</td><td>completed</td>' in rows[1]
     assert '<i class="waited" style="left:25.00%;width:12.50%">' in rows[1]
-    assert '<i class="ended" style="left:37.50%;width:12.50%">' in rows[1]
+    assert '<i class="completed" style="left:37.50%;width:12.50%">' in rows[1]
 
 
 def test_runs_of_one_message_are_on_one_line_and_say_what_became_of_them() -> None:
-    first, second, third = (runs_of("f", given_up=1, place=place)[0] for place in (1, 2, 3))
+    first, second, third = (runs_of("f", given_up=1, position=position)[0] for position in (1, 2, 3))
     first |= {"outcome": None, "ended_at": pandas.NaT, "total_us": None}
     second |= {"outcome": "failed", "error": "Busy"}
-    third |= {"outcome": "failed", "error": "Busy", "gone": "dead-lettered"}
+    third |= {"outcome": "failed", "error": "Busy", "end_kind": "dead-lettered"}
     drawn = waterfalls.waterfalls_html(pandas.DataFrame([third, second, first]))
     assert drawn.count("<tr><td") == 1
-    assert "<td>cut off, then failed: Busy 2 times; a dead letter</td>" in drawn
+    assert "<td>interrupted, then failed: Busy 2 times; a dead letter</td>" in drawn
     assert "1 given up" in drawn.partition("</summary>")[0]
     assert "Given up" in drawn and "The slowest" not in drawn
 

@@ -17,6 +17,6 @@ def send(destination: str = "price", **other: Any) -> MessageToSend:
 
 
 def ending(
-    outcome: ExecutionOutcome = "ended", error: BaseException | None = None, run: float | None = 0.02
+    outcome: ExecutionOutcome = "completed", error: BaseException | None = None, run: float | None = 0.02
 ) -> ExecutionResult:
     return ExecutionResult(outcome=outcome, error=error, run=run, commit=0.001, total=0.03)

@@ -1,7 +1,7 @@
 """One part dies at each named point of a message's way: what is done once, and what twice.
 
-Stated before anything is run: only the window repeats, which is open from SQL's COMMIT to the broker's. Where effects
-happen once, nothing does.
+Stated before anything is run: only the commit gap repeats, which is open from SQL's COMMIT to the broker's. Where
+effects happen once, nothing does.
 Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
 """
 

@@ -27,7 +27,7 @@ from truenext.history.stage_files import FORMAT, delete_old_files, stage_file, s
 from truenext.stage import Flow, Reject, Service
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import Settings
-from truenext.stage.core.envelope import Envelope, FlowContext
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext
 from truenext.stage.events import TRACE_MAX, StageEvents
 from truenext.stage.interceptors.interceptor import ExecutionResult
 from truenext.testing import broker
@@ -42,8 +42,8 @@ def message(sequence: int, destination: str = "/queue/order.place", attempts: in
 
 
 def envelope(id: str = "m1", trace: str = "web o1") -> Envelope:
-    facts = FlowContext(id="f1", trace=trace, begun_ms=1, begun_by="web")
-    return Envelope(1, id, facts, "send", "web", EMPTY, parent="p1")
+    facts = FlowContext(id="f1", trace=trace, started_ms=1, started_by="web")
+    return Envelope(VERSION, id, facts, "send", "web", EMPTY, parent="p1")
 
 
 class Place:
@@ -90,20 +90,20 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
     opened, first, second, third, closed = lines(tmp_path / "new" / "folder")
     process = opened["process"]
     assert {each["process"] for each in (first, second, third, closed)} == {process}
-    assert [each["n"] for each in (opened, first, second, third, closed)] == [0, 1, 2, 3, 4]
+    assert [each["number"] for each in (opened, first, second, third, closed)] == [0, 1, 2, 3, 4]
     assert opened | {"at": 0} == {
         "kind": "opened",
         "process": process,
-        "n": 0,
+        "number": 0,
         "at": 0,
         "format": FORMAT,
         "service": "shop",
         "instance": "shop on web-1 pid 7",
     }
     assert first | {"at": 0} == {
-        "kind": "begun",
+        "kind": "started",
         "process": process,
-        "n": 1,
+        "number": 1,
         "at": 0,
         "stage": "order.place",
         "queue": "order.place",
@@ -117,10 +117,10 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
         "deliveries": 3,
     }
     assert abs(first["at"] / 1e6 - time.time()) < 60, "microseconds since the epoch"
-    assert (second["kind"], second["of"]) == ("SQL committed", 1)
-    assert {name: third.get(name) for name in ("kind", "of", "run_us", "commit_us", "total_us", "error")} == {
+    assert (second["kind"], second["execution"]) == ("SQL committed", 1)
+    assert {name: third.get(name) for name in ("kind", "execution", "run_us", "commit_us", "total_us", "error")} == {
         "kind": "failed",
-        "of": 1,
+        "execution": 1,
         "run_us": 250_000,
         "commit_us": None,
         "total_us": 500_000,
@@ -141,7 +141,7 @@ def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: 
         for number in range(1, 31):
             events.started(STAGE, message(number), envelope())
             path = stage_files(tmp_path)[-1]
-            until(lambda number=number: f'"n":{number},' in stage_files(tmp_path)[-1].read_text())
+            until(lambda number=number: f'"number":{number},' in stage_files(tmp_path)[-1].read_text())
             # Files that are made within one tick of the disk's clock have one time.
             os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
     left = stage_files(tmp_path)
@@ -151,7 +151,7 @@ def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: 
         first, *others = path.read_bytes().splitlines()
         assert json.loads(first)["kind"] == "opened"
         assert others
-    numbers = [each["n"] for each in lines(tmp_path) if each["kind"] != "opened"]
+    numbers = [each["number"] for each in lines(tmp_path) if each["kind"] != "opened"]
     assert numbers == list(range(numbers[0], 32)), "what is left has no hole"
     assert numbers[0] > 1
 
@@ -165,7 +165,7 @@ def test_what_is_old_goes_whoever_wrote_it_and_whoever_still_has_it_open_begins_
         events.started(STAGE, message(1), envelope())
     second = stage_file(tmp_path, events.process, 2)
     assert second in stage_files(tmp_path)
-    assert [json.loads(line)["kind"] for line in second.read_bytes().splitlines()] == ["opened", "begun", "closed"]
+    assert [json.loads(line)["kind"] for line in second.read_bytes().splitlines()] == ["opened", "started", "closed"]
 
 
 def test_files_of_30_days_are_kept(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
         for number in range(100):
             one.started(STAGE, message(2 * number), envelope())
             other.started(STAGE, message(2 * number + 1), envelope())
-    started = [each for each in lines(tmp_path) if each["kind"] == "begun"]
+    started = [each for each in lines(tmp_path) if each["kind"] == "started"]
     assert sorted(each["sequence"] for each in started) == list(range(200))
     for process, rest in ((one.process, 0), (other.process, 1)):
-        assert [each["n"] for each in started if each["process"] == process] == list(range(1, 101))
+        assert [each["number"] for each in started if each["process"] == process] == list(range(1, 101))
         assert all(each["sequence"] % 2 == rest for each in started if each["process"] == process)
 
 
@@ -215,7 +215,7 @@ def test_a_process_that_is_killed_leaves_what_can_be_read(tmp_path: Path) -> Non
         process.wait()
     content = b"".join(path.read_bytes() for path in stage_files(tmp_path))
     *whole, _torn = content.split(b"\n")
-    numbers = [json.loads(line)["n"] for line in whole]
+    numbers = [json.loads(line)["number"] for line in whole]
     assert numbers == list(range(len(numbers)))
 
 
@@ -245,7 +245,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
     caplog.set_level(logging.WARNING, "truenext.stage")
     with told(tmp_path) as events:
         events.started(STAGE, message(1), envelope())
-        until(lambda: '"n":1,' in stage_files(tmp_path)[0].read_text())
+        until(lambda: '"number":1,' in stage_files(tmp_path)[0].read_text())
         is_full = True
         events.started(STAGE, message(2), envelope())
         until(lambda: "cannot be written" in caplog.text)
@@ -258,9 +258,9 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
         events.started(STAGE, message(4), envelope())
         until(lambda: "which is over" in caplog.text)
     first, second = (path.read_bytes().split(b"\n") for path in stage_files(tmp_path))
-    assert [json.loads(line)["n"] for line in first[:-1]] == [0, 1]
+    assert [json.loads(line)["number"] for line in first[:-1]] == [0, 1]
     assert first[-1].startswith(b"{"), "half a line, which is the last"
-    assert [json.loads(line)["n"] for line in second[:-1]] == [0, 4, 5]
+    assert [json.loads(line)["number"] for line in second[:-1]] == [0, 4, 5]
 
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,18 +280,23 @@ def test_a_service_tells_what_its_stages_do(tmp_path: Path) -> None:
     started: dict[int, dict[str, Any]] = {}
     story = []
     for each in lines(tmp_path):
-        if each["kind"] == "begun":
-            started[each["n"]] = each
-        elif "of" in each:
+        if each["kind"] == "started":
+            started[each["number"]] = each
+        elif "execution" in each:
             story.append(
-                (started[each["of"]]["stage"], started[each["of"]]["attempt"], each["kind"], each.get("error"))
+                (
+                    started[each["execution"]]["stage"],
+                    started[each["execution"]]["attempt"],
+                    each["kind"],
+                    each.get("error"),
+                )
             )
     assert sorted(story) == [
         ("place", 1, "failed", "Failed"),
-        ("place", 2, "ended", None),
+        ("place", 2, "completed", None),
         ("place.stage.last", 1, "SQL committed", None),
-        ("place.stage.last", 1, "ended", None),
-        ("refuse", 1, "refused", "Reject"),
+        ("place.stage.last", 1, "completed", None),
+        ("refuse", 1, "rejected", "Reject"),
     ]
     first, again, last = (each for each in started.values() if each["stage"] != "refuse")
     assert first["message"] == again["message"] == first["flow"] == last["flow"] == last["parent"]
@@ -325,5 +330,5 @@ async def run_a_service(folder: Path) -> None:
         async with app.running():
             assert await app.ask(place, "tea", trace="o1") == 1
             await app.send(refuse, "tea", trace="o2")
-            while '"refused"' not in "".join(path.read_text() for path in stage_files(folder)):
+            while '"rejected"' not in "".join(path.read_text() for path in stage_files(folder)):
                 await asyncio.sleep(0.01)

@@ -44,7 +44,7 @@ def judged(
 
 
 def test_a_service_that_runs_is_live_and_ready() -> None:
-    health = judged(stages=[stage(active=3, without_progress_s=299)])
+    health = judged(stages=[stage(active=3, without_progress_s=299)], database="available")
     assert (health.live, health.ready, health.reasons) == (True, True, [])
 
 

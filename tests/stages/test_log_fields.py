@@ -44,6 +44,12 @@ def test_a_record_outside_of_stages_has_empty_fields(lines: list[str]) -> None:
     assert lines == ["||||0|hello"]
 
 
+def test_a_record_that_has_the_fields_already_keeps_them(lines: list[str]) -> None:
+    """As what the service itself logs of a message: outside of a stage, for the stage has ended."""
+    OF_A_CHILD.warning("failed", extra={"stage": "pay", "trace": "order 7", "message_id": "17", "attempt": 2})
+    assert lines == ["pay||order 7|17|2|failed"]
+
+
 def test_a_record_of_a_library_in_a_stage_has_its_fields_until_it_ends(lines: list[str]) -> None:
     with CHAIN.around(execution(attempt=3)):
         OF_A_CHILD.warning("in it")

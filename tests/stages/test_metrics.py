@@ -16,10 +16,10 @@ def test_outcomes_are_counted_by_stage() -> None:
     metrics.ended(execution(), ending())
     metrics.ended(execution(), ending())
     metrics.ended(execution(), ending("failed", ValueError()))
-    metrics.ended(execution("pay"), ending("given back"))
+    metrics.ended(execution("pay"), ending("released"))
     figures = metrics.snapshot()
-    assert figures[KEY].outcomes == {"ended": 2, "failed": 1}
-    assert figures["order", "pay"].outcomes == {"given back": 1}
+    assert figures[KEY].outcomes == {"completed": 2, "failed": 1}
+    assert figures["order", "pay"].outcomes == {"released": 1}
 
 
 def test_a_run_counts_as_running_until_its_stage_ends_however_it_does() -> None:
@@ -44,9 +44,9 @@ def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> No
 
 def test_a_message_that_came_to_no_run_counts_without_one() -> None:
     metrics = Metrics()
-    metrics.ended(execution(), ending("refused", run=None))
+    metrics.ended(execution(), ending("rejected", run=None))
     figures = metrics.snapshot()[KEY]
-    assert (figures.outcomes, figures.run.count, figures.total.count) == ({"refused": 1}, 0, 1)
+    assert (figures.outcomes, figures.run.count, figures.total.count) == ({"rejected": 1}, 0, 1)
 
 
 def test_messages_are_counted_by_the_stage_that_sends_them() -> None:
@@ -63,7 +63,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     metrics.ended(execution(), ending())
     before = metrics.snapshot()
     metrics.ended(execution(), ending())
-    assert before[KEY].outcomes == {"ended": 1}
+    assert before[KEY].outcomes == {"completed": 1}
     assert before[KEY].run.count == 1
 
 
@@ -79,12 +79,12 @@ def test_nothing_is_lost_where_threads_count_at_once() -> None:
     with ThreadPoolExecutor(4) as threads:
         for each in [threads.submit(count) for _ in range(4)]:
             each.result()
-    assert metrics.snapshot()[KEY].outcomes == {"ended": 8000}
+    assert metrics.snapshot()[KEY].outcomes == {"completed": 8000}
 
 
 def test_figures_as_text_for_prometheus() -> None:
     metrics = Metrics()
-    metrics.ended(execution(), ending("given back", run=0.02))
+    metrics.ended(execution(), ending("released", run=0.02))
     metrics.ended(execution(), ending(run=0.2))
     metrics.sending(None, send())
     lines = metrics.exposition().splitlines()
@@ -93,8 +93,8 @@ def test_figures_as_text_for_prometheus() -> None:
         "# TYPE truenext_stage_running gauge",
         f"truenext_stage_running{{{labels}}} 0",
         "# TYPE truenext_stage_messages_total counter",
-        f'truenext_stage_messages_total{{{labels},outcome="ended"}} 1',
-        f'truenext_stage_messages_total{{{labels},outcome="given back"}} 1',
+        f'truenext_stage_messages_total{{{labels},outcome="completed"}} 1',
+        f'truenext_stage_messages_total{{{labels},outcome="released"}} 1',
         'truenext_stage_sent_total{endpoint="",stage=""} 1',
         "# TYPE truenext_stage_run_seconds histogram",
         f'truenext_stage_run_seconds_bucket{{{labels},le="0.01"}} 0',

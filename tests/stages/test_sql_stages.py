@@ -1,4 +1,7 @@
-"""Are SQL and messages of one stage one transaction, but for the window? Source: docs/stages.md, "One transaction" """
+"""Are SQL and messages of one stage one transaction, but for the commit gap?
+
+Source: docs/stages.md, "One transaction"
+"""
 
 import asyncio
 import contextlib
@@ -155,7 +158,7 @@ def test_what_goes_wrong_before_sqls_commit_takes_back_everything(point: Point, 
 
 
 def test_what_goes_wrong_behind_sqls_commit_repeats_sql_and_nothing_that_is_sent(database: str, is_async: bool) -> None:
-    """The window."""
+    """The commit gap."""
     shop = Shop(is_async, attempts=3)
 
     def fails() -> None:

@@ -205,10 +205,24 @@ def test_bytes_that_were_not_stashed_or_by_another_service_are_refused() -> None
             for data in (b"", b"{}", b"\xff", b"[" * 100_000):
                 with pytest.raises(FlowError, match="not what a stage has stashed"):
                     initiation.unstash(data)
+            for data, advice in (
+                (
+                    stashed[0].replace(b'"version":2', b'"version":3'),
+                    "3 of stages, .* reads version 2: update truenext",
+                ),
+                (of_version_1(stashed[0]), "1 of stages, .* reads version 2: use the version that stashed it"),
+            ):
+                with pytest.raises(FlowError, match=f"it was stashed by version {advice}"):
+                    initiation.unstash(data)
             with pytest.raises(FlowError, match=r"theirs.*not of this service"):
                 initiation.unstash(stashed[0])
 
     run(app, work)
+
+
+def of_version_1(stash: bytes) -> bytes:
+    named = stash.replace(b'"startedMs"', b'"begunMs"').replace(b'"startedBy"', b'"begunBy"')
+    return named.replace(b'"version":2', b'"version":1')
 
 
 def stashing(app: Service, stashed: list[bytes]) -> Endpoint[Number, Number]:

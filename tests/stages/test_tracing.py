@@ -36,7 +36,7 @@ class Process:
         return leaving.carrier
 
     def handle(
-        self, carrier: Mapping[str, str], outcome: ExecutionOutcome = "ended", error: BaseException | None = None
+        self, carrier: Mapping[str, str], outcome: ExecutionOutcome = "completed", error: BaseException | None = None
     ) -> dict[str, str]:
         """A message, with a message to `price` that leaves when the stage has returned: its carrier."""
         here = execution(carrier=carrier)
@@ -112,11 +112,11 @@ def test_spans_are_named_and_described_as_the_conventions_say() -> None:
         "truenext.endpoint": "order",
         "truenext.stage": "place",
         "truenext.attempt": 1,
-        "truenext.outcome": "ended",
+        "truenext.outcome": "completed",
     }
 
 
-@pytest.mark.parametrize("outcome", ["failed", "refused", "in doubt"])
+@pytest.mark.parametrize("outcome", ["failed", "rejected", "in doubt"])
 def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, ValueError("no such order"))
@@ -126,7 +126,7 @@ def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: Executi
     assert [event.name for event in span.events] == ["exception"]
 
 
-@pytest.mark.parametrize("outcome", ["ended", "given back"])
+@pytest.mark.parametrize("outcome", ["completed", "already processed", "released"])
 def test_what_is_nobodys_fault_is_no_error(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, asyncio.CancelledError())
@@ -136,7 +136,7 @@ def test_what_is_nobodys_fault_is_no_error(outcome: ExecutionOutcome) -> None:
 
 def test_a_message_that_came_to_no_run_has_no_span() -> None:
     shop = Process()
-    shop.tracing.ended(execution(), ending("refused"))
+    shop.tracing.ended(execution(), ending("rejected"))
     assert shop.spans == ()
 
 

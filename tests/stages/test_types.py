@@ -183,10 +183,12 @@ def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
         b'{"n": 1}',
         b"[1, 2]",
         b"[" * 50_000,
-        b'{"version": 2, "id": "a", "flow": {"id": "a", "trace": "t", "begunMs": 1, "begunBy": "x"}, "kind": "send",'
-        b' "sender": "x", "message": {"n": 1}}',
+        b'{"version": 3, "id": "a", "flow": {"id": "a", "trace": "t", "startedMs": 1, "startedBy": "x"},'
+        b' "kind": "send", "sender": "x", "message": {"n": 1}}',
+        b'{"version": 1, "id": "a", "flow": {"id": "a", "trace": "t", "begunMs": 1, "begunBy": "x"},'
+        b' "kind": "send", "sender": "x", "message": {"n": 1}}',
     ],
-    ids=["text", "empty", "not UTF-8", "other JSON", "a list", "deep", "a later version"],
+    ids=["text", "empty", "not UTF-8", "other JSON", "a list", "deep", "a later version", "an earlier version"],
 )
 def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_once(body: bytes) -> None:
     app = Service("shop", concurrency=1)

@@ -30,8 +30,8 @@ def test_a_first_message_has_what_the_page_says_and_what_has_its_default_is_left
         id = await t.send(there, Number(7), trace="o7")
         message = await one(t, "there")
         body = json.loads(message.body)
-        assert body.pop("flow").keys() == {"id", "trace", "begunMs", "begunBy"}
-        assert body == {"version": 1, "id": id, "kind": "send", "sender": "shop", "message": {"n": 7}}
+        assert body.pop("flow").keys() == {"id", "trace", "startedMs", "startedBy"}
+        assert body == {"version": 2, "id": id, "kind": "send", "sender": "shop", "message": {"n": 7}}
         headers = message.headers
         assert headers["persistent"] == "true" and headers["priority"] == "4"
         assert headers["correlation-id"] == id and headers["content-type"] == "application/json"
@@ -71,17 +71,17 @@ def test_a_request_has_who_waits_for_its_reply_and_all_else_of_its_flow() -> Non
         message = await one(t, "there")
         body = json.loads(message.body)
         flow = body.pop("flow")
-        assert flow.pop("begunMs") > 1_700_000_000_000
+        assert flow.pop("startedMs") > 1_700_000_000_000
         assert flow == {
             "id": id,
             "trace": "o7",
-            "begunBy": "shop",
+            "startedBy": "shop",
             "interactive": True,
             "persistent": False,
             "properties": {"p": 1},
         }
         assert body == {
-            "version": 1,
+            "version": 2,
             "id": id[:12] + blake2b(f"{id} outer 1".encode(), digest_size=16).hexdigest()[12:],
             "kind": "request",
             "sender": "shop outer",
@@ -122,7 +122,7 @@ def test_a_stage_in_another_language_replies_with_what_the_page_says() -> None:
         asked = json.loads((await one(t, "there")).body)
         *waiting, last = asked["waiting"]
         reply: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
             "id": "0" * 32,
             "flow": asked["flow"],
             "kind": "reply",
@@ -189,11 +189,25 @@ def test_a_forged_message_is_a_dead_letter_at_once_that_says_why() -> None:
     run(app, work)
 
 
+def test_a_message_of_another_version_is_a_dead_letter_that_says_of_which() -> None:
+    """Version 1 has other names of what is known of a flow, so that these are missing, too."""
+    old = {"id": "0" * 32, "trace": "t", "begunMs": 1, "begunBy": "theirs"}
+    for message, advice in (
+        (forged([]) | {"version": 1, "flow": old}, "1 of messages of stages, .* 2: use the version that sent it"),
+        (forged([]) | {"version": 3}, "3 of messages of stages, .* 2: update truenext"),
+        (forged([]) | {"version": 3, "flow": {}}, "3 of messages of stages, .* 2: update truenext"),
+    ):
+        with pytest.raises(NotDecoded, match=f"it is of version {advice}"):
+            decode(json.dumps(message).encode())
+    with pytest.raises(NotDecoded, match="it is no message of stages"):
+        decode(json.dumps(forged([]) | {"flow": old}).encode())
+
+
 def forged(waiting: list[dict[str, str]]) -> dict[str, Any]:
     return {
-        "version": 1,
+        "version": 2,
         "id": "0" * 32,
-        "flow": {"id": "0" * 32, "trace": "t", "begunMs": 1, "begunBy": "theirs"},
+        "flow": {"id": "0" * 32, "trace": "t", "startedMs": 1, "startedBy": "theirs"},
         "kind": "request",
         "sender": "theirs",
         "message": {"n": 1},

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FORMAT = 1
-"""Of the records; higher ones say something that this code does not know."""
+FORMAT = 2
+"""Of the records. An audit refuses files of another format, lower ones too."""
 SUFFIX = ".jsonl"
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """A new file begins after so much."""

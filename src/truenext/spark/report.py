@@ -29,7 +29,7 @@ TABLES = {
     "starvation": "Starvation",
     "redelivery": "Redelivery",
     "stages": "Stages: outcomes of their runs, waiting and working times in milliseconds",
-    "windows": "SQL committed, message not acknowledged",
+    "commit_gaps": "SQL committed, message not acknowledged",
     "gaps": "Gaps",
 }
 MEASURES = ("visible to dispatched", "dispatched to acknowledged")

@@ -18,13 +18,13 @@ LINES_MAX = 40
 DEPTH_MAX = 8
 """Steps by which what a message has brought about is indented."""
 BAR_STYLES = {
-    "ended": "ended",
-    "handled before": "ended",
+    "completed": "completed",
+    "already processed": "completed",
     "failed": "failed",
-    "refused": "failed",
-    "given back": "back",
-    "in doubt": "back",
-    "cut off": "failed",
+    "rejected": "failed",
+    "released": "released",
+    "in doubt": "released",
+    "interrupted": "failed",
 }
 """How the bar of a run looks, by what became of it."""
 END_TEXTS = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
@@ -33,9 +33,9 @@ HEAD = (
     '<th class="track">0 to {}</th></tr>'
 )
 LEGEND = (
-    '<p class="legend"><span><i class="key waited"></i>waited</span><span><i class="key ended"></i>worked, and ended'
-    '</span><span><i class="key failed"></i>failed, refused or cut off</span><span><i class="key back"></i>given back '
-    "or in doubt</span></p>"
+    '<p class="legend"><span><i class="key waited"></i>waited</span><span><i class="key completed"></i>worked, and '
+    'completed</span><span><i class="key failed"></i>failed, rejected or interrupted</span><span>'
+    '<i class="key released"></i>released or in doubt</span></p>'
 )
 
 ExecutionRow = dict[str, Any]
@@ -45,13 +45,13 @@ ExecutionRow = dict[str, Any]
 def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
     """Those that were given up, the latest first, and the slowest; `waterfalls` has a row per run."""
     flows: dict[str, list[ExecutionRow]] = {}
-    for row in waterfalls.sort_values(["flow", "place"]).to_dict("records"):
+    for row in waterfalls.sort_values(["flow", "position"]).to_dict("records"):
         run: ExecutionRow = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
         flows.setdefault(run["flow"], []).append(run)
     if not flows:
         return '<p class="note">None.</p>'
     given_up = [runs for runs in flows.values() if runs[0]["given_up"]]
-    given_up.sort(key=lambda runs: runs[0]["flow_begun_at"], reverse=True)
+    given_up.sort(key=lambda runs: runs[0]["flow_started_at"], reverse=True)
     others = [runs for runs in flows.values() if not runs[0]["given_up"]]
     others.sort(key=lambda runs: runs[0]["seconds"], reverse=True)
     parts = [LEGEND]
@@ -71,9 +71,9 @@ def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
         facts.append(_count(first["runs"], "run"))
     if first["given_up"]:
         facts.append(f"{first['given_up']:,} given up")
-    if first["under_way"]:
-        facts.append(f"{first['under_way']:,} not ended")
-    lines = list(_lines(runs, first["flow_begun_at"], seconds))[:LINES_MAX]
+    if first["in_progress"]:
+        facts.append(f"{first['in_progress']:,} in progress")
+    lines = list(_lines(runs, first["flow_started_at"], seconds))[:LINES_MAX]
     omitted_count = first["messages"] - len(lines)
     rest = f'<p class="note">{omitted_count:,} more messages.</p>' if omitted_count > 0 else ""
     return (
@@ -85,7 +85,7 @@ def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
 
 
 def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
-    """One per message, in the order in which they were begun."""
+    """One per message, in the order in which they started."""
     messages: dict[str, list[ExecutionRow]] = {}
     for run in runs:
         messages.setdefault(run["message"], []).append(run)
@@ -101,12 +101,12 @@ def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) 
         accepted_at, dispatched_at = first["accepted_at"], first["dispatched_at"]
         if accepted_at is not None:
             # The broker's clock and that of a process meet here, and nothing but the bar comes of it.
-            bars += _bar("waited", position(accepted_at), position(first["begun_at"]))
+            bars += _bar("waited", position(accepted_at), position(first["started_at"]))
             if dispatched_at is not None:
                 waited = _duration((dispatched_at - accepted_at).total_seconds() * 1e3)
         for run in own:
             bars += _bar(
-                BAR_STYLES[_outcome(run)], position(run["begun_at"]), position(run["ended_at"] or run["begun_at"])
+                BAR_STYLES[_outcome(run)], position(run["started_at"]), position(run["ended_at"] or run["started_at"])
             )
         times = [run["total_us"] for run in own if run["total_us"] is not None]
         worked = _duration(sum(times) / 1e3) if times else ""
@@ -134,11 +134,11 @@ def _describe_outcome(runs: list[ExecutionRow]) -> str:
         description if count == 1 else f"{description} {count} times"
         for description, count in zip(descriptions, times, strict=True)
     )
-    return text + END_TEXTS.get(runs[-1]["gone"] or "", "")
+    return text + END_TEXTS.get(runs[-1]["end_kind"] or "", "")
 
 
 def _outcome(run: ExecutionRow) -> str:
-    return run["outcome"] or "cut off"
+    return run["outcome"] or "interrupted"
 
 
 def _bar(kind: str, start: float, end: float) -> str:

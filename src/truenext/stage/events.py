@@ -47,16 +47,16 @@ class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
     """The first of each file."""
 
     process: str
-    n: int
+    number: int
     at: int
     format: int
     service: str
     instance: str
 
 
-class Started(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True):
+class ExecutionStarted(msgspec.Struct, tag_field="kind", tag="started", omit_defaults=True):
     process: str
-    n: int
+    number: int
     at: int
     stage: str
     message: str
@@ -68,22 +68,22 @@ class Started(msgspec.Struct, tag_field="kind", tag="begun", omit_defaults=True)
     parent: str = ""
     queue: str | None = None
     sequence: int | None = None
-    once: bool = False
+    exactly_once: bool = False
 
 
-class Committed(msgspec.Struct, tag_field="kind", tag="SQL committed"):
+class SqlCommitted(msgspec.Struct, tag_field="kind", tag="SQL committed"):
     process: str
-    n: int
+    number: int
     at: int
-    of: int
+    execution: int
 
 
 class ExecutionEnded(msgspec.Struct, omit_defaults=True):
     process: str
-    n: int
+    number: int
     at: int
     kind: ExecutionOutcome
-    of: int
+    execution: int
     total_us: int
     run_us: int | None = None
     commit_us: int | None = None
@@ -94,7 +94,7 @@ class Closed(msgspec.Struct, tag_field="kind", tag="closed"):
     """The last of a process that has ended in order."""
 
     process: str
-    n: int
+    number: int
     at: int
 
 
@@ -120,7 +120,7 @@ class StageEvents:
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """What all its events have in common, and no other process has."""
         self._encoder = msgspec.json.Encoder()
-        self._n = 0
+        self._number = 0
         self._unwritten = bytearray()
         self._lost = 0
         self._lock = Lock()
@@ -146,11 +146,11 @@ class StageEvents:
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
-        self._n = n = self._n + 1
+        self._number = number = self._number + 1
         self._append(
-            Started(
+            ExecutionStarted(
                 process=self.process,
-                n=n,
+                number=number,
                 at=time_ns() // 1000,
                 stage=stage.queue,
                 message=envelope.id,
@@ -163,26 +163,26 @@ class StageEvents:
                 # What is published is in a queue of its connection, of which the history says nothing.
                 queue=destination[len(_QUEUE) :] if is_queue else None,
                 sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
-                once=bool(stage.settings.exactly_once),
+                exactly_once=bool(stage.settings.exactly_once),
             )
         )
-        return n
+        return number
 
-    def sql_committed(self, of: int) -> None:
-        self._n = n = self._n + 1
-        self._append(Committed(process=self.process, n=n, at=time_ns() // 1000, of=of))
+    def sql_committed(self, execution: int) -> None:
+        self._number = number = self._number + 1
+        self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
-    def ended(self, of: int, result: ExecutionResult) -> None:
+    def ended(self, execution: int, result: ExecutionResult) -> None:
         """Whatever its outcome."""
         error = result.error
-        self._n = n = self._n + 1
+        self._number = number = self._number + 1
         self._append(
             ExecutionEnded(
                 process=self.process,
-                n=n,
+                number=number,
                 at=time_ns() // 1000,
                 kind=result.outcome,
-                of=of,
+                execution=execution,
                 total_us=round(result.total * 1e6),
                 run_us=_in_us(result.run),
                 commit_us=_in_us(result.commit),
@@ -190,7 +190,7 @@ class StageEvents:
             )
         )
 
-    def _append(self, event: Started | Committed | ExecutionEnded | Closed) -> None:
+    def _append(self, event: ExecutionStarted | SqlCommitted | ExecutionEnded | Closed) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
@@ -206,8 +206,8 @@ class StageEvents:
 
     def close(self) -> None:
         """All that was told is in its file when this returns, unless the disk does not take it."""
-        self._n += 1
-        self._append(Closed(process=self.process, n=self._n, at=time_ns() // 1000))
+        self._number += 1
+        self._append(Closed(process=self.process, number=self._number, at=time_ns() // 1000))
         self._is_closing.set()
         self._has_events.set()
         self._thread.join()

@@ -133,7 +133,7 @@ class Gate:
         await asyncio.sleep(self._pause_s * random.uniform(0.75, 1.0))
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
-    async def is_uncounted(self, kind: DatabaseErrorKind, error: BaseException, message_key: str) -> bool:
+    async def is_uncounted(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
         """The database is not there; or is full, or its tables of what happens once cannot be used, which no look sees:
         no message's failure. While it is there, what else it may be is none for the first times, for it may be the
         message that brings it about: a lost connection, another transaction in the way at the commit, a database of its
@@ -147,7 +147,7 @@ class Gate:
             except DatabaseUnavailable as why:
                 self.close(why)
                 return True
-        return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_key) <= UNCOUNTED_RETRIES[kind]
+        return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_id) <= UNCOUNTED_RETRIES[kind]
 
     async def _probe(self) -> None:
         """One look serves all who ask meanwhile. Raises: DatabaseUnavailable"""
@@ -155,9 +155,9 @@ class Gate:
             self._probing = asyncio.get_running_loop().create_task(self.database.probe(), name="truenext database")
         await asyncio.shield(self._probing)
 
-    def _count_error(self, kind: DatabaseErrorKind, message_key: str) -> int:
+    def _count_error(self, kind: DatabaseErrorKind, message_id: str) -> int:
         """How often it had this, this time included."""
-        key = kind, message_key
+        key = kind, message_id
         times = self._error_counts.pop(key, 0) + 1
         self._error_counts[key] = times
         if len(self._error_counts) > ERROR_COUNTS_MAX:

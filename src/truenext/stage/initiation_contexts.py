@@ -194,7 +194,7 @@ class OutboxInitiationContext:
             return None
         digest = blake2b(digest_size=16)
         for each in outgoing:
-            flow = msgspec.structs.replace(each.envelope.flow, begun_ms=0)
+            flow = msgspec.structs.replace(each.envelope.flow, started_ms=0)
             timeless = msgspec.structs.replace(each, envelope=msgspec.structs.replace(each.envelope, flow=flow))
             digest.update(msgspec.json.encode(timeless, order="deterministic"))
         return InitiationKey(self._key, digest.hexdigest())

@@ -13,7 +13,7 @@ from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.consumption import Consumption
 from truenext.stage.context import ServiceContext
-from truenext.stage.core.health import ServiceFacts, ServiceState
+from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceFacts, ServiceState
 from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.gate import Gate
@@ -272,7 +272,11 @@ class ServiceRun:
             service=self._definition.name,
             state=self._state,
             broker=[each.facts() for each in self._pools],
-            database="" if gate is None else "there" if gate.is_open else f"{gate.description}: {gate.reason}",
+            database=""
+            if gate is None
+            else DATABASE_AVAILABLE
+            if gate.is_open
+            else f"{gate.description}: {gate.reason}",
             stages=[each.facts(subscribed[each.pool]) for each in self.consumptions],
         )
 

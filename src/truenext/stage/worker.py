@@ -177,18 +177,18 @@ class MessageHandler:
             await self._on_already_processed()
         except (InProgress, OutboxBusy) as error:
             await self._message.release()
-            self._record_end("given back", error)
+            self._record_end("released", error)
         except DatabaseUnavailable as error:
             await self._on_database_unavailable(error)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
-                self._record_end("in doubt" if self._is_committing else "given back", error)
+                self._record_end("in doubt" if self._is_committing else "released", error)
                 raise
             # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
             await self._on_failed(error)
         except BrokerUnavailable as error:
             await self._message.release()
-            self._record_end("given back", error)
+            self._record_end("released", error)
         except (InDoubt, RolledBack) as error:
             if not self._ran_at:
                 await self._on_own_commit_failed(error)
@@ -197,7 +197,7 @@ class MessageHandler:
         except Exception as error:
             await self._on_failed(error)
         else:
-            self._record_end("given back" if self._is_repeat else "ended", None)
+            self._record_end("released" if self._is_repeat else "completed", None)
             if output.after_commit:
                 await call_hooks(output, self._fields(), None if self._stage.signature.is_async else self._in_thread)
 
@@ -212,7 +212,7 @@ class MessageHandler:
             await self._on_failed(error)
             return
         await self._message.release()
-        self._record_end("given back", error)
+        self._record_end("released", error)
         await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
@@ -228,7 +228,7 @@ class MessageHandler:
             await self._on_failed(refused)
             return
         # What is refused at the commit has given back the message already. When it comes again it is flushed.
-        self._record_end("given back", error)
+        self._record_end("released", error)
         await self._wait_if_disk_full(error)
         raise error
 
@@ -249,7 +249,7 @@ class MessageHandler:
             await self._session.commit(timeout=TIMEOUT_S)
         except (BrokerUnavailable, OutboxBusy) as error:
             await self._message.release()
-            self._record_end("given back", error)
+            self._record_end("released", error)
             await self._context.wait(PAUSE_S)
         except DatabaseUnavailable as error:
             await self._on_database_unavailable(error)
@@ -262,7 +262,7 @@ class MessageHandler:
             await self._on_commit_failed(error)
         else:
             exactly_once.on_committed(self._inbox_id, was_sent=False, is_acknowledged=True)
-            self._record_end("handled before", None)
+            self._record_end("already processed", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
         """Whether it was handled is looked at before its attempts are: a process that dies behind SQL's COMMIT is one.
@@ -274,7 +274,7 @@ class MessageHandler:
             return
         self._inbox_id = inbox_id(self._context.service, self._stage.queue, envelope.id)
         if self._message.redelivered and await exactly_once.is_processed(self._inbox_id):
-            raise AlreadyProcessed("the message was handled before")
+            raise AlreadyProcessed("the message was already processed")
 
     def _check_attempts(self) -> None:
         """Refuse a message whose attempts are used up: a process that dies cannot do so itself.
@@ -526,13 +526,13 @@ class MessageHandler:
             outcome = await self._settle_failed(error)
         except BaseException as other:
             # The broker is away, or the service stops.
-            self._record_end("in doubt" if isinstance(other, InDoubt) else "given back", other)
+            self._record_end("in doubt" if isinstance(other, InDoubt) else "released", other)
             raise
         self._record_end(outcome, error)
-        if outcome == "given back":
+        if outcome == "released":
             return
         _logger.warning(
-            "a stage has rejected its message" if outcome == "refused" else "a stage has failed",
+            "a stage has rejected its message" if outcome == "rejected" else "a stage has failed",
             extra=self._fields() | {"error": describe(error)},
             exc_info=None if isinstance(error, Reject) or is_too_long(error) else error,
         )
@@ -543,10 +543,10 @@ class MessageHandler:
         if self._inbox_id and self._is_sql_committed:
             # It is done. When it comes again what it has to send is seen to.
             await message.release()
-            return "given back"
+            return "released"
         if context.gate is not None and await context.gate.is_uncounted(self._error_kind, error, message.message_id):
             await message.release()
-            return "given back"
+            return "released"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
         if retry.is_rejected and self._stage.endpoint.topic is not None and not self._output_sent:
@@ -556,7 +556,7 @@ class MessageHandler:
             await message.reject(cause=cause)
         else:
             await message.nack(delay=retry.delay_s, cause=cause)
-        return "refused" if retry.is_rejected else "failed"
+        return "rejected" if retry.is_rejected else "failed"
 
     def _record_start(self, envelope: Envelope) -> None:
         events = self._context.events
@@ -602,6 +602,6 @@ class MessageHandler:
         return {
             "stage": self._stage.queue,
             "trace": "" if envelope is None else envelope.flow.trace,
-            "message_key": self._message.message_id,
+            "message_id": self._message.message_id,
             "attempt": self._message.attempts + 1,
         }

@@ -54,7 +54,7 @@ How = Literal["over the broker", "committed", "rolled back", "by a foreign progr
 SqlFault = Literal["statement", "before", "after", "killed before", "killed after"]
 T = TypeVar("T")
 POINTS = ["received", "run", "checked", "sent", "SQL committed", "committed"]
-WINDOW = [("SQL committed", "order.place"), ("SQL committed", "part.pack")]
+COMMIT_GAP = [("SQL committed", "order.place"), ("SQL committed", "part.pack")]
 RELAY = [("relay sends", "outbox"), ("relay sent", "outbox")]
 
 
@@ -196,8 +196,8 @@ def _trouble(random: Random) -> Step:
     if kind == "SQL":
         whats: list[SqlFault] = ["statement", "before", "after", "after", "killed before", "killed after"]
         return AtSql(random.choice(whats), random.randint(0, 12), random.randrange(2))
-    # Most of what may be wrong shows in the window.
-    where = random.choice([(random.choice(POINTS), random.choice(QUEUES)), *WINDOW, *RELAY])
+    # Most of what may be wrong shows in the commit gap.
+    where = random.choice([(random.choice(POINTS), random.choice(QUEUES)), *COMMIT_GAP, *RELAY])
     return At(*where, random.choice([0, 0, 0, 1, 2, 5]), random.choice(ON_THE_WAY))
 
 

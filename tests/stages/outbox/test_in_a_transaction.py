@@ -168,7 +168,7 @@ def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database
         for n in (1, 1, 2):
             if n == 2:
                 async with t.sql() as sql:
-                    await sql.execute(text(f"UPDATE truenext_keys SET begun_ms = begun_ms - {weeks}"))
+                    await sql.execute(text(f"UPDATE truenext_keys SET started_ms = started_ms - {weeks}"))
                 await once._outbox.delete_expired()
             ids.append(await asyncio.to_thread(place, shop, session, n, "order"))
             await asyncio.to_thread(session.commit)

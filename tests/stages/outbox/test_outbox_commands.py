@@ -85,7 +85,7 @@ def test_a_service_without_a_database_is_told_so(say: Say, command: str, options
 def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> None:
     apply_schema(database)
     empty = say("outbox", "--database", database, "--inbox")
-    assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unmarked" in empty.output
+    assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unacknowledged" in empty.output
     app = Service("shop", exactly_once=True)
     take = app.remote("take", Number)
     engine = create_engine(database)

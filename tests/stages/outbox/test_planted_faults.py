@@ -152,8 +152,8 @@ FAULTS = [
         "rows of the inbox go before they are marked",
         Outbox,
         "delete_expired",
-        "WHERE marked_ms < {self._now_ms} - :kept_ms",
-        "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
+        "WHERE acknowledged_ms < {self._now_ms} - :kept_ms",
+        "WHERE coalesce(acknowledged_ms, 0) < {self._now_ms} - :kept_ms",
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
     ),
     Fault(

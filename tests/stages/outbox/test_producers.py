@@ -22,9 +22,10 @@ from truenext.stage.exactly_once.counters import ExactlyOnceCounters
 from truenext.stage.exactly_once.processing import BorrowedProducer
 from truenext.stage.exactly_once.relay import Relay
 from truenext.stage.pool import Pool
-from truenext.stage.sql import Database, apply_schema
+from truenext.stage.sql import Database, apply_schema, outbox_report
 from truenext.stage.sql.errors import AlreadyProcessed, DatabaseUnavailable, ProducerLost
 from truenext.stage.sql.outbox import ALIVE_MS, PRODUCER_UNUSED_MS, Outbox, StoredUnit
+from truenext.stage.sql.tables import VERSION
 from truenext.stage.sql.work import TaskWork
 
 UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
@@ -251,7 +252,7 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
         old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
         await both.first.confirm([], [old])
         days = 7 * 24 * 3600 * 1000
-        await both.say(f"UPDATE truenext_inbox SET marked_ms = marked_ms - {days}")
+        await both.say(f"UPDATE truenext_inbox SET acknowledged_ms = acknowledged_ms - {days}")
         await both.first.confirm([], [new])
         assert not await both.first.delete_expired()
         assert [await both.first.is_processed(each) for each in (old, new, unmarked)] == [False, True, True]
@@ -282,7 +283,7 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
             await both.first.check()
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.create_tables()
-        await both.say("UPDATE truenext_schema SET version = 1")
+        await both.say(f"UPDATE truenext_schema SET version = {VERSION}")
         await both.first.check()
         await both.say("DROP TABLE truenext_keys")
         with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: make the tables with `truenext stages"):
@@ -299,6 +300,30 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
             await both.first.check()
 
     on(database, work)
+
+
+def test_tables_of_the_first_version_are_refused_with_what_to_do(database: str) -> None:
+    """Their columns have other names, so that they are not found, either."""
+
+    async def work(both: Processes) -> None:
+        await both.say("ALTER TABLE truenext_inbox RENAME COLUMN acknowledged_ms TO marked_ms")
+        await both.say("ALTER TABLE truenext_keys RENAME COLUMN started_ms TO begun_ms")
+        await both.say("UPDATE truenext_schema SET version = 1")
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            await both.first.check()
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            await both.first.create_tables()
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            outbox_report(database, "shop", with_inbox=True)
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            apply_schema(database)
+
+    on(database, work)
+
+
+REFUSED = (
+    r"are of version 1, and this truenext works with version 2: .* drop the tables truenext_\*, and make them anew"
+)
 
 
 @pytest.mark.parametrize("has_lost_another", [False, True])

@@ -93,7 +93,7 @@ def test_a_service_goes_on_after_its_broker_has_lost_numbers(
 
     def is_marking() -> bool:
         with Session(engine) as session:
-            found = session.execute(text("SELECT count(*) FROM truenext_inbox WHERE marked_ms IS NULL"))
+            found = session.execute(text("SELECT count(*) FROM truenext_inbox WHERE acknowledged_ms IS NULL"))
             return bool(found.scalar_one())
 
     def are_committed(numbers: range) -> bool:

@@ -101,8 +101,8 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
             Change(
                 Outbox,
                 "delete_expired",
-                "WHERE marked_ms < {self._now_ms} - :kept_ms",
-                "WHERE coalesce(marked_ms, 0) < {self._now_ms} - :kept_ms",
+                "WHERE acknowledged_ms < {self._now_ms} - :kept_ms",
+                "WHERE coalesce(acknowledged_ms, 0) < {self._now_ms} - :kept_ms",
             )
         ],
         nothing,

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from truenext.stage.exactly_once import background_task
-from truenext.stage.exactly_once.background_task import BackgroundTask
+from truenext.stage.exactly_once import periodic_task
+from truenext.stage.exactly_once.periodic_task import PeriodicTask
 
 
 def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
@@ -13,10 +13,10 @@ def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
         async def step() -> float:
             return 60.0
 
-        work = BackgroundTask("test", step)
+        work = PeriodicTask("test", step)
         work.start()
         await asyncio.sleep(0.01)
-        async with asyncio.timeout(background_task.STOP_TIMEOUT_S / 2):
+        async with asyncio.timeout(periodic_task.STOP_TIMEOUT_S / 2):
             await work.stop()
             await work.stop()
 
@@ -32,7 +32,7 @@ def test_what_it_was_woken_for_is_done_before_it_ends() -> None:
             done.append(len(done))
             return 60.0
 
-        work = BackgroundTask("test", step)
+        work = PeriodicTask("test", step)
         work.start()
         await asyncio.sleep(0.05)
         work.wake()

@@ -1,7 +1,7 @@
 """A flow through stages of all three demarcations. Its tables have no keys: what is done twice is there twice.
 
 order.place   exactly once, inserts into placed
-order.note    best-effort 1PC, inserts into noted: twice, if somebody dies in the window
+order.note    best-effort 1PC, inserts into noted: twice, if somebody dies in the commit gap
 order.pass    messaging alone
 order.ship    exactly once, inserts into shipped, and tells the queue `told`, which nobody takes
 """

@@ -63,4 +63,6 @@ def _print_report(facts: OutboxFacts) -> None:
     if facts.ownerless:
         terminal.echo(f"{counted(facts.ownerless, 'producer')} of processes that are gone")
     if facts.inbox is not None:
-        terminal.echo(f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unmarked:,} of them unmarked")
+        terminal.echo(
+            f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unacknowledged:,} of them unacknowledged"
+        )

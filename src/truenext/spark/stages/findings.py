@@ -2,7 +2,7 @@
 
 Nothing here compares the clocks of two machines: what came first is known from the order of one history, or from that
 of the events of one process. And nothing is concluded from what may only be missing: a process that was killed has not
-told its last events, and files are deleted when they are old.
+recorded its last events, and files are deleted when they are old.
 """
 
 from functools import reduce
@@ -15,9 +15,9 @@ from truenext.spark.stages.schema import DONE
 COLUMNS = ("kind", "queue", "sequence", "message", "trace", "stage", "detail")
 
 SENTENCES = {
-    "unacknowledged": "{:,} messages came again, or were not acknowledged, although their stages had ended",
-    "untold": "{:,} messages were acknowledged although the process that had them does not say that their stages ended",
-    "repeated": "{:,} messages ended more than once",
+    "unacknowledged": "{:,} messages came again, or were not acknowledged, although their stages had completed",
+    "not recorded": "{:,} messages were acknowledged although their process did not record that their stages completed",
+    "repeated": "{:,} messages were completed more than once",
     "orphaned": "{:,} messages were there although the stage that sent them was not committed",
 }
 
@@ -35,11 +35,11 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 
 def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
-    """One row per run whose SQL was committed and whose message was not acknowledged with it: the window of best-effort
-    1PC (docs/stages.md). It is nobody's fault, and the stage is written for it, or its effects happen `once`."""
+    """One row per run whose SQL was committed and whose message was not acknowledged with it: the commit gap of
+    best-effort 1PC (docs/stages.md). It is nobody's fault, and the stage is written for it, or it is `exactly_once`."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
-    is_known = F.col("again") | F.col("gone").isNotNull()
+    is_known = F.col("again") | F.col("end_kind").isNotNull()
     return (
         joined.where("sql_at is not null and dispatch is not null")
         .where(~F.coalesce(_done(), F.lit(False)))
@@ -47,8 +47,8 @@ def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
         .join(F.broadcast(processes.select("process", "instance")), "process", "left")
         .select(
             *("sql_at", "queue", "sequence", "message", "trace", "stage", "instance", "attempt"),
-            F.coalesce("once", F.lit(False)).alias("once"),
-            F.coalesce("outcome", F.lit("cut off")).alias("outcome"),
+            F.coalesce("exactly_once", F.lit(False)).alias("exactly_once"),
+            F.coalesce("outcome", F.lit("interrupted")).alias("outcome"),
             "error",
         )
     )
@@ -62,10 +62,14 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
     """The broker has confirmed the commit, so the history has the acknowledgement: it is missing if the message has
     come to another end, or if the acknowledgement is there of what the same process began later. Only of persistent
     messages is that as durable as they are."""
-    known = joined.where("begun_at is not null")
-    later = known.where("acknowledged_event is not null").groupBy("process").agg(F.max("run").alias("later_run"))
-    is_redelivered = F.col("again") | F.col("gone").isNotNull()
-    is_late = (F.col("end_n") < F.col("later_run")) & (F.col("last_event") > last_gap)
+    known = joined.where("started_at is not null")
+    later = (
+        known.where("acknowledged_event is not null")
+        .groupBy("process")
+        .agg(F.max("execution").alias("later_execution"))
+    )
+    is_redelivered = F.col("again") | F.col("end_kind").isNotNull()
+    is_late = (F.col("end_number") < F.col("later_execution")) & (F.col("last_event") > last_gap)
     return (
         known.where(_done() & F.col("persistent") & F.col("dispatch").isNotNull())
         .where("acknowledged_event is null")
@@ -75,7 +79,9 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
         .withColumn("kind", F.lit("unacknowledged"))
         .withColumn(
             "detail",
-            F.when(F.col("gone").isNotNull(), F.col("gone")).when(F.col("again"), "came again").otherwise("held"),
+            F.when(F.col("end_kind").isNotNull(), F.col("end_kind"))
+            .when(F.col("again"), "came again")
+            .otherwise("held"),
         )
     )
 
@@ -103,26 +109,26 @@ def _not_recorded(joined: DataFrame, processes: DataFrame) -> DataFrame:
         joined.where("acknowledged_event is not null and last_dispatch is not null")
         .groupBy("queue", "sequence")
         .agg(
-            F.max(is_recorded).alias("is_told"),
+            F.max(is_recorded).alias("is_recorded"),
             F.max("acknowledged_event").alias("acknowledged_event"),
             F.max("last_dispatch").alias("last_dispatch"),
             *(F.max(name).alias(name) for name in ("message", "trace", "stage")),
-            F.max_by("outcome", "run").alias("outcome"),
+            F.max_by("outcome", "execution").alias("outcome"),
         )
-        .where(~F.col("is_told"))
+        .where(~F.col("is_recorded"))
         .withColumn("broker_run", F.col("last_dispatch")["broker_run"])
         .withColumn("consumer", F.col("last_dispatch")["consumer"])
         .join(F.broadcast(spans), ["broker_run", "consumer"])
         .where(F.col("last_dispatch")["event"] > F.col("from_event"))
         .where("acknowledged_event < to_event")
-        .withColumn("kind", F.lit("untold"))
-        .withColumn("detail", F.coalesce("outcome", F.lit("nothing told")))
+        .withColumn("kind", F.lit("not recorded"))
+        .withColumn("detail", F.coalesce("outcome", F.lit("nothing recorded")))
     )
 
 
 def _repeated(joined: DataFrame) -> DataFrame:
     return (
-        joined.where((F.col("outcome") == "ended") & F.col("queue").isNotNull())
+        joined.where((F.col("outcome") == "completed") & F.col("queue").isNotNull())
         .groupBy("queue", "message")
         .agg(
             F.count("*").alias("times"),
@@ -143,9 +149,9 @@ def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
         .groupBy(F.col("message").alias("parent"))
         .agg(
             F.count("acknowledged_event").alias("acknowledged"),
-            F.count_if(F.col("gone").isin("dead-lettered", "moved")).alias("elsewhere"),
+            F.count_if(F.col("end_kind").isin("dead-lettered", "moved")).alias("elsewhere"),
             F.every(F.coalesce("persistent", F.lit(False))).alias("is_known"),
-            F.some(F.coalesce("once", F.lit(False))).alias("is_exactly_once"),
+            F.some(F.coalesce("exactly_once", F.lit(False))).alias("is_exactly_once"),
             F.min("last_event").alias("parent_event"),
         )
         .where(f"is_known and not is_exactly_once and acknowledged = 0 and elsewhere = 0 and parent_event > {last_gap}")

@@ -14,18 +14,18 @@ RUNS_MAX = 60
 
 
 def flows(joined: DataFrame) -> DataFrame:
-    """One row per flow of which a run is told: when it began and last did something, its messages and runs, how many of
-    these failed, how many messages were `given_up` (dead letters, expired, removed) and are `under_way`."""
-    # What was acknowledged is not under way, though its process was killed before it said that its stage had ended.
-    ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("gone") == "acknowledged", F.lit(False))
-    lost = F.col("gone").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "refused")
+    """One row per flow of which a run is recorded: when it started and last did something, its messages and runs, how
+    many of these failed, how many messages were `given_up` (dead letters, expired, removed) and are `in_progress`."""
+    # An acknowledged message is not in progress, even if its process was killed before it recorded that.
+    ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
+    lost = F.col("end_kind").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "rejected")
     messages = (
-        joined.where("begun_at is not null")
+        joined.where("started_at is not null")
         .groupBy("flow", "message")
         .agg(
             F.min("trace").alias("trace"),
-            F.min(F.least("accepted_at", "begun_at")).alias("begun_at"),
-            F.max(F.greatest("begun_at", "ended_at")).alias("last_at"),
+            F.min(F.least("accepted_at", "started_at")).alias("started_at"),
+            F.max(F.greatest("started_at", "ended_at")).alias("last_at"),
             F.count("*").alias("runs"),
             F.count_if(F.col("outcome") == "failed").alias("failures"),
             F.coalesce(F.max(ended), F.lit(False)).alias("has_ended"),
@@ -35,46 +35,46 @@ def flows(joined: DataFrame) -> DataFrame:
     given_up = ~F.col("has_ended") & F.col("is_lost")
     return messages.groupBy("flow").agg(
         F.min("trace").alias("trace"),
-        F.min("begun_at").alias("begun_at"),
-        _seconds(F.min("begun_at"), F.max("last_at")).alias("seconds"),
+        F.min("started_at").alias("started_at"),
+        _seconds(F.min("started_at"), F.max("last_at")).alias("seconds"),
         F.count("*").alias("messages"),
         F.sum("runs").alias("runs"),
         F.sum("failures").alias("failures"),
         F.count_if(given_up).alias("given_up"),
-        F.count_if(~F.col("has_ended") & ~F.col("is_lost")).alias("under_way"),
+        F.count_if(~F.col("has_ended") & ~F.col("is_lost")).alias("in_progress"),
     )
 
 
 def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
-    """The runs of the flows that the page shows, `place` 1 first in each."""
+    """The runs of the flows that the page shows, `position` 1 first in each."""
     slowest = flows.orderBy(F.desc("seconds")).limit(SLOWEST_MAX)
-    given_up = flows.where("given_up > 0").orderBy(F.desc("begun_at")).limit(GIVEN_UP_MAX)
+    given_up = flows.where("given_up > 0").orderBy(F.desc("started_at")).limit(GIVEN_UP_MAX)
     shown = (
         slowest.union(given_up)
         .distinct()
         .select(
             "flow",
-            F.col("begun_at").alias("flow_begun_at"),
-            *("seconds", "messages", "runs", "failures", "given_up", "under_way"),
+            F.col("started_at").alias("flow_started_at"),
+            *("seconds", "messages", "runs", "failures", "given_up", "in_progress"),
         )
     )
-    in_order = Window.partitionBy("flow").orderBy("begun_at", "process", "run")
+    in_order = Window.partitionBy("flow").orderBy("started_at", "process", "execution")
     return (
         stage_runs(joined)
         .join(F.broadcast(shown), "flow")
-        .withColumn("place", F.row_number().over(in_order))
-        .where(F.col("place") <= RUNS_MAX)
+        .withColumn("position", F.row_number().over(in_order))
+        .where(F.col("position") <= RUNS_MAX)
     )
 
 
 def stage_runs(joined: DataFrame) -> DataFrame:
     """One row per run, with when its message was accepted and dispatched to it by the broker's clock, and what became
-    of the message in the end (`gone`)."""
-    return joined.where("begun_at is not null").select(
+    of the message in the end (`end_kind`)."""
+    return joined.where("started_at is not null").select(
         *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),
-        *("process", "run", "accepted_at"),
+        *("process", "execution", "accepted_at"),
         F.col("dispatch")["at"].alias("dispatched_at"),
-        *("begun_at", "sql_at", "ended_at", "outcome", "error", "run_us", "commit_us", "total_us", "gone"),
+        *("started_at", "sql_at", "ended_at", "outcome", "error", "run_us", "commit_us", "total_us", "end_kind"),
     )
 
 
@@ -84,13 +84,13 @@ def stages(joined: DataFrame) -> DataFrame:
     outcome = F.col("outcome")
     first = F.when(F.col("deliveries") == 1, F.unix_micros(F.col("dispatch")["at"]) - F.unix_micros("accepted_at"))
     return (
-        joined.where("begun_at is not null")
+        joined.where("started_at is not null")
         .withColumn("waited", first)
         .groupBy("stage")
         .agg(
             F.count("*").alias("runs"),
             *(F.count_if(outcome == name).alias(name.replace(" ", "_")) for name in OUTCOMES),
-            F.count_if(outcome.isNull()).alias("cut_off"),
+            F.count_if(outcome.isNull()).alias("interrupted"),
             *_shares("waited", "waited"),
             *_shares("total_us", "worked"),
         )

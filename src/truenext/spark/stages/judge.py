@@ -1,6 +1,6 @@
 """How do events of stages and a history make one verdict?
 
-events of stages ──▶ runs ──┬──▶ joined ──▶ findings, windows, flows, waterfalls, stages
+events of stages ──▶ runs ──┬──▶ joined ──▶ findings, commit gaps, flows, waterfalls, stages
 history ──▶ message_histories ──┘
 """
 
@@ -13,20 +13,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError
-from truenext.history.stage_files import FORMAT
+from truenext.history.stage_files import FORMAT, SUFFIX
 from truenext.spark.stages.findings import SENTENCES, commit_gaps, stage_findings
 from truenext.spark.stages.flows import flows, stage_runs, stages, waterfalls
 from truenext.spark.stages.processes import processes
 from truenext.spark.stages.runs import joined, message_histories, runs
 from truenext.spark.verdict import FindingSummary
 
-COMMIT_GAP, CLOSED_COMMIT_GAP = "window", "window of what happens once"
+COMMIT_GAP, CLOSED_COMMIT_GAP = "commit gap", "closed commit gap"
 
 
 @dataclass(frozen=True)
 class StageResults:
     tables: dict[str, DataFrame]
-    """`stage_findings`, `windows`, `flows`, `waterfalls`, `stages`, `stage_runs`"""
+    """`stage_findings`, `commit_gaps`, `flows`, `waterfalls`, `stages`, `stage_runs`"""
     findings: tuple[FindingSummary, ...]
     notes: tuple[str, ...]
     cached: tuple[DataFrame, ...]
@@ -43,21 +43,22 @@ def judge_stages(
     """`stage_events` are the events of stages, `events` those of the history, of one queue if `queue` says so.
     `last_gap` is the last event that is missing there, 0 if none is.
 
-    Raises: ConfigurationError if the events of stages are of a newer format
+    Raises: ConfigurationError if the events of stages are of another format
     """
     stage_events = stage_events.persist()
     process_table = stage_events.transform(processes).persist()
     process_rows = process_table.collect()
-    newest = max((row["format"] or 0 for row in process_rows), default=0)
-    if newest > FORMAT:
-        raise ConfigurationError(
-            f"the events of stages are of format {newest}, this truenext reads {FORMAT}: use the one that wrote them"
-        )
+    for row in process_rows:
+        if row["format"] not in (None, FORMAT):
+            raise ConfigurationError(
+                f"the events of stages in {row['process']}-*{SUFFIX} have format {row['format']}; this truenext reads "
+                f"{FORMAT}: use the version that wrote them, or move the files of that format out of the folder"
+            )
     run_table = stage_events.transform(runs)
     if queue is not None:
         run_table = run_table.where(F.col("queue") == queue)
     if since is not None:
-        run_table = run_table.where(F.col("begun_at") >= F.lit(since))
+        run_table = run_table.where(F.col("started_at") >= F.lit(since))
     run_table = run_table.persist()
     queues = run_table.where("queue is not null").select("queue").distinct()
     joined_table = joined(run_table, events.transform(message_histories, queues)).persist()
@@ -65,7 +66,7 @@ def judge_stages(
     commit_gap_table = commit_gaps(joined_table, process_table).persist()
     flow_table = flows(joined_table).persist()
     kinds = found.select("kind").union(
-        commit_gap_table.select(F.when(F.col("once"), CLOSED_COMMIT_GAP).otherwise(COMMIT_GAP))
+        commit_gap_table.select(F.when(F.col("exactly_once"), CLOSED_COMMIT_GAP).otherwise(COMMIT_GAP))
     )
     counts = {row["kind"]: int(row["count"]) for row in kinds.groupBy("kind").count().collect()}
     findings = tuple(
@@ -76,7 +77,7 @@ def judge_stages(
     incomplete = sum(not row["is_whole"] for row in process_rows)
     tables = {
         "stage_findings": found,
-        "windows": commit_gap_table,
+        "commit_gaps": commit_gap_table,
         "flows": flow_table,
         "waterfalls": waterfalls(joined_table, flow_table),
         "stages": stages(joined_table),
@@ -99,23 +100,23 @@ def _times(count: int) -> str:
 
 
 def _notes(flows: DataFrame, commit_gaps: int, closed_commit_gaps: int, incomplete: int) -> tuple[str, ...]:
-    count, messages, run_count, given_up, under_way = flows.agg(
+    count, messages, run_count, given_up, in_progress = flows.agg(
         F.count("*"),
         *(F.coalesce(F.sum(name), F.lit(0)) for name in ("messages", "runs")),
         F.count_if(F.col("given_up") > 0),
-        F.count_if((F.col("given_up") == 0) & (F.col("under_way") > 0)),
+        F.count_if((F.col("given_up") == 0) & (F.col("in_progress") > 0)),
     ).collect()[0]
     notes = [
         f"Stages: {run_count:,} runs with {messages:,} messages in {count:,} flows. Messages of {given_up:,} of these "
-        f"were given up, and {under_way:,} had not ended."
+        f"were given up, and {in_progress:,} are in progress."
     ]
     if commit_gaps:
-        notes.append(f"{_times(commit_gaps)} {_COMMIT_GAP_SENTENCE}: the window of docs/stages.md, and no fault.")
+        notes.append(f"{_times(commit_gaps)} {_COMMIT_GAP_SENTENCE}: the commit gap of docs/stages.md, and no fault.")
     if closed_commit_gaps:
         notes.append(
-            f"{_times(closed_commit_gaps)} {_COMMIT_GAP_SENTENCE}, of stages whose effects happen once all the same."
+            f"{_times(closed_commit_gaps)} {_COMMIT_GAP_SENTENCE}, of exactly-once stages, which have no effect twice."
         )
     if incomplete:
         lost = "A process of stages has" if incomplete == 1 else f"{incomplete:,} processes of stages have"
-        notes.append(f"{lost} lost events; what is not told for that was not judged.")
+        notes.append(f"{lost} lost events; what is not recorded for that was not judged.")
     return tuple(notes)

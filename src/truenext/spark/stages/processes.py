@@ -7,14 +7,14 @@ from pyspark.sql import functions as F
 def processes(stage_events: DataFrame) -> DataFrame:
     """One row per process: `service`, `instance`, `format`, and `is_whole` if no event is missing between the first and
     the last that there are. Older files may be gone, and what a crash took stands behind the last."""
-    numbered = F.when(F.col("kind") != "opened", F.col("n"))
+    numbered = F.when(F.col("kind") != "opened", F.col("number"))
     return (
         stage_events.groupBy("process")
         .agg(
             F.max("service").alias("service"),
             F.max("instance").alias("instance"),
             F.max("format").alias("format"),
-            F.count_distinct(numbered).alias("told"),
+            F.count_distinct(numbered).alias("recorded"),
             F.min(numbered).alias("first"),
             F.max(numbered).alias("last"),
         )
@@ -23,6 +23,6 @@ def processes(stage_events: DataFrame) -> DataFrame:
             "service",
             "instance",
             "format",
-            (F.coalesce(F.col("last") - F.col("first") + 1, F.lit(0)) == F.col("told")).alias("is_whole"),
+            (F.coalesce(F.col("last") - F.col("first") + 1, F.lit(0)) == F.col("recorded")).alias("is_whole"),
         )
     )

@@ -10,16 +10,16 @@ from truenext.errors import ConfigurationError
 from truenext.history.stage_files import SUFFIX, stage_files
 from truenext.spark.paths import path_to_read
 
-OUTCOMES = ("ended", "handled before", "failed", "refused", "given back", "in doubt")
+OUTCOMES = ("completed", "already processed", "failed", "rejected", "released", "in doubt")
 
-DONE = ("ended", "handled before")
+DONE = ("completed", "already processed")
 """The broker has confirmed that the message is acknowledged."""
 
 STAGE_EVENTS = StructType(
     [
         StructField("kind", StringType()),
         StructField("process", StringType()),
-        StructField("n", LongType()),
+        StructField("number", LongType()),
         StructField("at", LongType()),
         StructField("format", IntegerType()),
         StructField("service", StringType()),
@@ -27,7 +27,7 @@ STAGE_EVENTS = StructType(
         StructField("stage", StringType()),
         StructField("queue", StringType()),
         StructField("sequence", LongType()),
-        StructField("once", BooleanType()),
+        StructField("exactly_once", BooleanType()),
         StructField("message", StringType()),
         StructField("parent", StringType()),
         StructField("flow", StringType()),
@@ -35,7 +35,7 @@ STAGE_EVENTS = StructType(
         StructField("sender", StringType()),
         StructField("attempt", IntegerType()),
         StructField("deliveries", IntegerType()),
-        StructField("of", LongType()),
+        StructField("execution", LongType()),
         StructField("total_us", LongType()),
         StructField("run_us", LongType()),
         StructField("commit_us", LongType()),
@@ -45,8 +45,8 @@ STAGE_EVENTS = StructType(
 
 
 def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> DataFrame:
-    """All events in these folders; an address with a scheme (s3a://) is read as it is. A line that was cut off by a
-    crash is left out.
+    """All events in these folders; an address with a scheme (s3a://) is read as it is. A line that a crash has
+    truncated is left out.
 
     Raises: ConfigurationError if a folder has none
     """

@@ -15,8 +15,8 @@ from truenext.errors import RemoteProtocolError
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import NotDecoded
 
-VERSION = 1
-"""Higher ones say something that this code does not know, and must not pass over."""
+VERSION = 2
+"""Messages of another version are rejected, lower ones too."""
 
 
 class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -26,9 +26,9 @@ class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     """That of its first message."""
     trace: str
     """What people call it, by whoever began it; `parent|child` if a stage did."""
-    begun_ms: int
+    started_ms: int
     """Milliseconds since the epoch, by the clock of whoever began it."""
-    begun_by: str
+    started_by: str
     """The service, and the stage if it was one."""
     interactive: bool = False
     """Somebody waits: priority 9 instead of 4."""
@@ -70,8 +70,17 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """For tracing, such as traceparent."""
 
 
+class VersionedEnvelope(msgspec.Struct, frozen=True):
+    """What an envelope of any version has."""
+
+    version: int
+    flow: msgspec.Raw
+    kind: str
+
+
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Envelope)
+_VERSION_DECODER = msgspec.json.Decoder(VersionedEnvelope)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -83,9 +92,9 @@ def decode(body: bytes) -> Envelope:
     try:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        _check_version(_find_version(body))
         raise NotDecoded(f"it is no message of stages: {error}") from error
-    if envelope.version != VERSION:
-        raise NotDecoded(f"it is of version {envelope.version} of messages of stages, and this knows {VERSION}: update")
+    _check_version(envelope.version)
     if not envelope.id:
         # Who remembers it would take all that have none for one.
         raise NotDecoded("it is no message of stages: its id is empty")
@@ -94,6 +103,23 @@ def decode(body: bytes) -> Envelope:
             # A sender says where one reply goes. It is not to have this service send to several, or wherever it may.
             raise NotDecoded(f"its reply would go to {each.to[:100]!r}, which is not one queue or one topic")
     return envelope
+
+
+def _find_version(body: bytes) -> int:
+    """Return VERSION if `body` says none: then something else is wrong with it."""
+    try:
+        return _VERSION_DECODER.decode(body).version
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return VERSION
+
+
+def _check_version(found: int) -> None:
+    """Raises: NotDecoded"""
+    if found != VERSION:
+        raise NotDecoded(
+            f"it is of version {found} of messages of stages, and this truenext reads version {VERSION}: "
+            + ("update truenext" if found > VERSION else "use the version that sent it")
+        )
 
 
 def _is_single_destination(address: str) -> bool:

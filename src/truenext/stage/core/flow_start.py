@@ -71,8 +71,8 @@ def flow_facts(
     return FlowContext(
         id="",
         trace=trace,
-        begun_ms=now_ms,
-        begun_by=output.sender,
+        started_ms=now_ms,
+        started_by=output.sender,
         interactive=options.get("interactive", parent is not None and parent.interactive),
         persistent=options.get("persistent", parent is None or parent.persistent),
         properties=properties if parent is None else {**parent.properties, **properties},

@@ -17,6 +17,8 @@ LOST_S: Final = 60.0
 """So long a broker that was there may be away before a restart is asked for: one restart, as a process that has just
 begun waits for its broker as long as it takes."""
 
+DATABASE_AVAILABLE: Final = "available"
+
 ServiceState = Literal["waiting for the broker", "waiting for the database", "running", "stopping"]
 
 
@@ -54,7 +56,7 @@ class ServiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     state: ServiceState
     broker: list[BrokerFacts]
     database: str
-    """Empty if no stage uses one; `there`, or why it is not."""
+    """Empty if no stage uses one; `available`, or why it is not."""
     stages: list[StageFacts]
 
 
@@ -106,5 +108,5 @@ def _readiness_faults(facts: ServiceFacts) -> Iterator[str]:
     for each in facts.stages:
         if each.broker_wait_reason:
             yield f"{each.stage} takes no {each.pool} messages yet: {each.broker_wait_reason}"
-    if facts.database not in ("", "there"):
+    if facts.database not in ("", DATABASE_AVAILABLE):
         yield facts.database

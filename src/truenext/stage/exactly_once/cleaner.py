@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from truenext.stage.exactly_once.background_task import BackgroundTask
+from truenext.stage.exactly_once.periodic_task import PeriodicTask
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ TIME_SHARE = 0.1
 class Cleaner:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._steps = BackgroundTask("truenext cleaning", self._step)
+        self._steps = PeriodicTask("truenext cleaning", self._step)
 
     def start(self) -> None:
         self._steps.start()

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from truenext.stage.exactly_once.background_task import BackgroundTask
+from truenext.stage.exactly_once.periodic_task import PeriodicTask
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Confirmer:
         self._sent: list[str] = []
         self._acknowledged: list[str] = []
         self._pause_s = PAUSE_S
-        self._steps = BackgroundTask("truenext outbox", self._step)
+        self._steps = PeriodicTask("truenext outbox", self._step)
 
     def start(self) -> None:
         self._steps.start()

@@ -87,7 +87,7 @@ class ExactlyOnce:
         return await self._outbox.is_processed(id)
 
     async def ensure_sent(self, id: str, pool: Pool) -> None:
-        """The message with this id in the inbox was handled before: see to it that what it has to send is sent.
+        """The message with this id in the inbox was already processed: see to it that what it has to send is sent.
 
         Raises: BrokerUnavailable, InDoubt, RolledBack: then its message is not acknowledged yet; DatabaseUnavailable
         """

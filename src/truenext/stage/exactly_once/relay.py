@@ -23,7 +23,7 @@ from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.failure import describe
 from truenext.stage.core.numbers import OutboxProducer
 from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, UnreadableUnit, count_parts
-from truenext.stage.exactly_once.background_task import BackgroundTask
+from truenext.stage.exactly_once.periodic_task import PeriodicTask
 from truenext.stage.exactly_once.unit_sender import SendResult, send_unit
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
@@ -80,8 +80,8 @@ class Relay:
         """Of what has no number so much becomes one unit: less after the broker did not take so much."""
         self._free: list[OutboxProducer] = []
         self._borrowed: set[str] = set()
-        self._task = BackgroundTask("truenext relay", self._step)
-        self._heartbeat = BackgroundTask("truenext alive", self._record_heartbeat)
+        self._task = PeriodicTask("truenext relay", self._step)
+        self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
         self._checked_at = 0.0
         self._pause_s = CHECK_INTERVAL_S
         self._deep_check_at = 0.0

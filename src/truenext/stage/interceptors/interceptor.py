@@ -8,15 +8,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-ExecutionOutcome: TypeAlias = Literal["ended", "handled before", "failed", "refused", "given back", "in doubt"]
+ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed", "rejected", "released", "in doubt"]
 """What became of a message.
 
-    ended           the stage has run, and all that it did is committed
-    handled before  of a stage whose effects happen once: it has not run, for they have happened; it is acknowledged
-    failed          it counts an attempt, and comes again, or is a dead letter if it has failed too often
-    refused         it is a dead letter at once
-    given back      it comes again without an attempt: the service stops, or the broker or the database was not there
-    in doubt        whether the commit happened could not be found out in time
+    completed          the stage has run, and all that it did is committed
+    already processed  an exactly-once stage has processed the message before; it is acknowledged, and has no effect
+    failed             it counts an attempt, and comes again, or is a dead letter if it has failed too often
+    rejected           it is a dead letter at once
+    released           it comes again without an attempt: the service stops, or broker or database was unavailable
+    in doubt           whether the commit happened could not be found out in time
 """
 
 
@@ -61,7 +61,7 @@ class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     outcome: ExecutionOutcome
     error: BaseException | None = None
-    """Why it has not just ended."""
+    """Why it has not just completed."""
     run: float | None = None
     """The stage with its dependencies; None if it did not come to that."""
     commit: float | None = None
@@ -95,5 +95,5 @@ class Interceptor:
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
         """Once for each execution, when it is known what became of its message; also where `around` was never entered,
-        because the message was refused before. What it raises is logged.
+        because the message was rejected before. What it raises is logged.
         """

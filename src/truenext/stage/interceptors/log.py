@@ -13,9 +13,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
 
 from truenext.stage.interceptors.interceptor import Execution, Interceptor
 
+_OUTSIDE: Final = {"flow_id": "", "trace": "", "stage": "", "message_id": "", "attempt": 0}
 _current: ContextVar[Execution | None] = ContextVar("truenext.stage", default=None)
 
 
@@ -34,13 +36,14 @@ class LogFields(Interceptor):
 
 class StageFields(logging.Filter):
     """Gives each record `flow_id`, `trace`, `stage` (endpoint.stage), `message_id` and `attempt`; outside of stages
-    they are empty, and the attempt is 0. It lets every record pass."""
+    they are empty, and the attempt is 0, unless the record has them already, as those of `truenext.stage` do. It lets
+    every record pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         execution = _current.get()
         if execution is None:
-            record.flow_id = record.trace = record.stage = record.message_id = ""
-            record.attempt = 0
+            for name, value in _OUTSIDE.items():
+                record.__dict__.setdefault(name, value)
         else:
             record.flow_id = execution.flow_id
             record.trace = execution.trace

@@ -85,8 +85,8 @@ class Tracing(Interceptor):
             return
         span = trace.get_current_span(context)
         span.set_attribute("truenext.outcome", result.outcome)
-        # What was given back is nobody's error.
-        if result.outcome not in ("ended", "handled before", "given back"):
+        # A released message is nobody's error.
+        if result.outcome not in ("completed", "already processed", "released"):
             error = result.error
             if error is not None:
                 span.record_exception(error)

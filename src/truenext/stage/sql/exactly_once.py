@@ -1,6 +1,6 @@
 """What a stage whose effects happen once says to the database besides its function, in the same transaction.
 
-First comes the id of its message, into the inbox: if it is there already, the message was handled before. Last comes
+First comes the id of its message, into the inbox: if it is there already, the message was already processed. Last comes
 what it sends, into the outbox, under the next number of a producer that is this process's own.
 
 Source: docs/stages-outbox.md; docs/decisions/0067-once.md
@@ -101,7 +101,7 @@ class ExactlyOnceStatements:
                 raise self.skip_reason from error
             raise _translated(error) from error
         if result.rowcount != 1:
-            self.skip_reason = AlreadyProcessed("the message was handled before: what is done now is taken back")
+            self.skip_reason = AlreadyProcessed("the message was already processed: what is done now is taken back")
             raise self.skip_reason
 
     def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:

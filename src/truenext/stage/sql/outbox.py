@@ -101,6 +101,9 @@ class Outbox:
         try:
             async with self._transaction(is_read_only=True) as connection:
                 found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
+                if found is not None:
+                    # Tables of another version lack columns, too; the version says what to do about it.
+                    check_version(found)
                 for table in metadata.tables.values():
                     columns = ", ".join(column.name for column in table.columns)
                     await self._execute(connection, f"SELECT {columns} FROM {table.name} WHERE 1 = 0")
@@ -396,7 +399,7 @@ class Outbox:
             if acknowledged:
                 await self._execute(
                     connection,
-                    f"""UPDATE truenext_inbox SET marked_ms = {self._now_ms} WHERE marked_ms IS NULL
+                    f"""UPDATE truenext_inbox SET acknowledged_ms = {self._now_ms} WHERE acknowledged_ms IS NULL
                     AND {self._syntax.one_of_ids_in_order("truenext_inbox")}""",
                     {"ids": self._syntax.ids(acknowledged)},
                 )
@@ -416,13 +419,14 @@ class Outbox:
             inbox = await self._execute(
                 connection,
                 f"""DELETE FROM truenext_inbox WHERE id IN (SELECT id FROM truenext_inbox
-                WHERE marked_ms < {self._now_ms} - :kept_ms ORDER BY marked_ms LIMIT :count{skip_locked})""",
+                WHERE acknowledged_ms < {self._now_ms} - :kept_ms ORDER BY acknowledged_ms
+                LIMIT :count{skip_locked})""",
                 {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
             )
             keys = await self._execute(
                 connection,
                 f"""DELETE FROM truenext_keys WHERE id IN (SELECT id FROM truenext_keys
-                WHERE begun_ms < {self._now_ms} - :kept_ms ORDER BY begun_ms LIMIT :count{skip_locked})""",
+                WHERE started_ms < {self._now_ms} - :kept_ms ORDER BY started_ms LIMIT :count{skip_locked})""",
                 {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
             )
             # What those had is ownerless either way.

@@ -185,7 +185,7 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def _seed(connection: Connection, key: str, new: str) -> str:
-    first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, begun_ms=_clock(connection))
+    first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, started_ms=_clock(connection))
     # The asynchronous driver of PostgreSQL has forgotten the count of an INSERT when it is asked for it.
     first = first.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     # Locked, so that it is not cleaned away before something was begun under it. If it just was, the next one is new.
@@ -202,7 +202,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
 def _is_new(connection: Connection, key: InitiationKey) -> bool:
     """Raises: FlowError if something else was begun under it"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
-    if connection.execute(first.values(content=key.content, begun_ms=_clock(connection))).rowcount == 1:
+    if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
         return True
     before = connection.execute(select(keys.c.content).where(keys.c.id == key.id)).scalar_one_or_none()
     if before is None:

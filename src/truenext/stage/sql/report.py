@@ -44,7 +44,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 class InboxFacts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
-    unmarked: int
+    unacknowledged: int
     """Whose acknowledgement is not known to be final: those under way, and what crashes have left."""
 
 
@@ -128,7 +128,7 @@ def _unsent_units(row: Row[Any]) -> UnsentUnits:
 def _inbox(connection: Connection) -> InboxFacts:
     rows = select(func.count()).select_from(inbox)
     return InboxFacts(
-        rows=_count(connection, rows), unmarked=_count(connection, rows.where(inbox.c.marked_ms.is_(None)))
+        rows=_count(connection, rows), unacknowledged=_count(connection, rows.where(inbox.c.acknowledged_ms.is_(None)))
     )
 
 

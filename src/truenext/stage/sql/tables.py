@@ -4,7 +4,7 @@
     truenext_outbox      a row for all that one message, or one initiation, has to send; until it was sent
     truenext_producers   whose numbers the COMMITs of the outbox have, and who may use them now
     truenext_owners      the processes that run, and until when they are taken for alive
-    truenext_keys        under which keys flows were begun, for 7 days
+    truenext_keys        under which keys flows were started, for 7 days
     truenext_schema      which version of these tables it is
 
 Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-outbox.md
@@ -41,7 +41,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.url import address_of
 
-VERSION = 1
+VERSION = 2
 """Of these tables. Code of one version works with them alone."""
 
 APPLY_MAX = 5
@@ -57,13 +57,13 @@ inbox = Table(
     metadata,
     Column("id", Uuid(as_uuid=False), primary_key=True),
     # Null until its acknowledgement is known to be final.
-    Column("marked_ms", BigInteger),
+    Column("acknowledged_ms", BigInteger),
 )
 Index(
-    "truenext_inbox_marked",
-    inbox.c.marked_ms,
-    postgresql_where=inbox.c.marked_ms.is_not(None),
-    sqlite_where=inbox.c.marked_ms.is_not(None),
+    "truenext_inbox_acknowledged",
+    inbox.c.acknowledged_ms,
+    postgresql_where=inbox.c.acknowledged_ms.is_not(None),
+    sqlite_where=inbox.c.acknowledged_ms.is_not(None),
 )
 
 outbox = Table(
@@ -134,9 +134,9 @@ keys = Table(
     Column("seed", Uuid(as_uuid=False), nullable=False),
     # Of what was begun, without the time; null until it is.
     Column("content", Uuid(as_uuid=False)),
-    Column("begun_ms", BigInteger, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
 )
-Index("truenext_keys_begun", keys.c.begun_ms)
+Index("truenext_keys_started", keys.c.started_ms)
 
 
 _NAME = re.compile(r"truenext_\w+")
@@ -179,6 +179,12 @@ def unusable_table_text(error: DBAPIError) -> str:
     )
 
 
+_REPLACE_TABLES = (
+    "let the version that made them send what waits (`truenext stages outbox SERVICE`), drop the tables truenext_*, "
+    "and make them anew with `truenext stages schema SERVICE --apply`"
+)
+
+
 def check_version(found: int | None) -> None:
     """Raises: ConfigurationError if the tables in the database are of another version, or do not say of which"""
     if found is None:
@@ -189,7 +195,7 @@ def check_version(found: int | None) -> None:
     if found != VERSION:
         raise ConfigurationError(
             f"the tables in the database are of version {found}, and this truenext works with version {VERSION}: "
-            + ("update truenext" if found > VERSION else "`truenext stages schema SERVICE --apply`")
+            + ("update truenext" if found > VERSION else _REPLACE_TABLES)
         )
 
 
@@ -220,11 +226,8 @@ def create_tables(connection: Connection) -> list[str]:
     existing = set(inspect(connection).get_table_names())
     if schema.name in existing:
         version = connection.execute(select(func.max(schema.c.version))).scalar()
-        if version not in (None, VERSION):
-            raise ConfigurationError(
-                f"the tables in the database are of version {version}, and this truenext makes version {VERSION}"
-                + (": update truenext" if version > VERSION else "")
-            )
+        if version is not None:
+            check_version(version)
     metadata.create_all(connection)
     if connection.execute(schema.select()).first() is None:
         connection.execute(insert(schema).values(version=VERSION))

@@ -80,7 +80,7 @@ class _Work:
 
     @property
     def skip_reason(self) -> AlreadyProcessed | InProgress | None:
-        """Why nothing is to be done now: the message was handled before, or is being handled by somebody else."""
+        """Why nothing is to be done now: the message was already processed, or is being handled by somebody else."""
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 

@@ -45,9 +45,9 @@ inbox, and on that of its producer."""
 COMMITTED = 2
 """In SQL."""
 FOUND = 3
-"""The message was handled before. This is what it has to send."""
+"""The message was already processed. This is what it has to send."""
 HANDLED = 4
-"""The message was handled before. Nothing is left to be sent."""
+"""The message was already processed. Nothing is left to be sent."""
 
 # What a relay does with a producer. The values are (step, producer, number, units, highest number the broker knows).
 LOOKED = 1

@@ -155,7 +155,7 @@ class Workers(Rules):
                 self.has_sent(after, process, message)
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
-    # ---- It was handled before: ExactlyOnce.ensure_sent ----
+    # ---- It was already processed: ExactlyOnce.ensure_sent ----
 
     def _found(self, state: State, process: int, message: int) -> tuple[str, bool, State]:
         """The inbox forgets nothing, so to ask it and to read the unit is one step."""

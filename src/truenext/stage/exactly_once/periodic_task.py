@@ -19,7 +19,7 @@ STOP_TIMEOUT_S = 5.0
 """For the step that is under way when the service stops."""
 
 
-class BackgroundTask:
+class PeriodicTask:
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
         """`step` does what there is to do, and says after how many seconds to do it again."""
         self._name = name
