@@ -75,7 +75,7 @@ def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int)
     names = np.array([f"orders.{each:03d}" for each in range(queues)])
     target = folder / "history" / "events" / "date=2026-09-21"
     target.mkdir(parents=True)
-    head = {"event": [1], "run": [1], "kind": ["started"], "reason": ["clean"], "at": [_EPOCH]}
+    head = {"event": [1], "run": [1], "kind": ["run-started"], "reason": ["clean"], "at": [_EPOCH]}
     _write(target / "0000.parquet", head)
     at_once = max(1, _FILE_ROWS // per_round)
     for part, begin in enumerate(range(0, rounds, at_once)):

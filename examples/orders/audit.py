@@ -329,7 +329,7 @@ def kinds(told: Told) -> DataFrame:
 
 def tables(told: Told) -> DataFrame:
     """One row per table, in the order of the stages: rows that are due, that are there, and how many orders have fewer
-    (`missing`) or more (`doubled`)."""
+    (`missing`) or more (`too_many`)."""
     there = told.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
     place = F.array_position(F.array(*map(F.lit, ALL_TABLES)), F.col("table"))
     return (

@@ -31,12 +31,8 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 8
-READ_VERSIONS = (4, 5, 6, 7, HISTORY_VERSION)
-"""Version 7 has no causes. Version 6 has no `window`, `asked` and `begun`, and says no more of a subscription than how
-it acknowledges and whether it has a selector. Version 5 has no `ended`. Version 4 also has less to say of a failure:
-`failed`, and `delayed` or `holding` alone; and it does not say which chunks came with a batch. Nothing else is
-different."""
+HISTORY_VERSION = 9
+"""The only version that this truenext writes, and reads."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -50,7 +46,7 @@ STARTS_FILE, FROM_BATCH = 1, 2
 
 class EventKind(IntEnum):
     NAME = 0
-    STARTED = 1
+    RUN_STARTED = 1
     RECOVERED = 2
     ACCEPTED = 3
     COMMITTED = 4
@@ -68,8 +64,8 @@ class EventKind(IntEnum):
     ACCEPTED_OF_GROUP = 16
     ENDED = 17
     WINDOW = 18
-    ASKED = 19
-    BEGUN = 20
+    REQUESTED = 19
+    STARTED = 20
     SUBSCRIBED_EXCLUSIVE = 21
     CAUSE = 22
 
@@ -82,7 +78,7 @@ class EventKind(IntEnum):
 
 COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.NAME: (),
-    EventKind.STARTED: (),
+    EventKind.RUN_STARTED: (),
     EventKind.RECOVERED: (),
     EventKind.ACCEPTED: (("sequence", "Q"), ("size", "I"), ("flags", "B")),
     EventKind.COMMITTED: (),
@@ -100,8 +96,8 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.ACCEPTED_OF_GROUP: (("sequence", "Q"), ("size", "I"), ("flags", "B"), ("group", "Q")),
     EventKind.ENDED: (),
     EventKind.WINDOW: (("window", "I"),),
-    EventKind.ASKED: (("count", "I"),),
-    EventKind.BEGUN: (("sequence", "Q"), ("consumer", "I")),
+    EventKind.REQUESTED: (("count", "I"),),
+    EventKind.STARTED: (("sequence", "Q"), ("consumer", "I")),
     EventKind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
     EventKind.CAUSE: (),
 }
@@ -110,30 +106,30 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
 PERSISTENT_FLAG = 16
 """Added to the priority in the flags of an accepted message."""
 
-FAILURES = ("refused", "aborted", "lost")
+FAILURES = ("nacked", "aborted", "lost")
 """How a consumer can fail with a message."""
 
-DELAYED, HOLDING = "delayed", "holding"
-"""What becomes of a message that waits for its next try: others pass it, or nobody does."""
+DELAYED, BLOCKING = "delayed", "blocking"
+"""What becomes of a message that waits for its next try: others pass it, or it blocks them."""
 
 REASONS = (
-    *("", "failed", "released", "clean", "unclean", DELAYED, HOLDING, "due"),
+    *("", "released", "clean", "unclean", DELAYED, BLOCKING, "due"),
     *FAILURES,
-    *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, HOLDING)),
+    *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, BLOCKING)),
 )
 """By code: why a message was returned, and what then becomes of it; how the run before ended."""
 
 _ACK_MODES = ("auto", "client", "client-individual")
-WITH_SELECTOR, WITH_EXPRESS, WITH_BEGUN, PULLING = " with selector", " with express", " with begun", " pulling"
+WITH_SELECTOR, WITH_EXPRESS, WITH_STARTED, PULLING = " with selector", " with express", " with started", " pulling"
 EXCLUSIVE = " exclusive"
 MODES = tuple(
-    ack_mode + selector + express + begun + pulling + exclusive
-    for exclusive, pulling, begun, express, selector, ack_mode in product(
-        ("", EXCLUSIVE), ("", PULLING), ("", WITH_BEGUN), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
+    ack_mode + selector + express + started + pulling + exclusive
+    for exclusive, pulling, started, express, selector, ack_mode in product(
+        ("", EXCLUSIVE), ("", PULLING), ("", WITH_STARTED), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
     )
 )
-"""By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection names
-what it begins, it pulls, and it is exclusive. The first six are what versions before 7 say."""
+"""By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection says
+what it has started, it pulls, and it is exclusive."""
 
 NO_WINDOW = 0xFFFFFFFF
 """The window of a subscription in auto mode, which is its socket's buffer, and of one that pulls."""

@@ -23,14 +23,14 @@ COLUMNS = {
     20: "sequence:Q consumer:I",
     21: "window:I priority:b",
 }
-KINDS = ["name", "started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
+KINDS = ["name", "run-started", "recovered", "accepted", "committed", "subscribed", "unsubscribed", "dispatched"]
 KINDS += ["acknowledged", "returned", "expired", "dead-lettered", "moved", "removed", "paused", "resumed", "accepted"]
-KINDS += ["ended", "window", "asked", "begun", "subscribed"]
-REASONS = [None, "failed", "released", "clean", "unclean", "delayed", "holding", "due"]
-REASONS += ["refused", "aborted", "lost"]
-REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "holding")]
+KINDS += ["ended", "window", "requested", "started", "subscribed"]
+REASONS = [None, "released", "clean", "unclean", "delayed", "blocking", "due"]
+REASONS += ["nacked", "aborted", "lost"]
+REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "blocking")]
 MODES = ["auto", "client", "client-individual"]
-for more in ("with selector", "with express", "with begun", "pulling", "exclusive"):
+for more in ("with selector", "with express", "with started", "pulling", "exclusive"):
     MODES += [f"{mode} {more}" for mode in MODES]
 
 
@@ -117,10 +117,10 @@ def _event(
             event |= {"consumer": other, "mode": MODES[code]}
             if event["window"] == 2**32 - 1:
                 del event["window"]
-        case "unsubscribed" | "window" | "asked":
+        case "unsubscribed" | "window" | "requested":
             event["consumer"] = other
         case "dead-lettered" | "moved":
             event["target_queue"] = names[event["target_queue"]]
-        case "returned" | "started":
+        case "returned" | "run-started":
             event["reason"] = REASONS[code]
     return event

@@ -3,14 +3,12 @@
 import os
 import random
 import re
-import struct
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -25,11 +23,11 @@ from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, REASONS, chunk_position
+from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, chunk_position
 from truenext.events import EventKind as EventKind
 from truenext.history import export
-from truenext.history.check import last_batch
-from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_ended
+from truenext.history.check import find_damage, last_batch
+from truenext.history.export import EVENTS_FOLDER, can_write_parquet, delete_old_files, export_all, export_ended
 from truenext.history.exporter import Exporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import History
@@ -82,7 +80,7 @@ class Told:
         return [
             (event["kind"], *(event[name] for name in wanted if name in event))
             for event in self.events()
-            if event["kind"] not in ("committed", "subscribed", "started")
+            if event["kind"] not in ("committed", "subscribed", "run-started")
         ]
 
 
@@ -100,7 +98,7 @@ def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> No
     for event in events:
         assert (event.pop("run"), event.pop("at")) == (1, 1_000_000)
     assert events == [
-        {"event": 1, "kind": "started", "reason": "clean"},
+        {"event": 1, "kind": "run-started", "reason": "clean"},
         {"event": 2, "kind": "committed", "batch": 1},
         {
             "event": 3,
@@ -157,7 +155,7 @@ def test_failures_and_the_dead_letter_are_told() -> None:
     assert told.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
-        ("returned", 1, 1, "refused"),
+        ("returned", 1, 1, "nacked"),
         ("dispatched", 1, 2),
         ("dead-lettered", 1, 2),
         ("accepted", 2),
@@ -218,9 +216,9 @@ def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() ->
     told, session = holding(3)
     told.engine.nack(session, Nack("s", 2))
     told.engine.nack(session, Nack("s", 3, "t"))
-    assert returns(told) == [(2, 1, "refused")]
+    assert returns(told) == [(2, 1, "nacked")]
     told.engine.commit(session, Commit("t"))
-    assert returns(told)[1:] == [(3, 1, "refused")]
+    assert returns(told)[1:] == [(3, 1, "nacked")]
 
 
 def test_a_return_has_the_cause_of_its_refusal_and_a_dead_letter_the_last_one() -> None:
@@ -282,13 +280,13 @@ def test_a_disconnect_is_told_as_released() -> None:
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
     told, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
-    wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "holding"}[while_waiting]
+    wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "blocking"}[while_waiting]
     told.engine.nack(session, Nack("s", 1))
     told.engine.acknowledge(session, Ack("s", 2, "t"))
     told.engine.abort(session, Abort("t"))
     told.engine.tick(3_000_000, 2_000_000)
     told.commit()
-    assert returns(told) == [(1, 1, f"refused and {wait}"), (2, 1, f"aborted and {wait}"), (1, 1, "due"), (2, 1, "due")]
+    assert returns(told) == [(1, 1, f"nacked and {wait}"), (2, 1, f"aborted and {wait}"), (1, 1, "due"), (2, 1, "due")]
 
 
 def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_an_abort() -> None:
@@ -386,7 +384,7 @@ def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_
     engine.start()
     events = list(read(event_log.close_chunk()))
     assert [(event["kind"], event.get("queue"), event.get("count")) for event in events] == [
-        ("started", None, None),
+        ("run-started", None, None),
         ("recovered", "subscription,me,s,news", 1110),
         ("recovered", "subscription,me,t,news", 10000),
     ]
@@ -402,7 +400,7 @@ def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -
     told.commit()
     told.engine.unsubscribe(session, Unsubscribe("s"))
     told.engine.disconnect(session, is_clean=True)
-    assert {event["kind"] for event in told.events()} == {"started", "committed"}
+    assert {event["kind"] for event in told.events()} == {"run-started", "committed"}
 
 
 def consumer_of(told: Told, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> BrokerConsumer:
@@ -424,10 +422,10 @@ def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each
     told.engine.acknowledge(consumer.session, Ack("s", first.sequence))
     for entry in others:
         told.log.started(entry, consumer)
-    last = [event for event in told.events() if event["kind"] in ("begun", "acknowledged")]
+    last = [event for event in told.events() if event["kind"] in ("started", "acknowledged")]
     assert [(event["kind"], event["queue"], event["sequence"], event.get("consumer")) for event in last] == [
         # What was begun a moment later is told together with it.
-        *(("begun", "orders", number, consumer.number) for number in (1, 2, 3, 4)),
+        *(("started", "orders", number, consumer.number) for number in (1, 2, 3, 4)),
         ("acknowledged", "orders", 1, None),
     ]
 
@@ -445,7 +443,7 @@ def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
     for _ in range(2):
         for entry, consumer in held:
             told.log.started(entry, consumer)
-    started = [event for event in told.events() if event["kind"] == "begun"]
+    started = [event for event in told.events() if event["kind"] == "started"]
     once = [("a", 1, 1), ("a", 2, 2), ("b", 3, 3)]
     assert [(event["queue"], event["sequence"], event["consumer"]) for event in started] == 2 * once
 
@@ -459,13 +457,13 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
         told.log.window_changed(consumer, queue, window)
     told.log.requested(consumer, queue, 7)
     told.log.requested(consumer, queue, 0)
-    about = [event for event in told.events() if event["kind"] in ("window", "asked")]
+    about = [event for event in told.events() if event["kind"] in ("window", "requested")]
     wanted = ("kind", "queue", "consumer", "window", "count")
     assert [tuple(event.get(name) for name in wanted) for event in about] == [
         ("window", "orders", consumer.number, 0, None),
         ("window", "orders", consumer.number, 20, None),
-        ("asked", "orders", consumer.number, None, 7),
-        ("asked", "orders", consumer.number, None, 0),
+        ("requested", "orders", consumer.number, None, 7),
+        ("requested", "orders", consumer.number, None, 0),
     ]
 
 
@@ -486,7 +484,7 @@ def test_a_subscription_tells_all_that_decides_what_it_may_have(
     consumer.is_exclusive, consumer.priority = is_exclusive, -127
     told.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
     said = told.events()[-1]
-    words = {" with selector": has_selector, " with express": has_express, " with begun": names_begun}
+    words = {" with selector": has_selector, " with express": has_express, " with started": names_begun}
     words |= {" pulling": pulls, " exclusive": is_exclusive}
     assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so)
     assert said.get("priority") == (-127 if is_exclusive else None)
@@ -543,7 +541,7 @@ def test_temporary_queues_are_nobodys_business() -> None:
     told.log.window_changed(consumer, consumer.queue, 0)
     told.log.requested(consumer, consumer.queue, 1)
     told.engine.acknowledge(session, Ack("s", 1, None))
-    assert {event["kind"] for event in told.events()} == {"started", "committed"}
+    assert {event["kind"] for event in told.events()} == {"run-started", "committed"}
 
 
 def test_history_alone_makes_no_further_batches() -> None:
@@ -783,53 +781,21 @@ def of_version(path: Path, version: int) -> None:
         file.write(version.to_bytes(2, "little"))
 
 
-@pytest.mark.parametrize("version", [4, 5, 6, 7])
-def test_a_history_of_a_version_before_is_read_and_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Brokers before knew `failed`, which took the place of three reasons, or nothing of `ended`, `begun` or causes."""
-    told = busy(random.Random(1), steps=40)
-    write(tmp_path, told).close()
-    (path,) = history_files(tmp_path)
-    of_version(path, version)
-    last = told.events()[-1]["event"]
-    history = History(tmp_path)
-    assert history.start_run(after_clean_stop=True) == (2, last + 1)
-    later = Told(run=2, first_event=last + 1)
-    for chunk in later.chunks:
-        history.append(chunk)
-    history.close()
-    assert [path.read_bytes()[4] for path in history_files(tmp_path)] == [version, HISTORY_VERSION]
-    assert read_folder(tmp_path) == told.events() + later.events()
-
-
-def test_what_version_4_called_failed_is_still_called_so(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    told, session = holding(1)
-    told.engine.nack(session, Nack("s", 1))
-    told.commit()
-    # Kind, code, and how many of them.
-    refused, failed = (
-        struct.pack("<BBI", EventKind.RETURNED, REASONS.index(word), 1) for word in ("refused", "failed")
-    )
-    path = tmp_path / "0000000000000001.history"
-    with path.open("wb") as file:
-        file.write(FILE.pack(MAGIC, 4, 1))
-        for chunk in told.chunks:
-            rest = chunk[4:].replace(refused, failed)
-            file.write(struct.pack("<I", crc32(rest)) + rest)
-    (tmp_path / "0000000000001000.history").touch()
-    list(export_ended(tmp_path))
-    assert [row["reason"] for row in read_parquet(tmp_path / EVENTS_FOLDER) if row["kind"] == "returned"] == ["failed"]
-
-
-@pytest.mark.parametrize("version", [3, HISTORY_VERSION + 1])
+@pytest.mark.parametrize("version", [4, 7, HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
     of_version(path, version)
-    with pytest.raises(
-        HistoryError, match=rf"history has version {version}, this truenext reads 4, 5, 6, 7 and 8: use the "
-    ):
+    why = rf"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: use the truenext that wrote"
+    with pytest.raises(HistoryError, match=why):
         History(tmp_path)
+    assert [(name, reason.startswith(why)) for name, reason in find_damage(tmp_path)] == [(path.name, True)]
+    assert last_batch(tmp_path) is None
+    (tmp_path / "0000000000001000.history").touch()
+    if can_write_parquet():
+        with pytest.raises(HistoryError, match=why):
+            list(export_ended(tmp_path))
+    assert path.exists()
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -927,7 +893,7 @@ def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> No
     list(export_ended(tmp_path))
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == told.events()
-    assert Counter(event["kind"] for event in exported)["begun"] == 4
+    assert Counter(event["kind"] for event in exported)["started"] == 4
 
 
 def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -> None:
@@ -1039,7 +1005,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     command = [sys.executable, "-m", "truenext.history.export", str(tmp_path), "1000000", "30"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
-    assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has version 3, this truenext reads", line)
+    assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9", line)
 
 
 def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:

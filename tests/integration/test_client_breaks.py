@@ -151,7 +151,7 @@ def check_history(broker: BrokerProcess) -> None:
     for event in sorted(read_folder(broker.data / "history"), key=lambda event: event["event"]):
         key = (event.get("queue", ""), event.get("sequence", 0))
         kind = event["kind"]
-        if kind == "started":
+        if kind == "run-started":
             held.clear()
         elif kind == "dispatched":
             assert key not in held and key not in done, event

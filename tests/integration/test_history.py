@@ -69,7 +69,7 @@ def test_after_a_clean_stop_what_waits_is_told_and_no_number_is_missing(own_brok
     events = history(own_broker)
     assert [event["event"] for event in events] == list(range(1, len(events) + 1))
     assert [(event["run"], event["count"]) for event in events if event["kind"] == "recovered"] == [(2, 3)]
-    assert [event["reason"] for event in events if event["kind"] == "started"] == ["clean", "clean"]
+    assert [event["reason"] for event in events if event["kind"] == "run-started"] == ["clean", "clean"]
 
 
 def test_no_history_leaves_none(tmp_path: Path) -> None:
@@ -115,6 +115,6 @@ def test_killed_again_and_again_it_misses_no_confirmed_send_and_no_confirmed_ack
     assert set(told) == acknowledged
     assert set(told.values()) <= {1}
     gaps = [later for earlier, later in pairwise(events) if later["event"] != earlier["event"] + 1]
-    assert [(gap["kind"], gap["reason"]) for gap in gaps] == [("started", "unclean")] * 3
+    assert [(gap["kind"], gap["reason"]) for gap in gaps] == [("run-started", "unclean")] * 3
     assert all(later["event"] > earlier["event"] for earlier, later in pairwise(events))
     assert gaps[0]["event"] > GAP_EVENTS

@@ -42,7 +42,7 @@ def sequences(events: list[Event], kind: str) -> list[int | None]:
 def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, window: int) -> None:
     events = recorder(broker).record(production(40, random.Random(1)), queue=queue, window=window, report=silent)
     assert [event.event for event in events] == list(range(1, len(events) + 1))
-    assert [event.kind for event in events[:42]] == ["started", *["accepted"] * 40, "subscribed"]
+    assert [event.kind for event in events[:42]] == ["run-started", *["accepted"] * 40, "subscribed"]
     assert events[-1].kind == "drained"
     assert sequences(events, "accepted") == list(range(1, 41))
     assert sequences(events, "dispatched") == [*range(31, 41), *range(1, 31)]
@@ -59,7 +59,7 @@ def test_all_is_confirmed_before_the_consumer_comes(broker: BrokerProcess, queue
     messages = mix(1203, random.Random(5))
     events = recorder(broker).record(messages, queue=queue, window=10, report=silent)
     assert Counter(event.kind for event in events) == {
-        **dict.fromkeys(("started", "subscribed", "drained"), 1),
+        **dict.fromkeys(("run-started", "subscribed", "drained"), 1),
         **dict.fromkeys(("accepted", "dispatched", "acknowledged"), 1203),
     }
     due = sorted(range(1, 1204), key=lambda sequence: (-messages[sequence - 1].priority, sequence))

@@ -13,8 +13,8 @@ Event = dict[str, Any]
 
 COLUMNS = tuple(EVENTS.names)
 REASONS = (
-    *("failed", "released", "released", "delayed", "holding", "refused", "aborted and delayed", "lost", "lost"),
-    "refused and holding",
+    *("nacked", "released", "released", "delayed", "blocking", "nacked", "aborted and delayed", "lost", "lost"),
+    "nacked and blocking",
 )
 """What the histories of this truenext say, and of older ones."""
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
@@ -40,13 +40,13 @@ class RandomHistory:
         self.attempts: dict[int, int] = {}
         self.with_cause: set[int] = set()
         self.waits: dict[int, str] = {}
-        """Those that wait for their next try, and whether others do as well: `delayed`, `holding`."""
+        """Those that wait for their next try, and whether others do as well: `delayed`, `blocking`."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
         self.ending: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
         """What was in a queue that has ended, and has not expired yet."""
         self.paused: set[str] = set()
         self.consumers: dict[str, dict[int, int]] = {queue: {} for queue in queues}
-        """What each of them may hold, or has asked for."""
+        """What each of them may hold, or has requested."""
         self.modes: dict[int, str] = {}
         """Of all there ever were."""
         self.exclusive: dict[int, tuple[int, int]] = {}
@@ -77,7 +77,7 @@ class RandomHistory:
 
     def start(self, how: str) -> None:
         self.run += 2 if self.run and self.chance(0.1) else 1
-        self.add("started", reason=how)
+        self.add("run-started", reason=how)
         self.consumers = {queue: {} for queue in self.queues}
         self.holders.clear()
         self.waits.clear()
@@ -154,7 +154,7 @@ class RandomHistory:
         mode += " with selector" if self.chance(0.1) else ""
         if window is not None:
             mode += " with express" if self.chance(0.1) else ""
-            mode += " with begun" if self.chance(0.5) else ""
+            mode += " with started" if self.chance(0.5) else ""
             if self.chance(0.2):
                 mode, window = mode + " pulling", None
         is_exclusive = self.chance(0.15)
@@ -172,7 +172,7 @@ class RandomHistory:
         consumer = self.random.choice([*(known or [1]), *range(max(1, self.next_consumer - 2), self.next_consumer)])
         count = self.random.choice([0, 1, 2, 3, 6])
         if "pulling" in self.modes.get(consumer, ""):
-            self.add("asked", queue=queue, consumer=consumer, count=count)
+            self.add("requested", queue=queue, consumer=consumer, count=count)
         else:
             self.add("window", queue=queue, consumer=consumer, window=count)
         if consumer in self.consumers[queue]:
@@ -190,7 +190,7 @@ class RandomHistory:
             consumer = self.random.randint(0, self.next_consumer)
         if sequence in self.holders:
             self.started.add(sequence)
-        self.add("begun", queue=queue, sequence=sequence, consumer=consumer)
+        self.add("started", queue=queue, sequence=sequence, consumer=consumer)
 
     def unsubscribe(self, queue: str) -> None:
         if not self.consumers[queue]:
@@ -212,12 +212,12 @@ class RandomHistory:
             self.add("unsubscribed", queue=queue, consumer=consumer)
 
     def requeue(self, queue: str, sequence: int, reason: str) -> None:
-        has_failed = reason.startswith(("failed", "refused", "aborted", "lost"))
+        has_failed = reason.startswith(("nacked", "aborted", "lost"))
         attempts = self.attempts.get(sequence, 0) + has_failed
         if self.chance(self.faults):
             attempts = max(0, attempts + self.random.choice([-1, 1]))
         self.attempts[sequence] = attempts
-        cause = self.random.choice([None, "it broke"]) if reason.startswith("refused") else None
+        cause = self.random.choice([None, "it broke"]) if reason.startswith("nacked") else None
         if cause is not None:
             self.with_cause.add(sequence)
         self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason, cause=cause)
@@ -239,13 +239,13 @@ class RandomHistory:
         messages = self.present[queue]
         waiting = [each for each in messages if each not in self.holders]
         keys = {each: (9 - messages[each]["priority"], each) for each in messages}
-        holding = min((keys[each] for each in messages if self.waits.get(each) == "holding"), default=(10, 0))
+        blocking = min((keys[each] for each in messages if self.waits.get(each) == "blocking"), default=(10, 0))
         ready = [
             each
             for each in waiting
             if each in self.visible
             and each not in self.waits
-            and keys[each] < holding
+            and keys[each] < blocking
             and not any(
                 other < each and other not in self.visible and messages[other]["priority"] == messages[each]["priority"]
                 for other in waiting
@@ -291,7 +291,7 @@ class RandomHistory:
         if kind == "returned":
             reason = "due" if is_due else self.random.choice(REASONS)
             wait = reason.rpartition(" ")[2]
-            if wait in ("delayed", "holding"):
+            if wait in ("delayed", "blocking"):
                 self.waits[sequence] = wait
             self.requeue(queue, sequence, reason)
             return
@@ -353,7 +353,7 @@ class RandomHistory:
                 # The account of what is durable is not lost, nor is that of a start.
                 if self.events[index]["kind"] not in (
                     "accepted",
-                    "started",
+                    "run-started",
                     "acknowledged",
                     "expired",
                     "dead-lettered",

@@ -12,7 +12,7 @@ by looking at every message. Where the two pages leave a choice, the choice is n
 - What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
   those alone. While it is being committed nobody knows for whom its equals behind it are ready.
 - What a consumer with a selector gets, or leaves, is no evidence; nor is that of one that takes from other queues as
-  well, of which the history says the same. What such a one has asked for is known once the history has said so.
+  well, of which the history says the same. What such a one has requested is known once the history has said so.
 - How much of a window is taken is known only if the client names what it begins: what is acknowledged inside a
   transaction is in no window any more, and of other clients it is not said. Beyond a window the express lane goes, and
   that of one with a selector may be that of one that takes from other queues, so that its changes are not told.
@@ -38,7 +38,7 @@ class Letter:
     persistent: bool | None
     visible: bool
     where: str
-    """`waiting`, `held`, `doubtful`, `uncertain`, `gone`; `delayed` or `holding` until its next try"""
+    """`waiting`, `held`, `doubtful`, `uncertain`, `gone`; `delayed` or `blocking` until its next try"""
     holder: int | None = None
     group: int | None = None
     is_ended: bool = False
@@ -46,7 +46,7 @@ class Letter:
     dispatched: int = 0
     """The last dispatch,"""
     started: bool = False
-    """and whether that was begun."""
+    """and whether that was started."""
     attempts: int | None = None
     attempts_least: int = 0
     """As the last return said, whatever was not seen since."""
@@ -78,7 +78,7 @@ class Receiver:
 
     @property
     def tells_started(self) -> bool:
-        return self.has("begun") and not self.has("auto")
+        return self.has("started") and not self.has("auto")
 
     @property
     def is_exact(self) -> bool:
@@ -109,7 +109,7 @@ class Judge:
             if each["kind"] == "committed" and each["run"] == accepted["run"] and each["batch"] >= accepted["batch"]:
                 return int(each["event"])
         for start in self.events:
-            if start["kind"] == "started" and start["run"] > accepted["run"]:
+            if start["kind"] == "run-started" and start["run"] > accepted["run"]:
                 again = any(
                     each.get("sequence") == accepted["sequence"] and each["kind"] != "accepted"
                     for each in self.events
@@ -130,7 +130,7 @@ class Judge:
             if previous is not None and number - previous > 1:
                 for letter in letters.values():
                     letter.attempts = None
-                    if letter.where in ("waiting", "held", "delayed", "holding"):
+                    if letter.where in ("waiting", "held", "delayed", "blocking"):
                         letter.where = "doubtful"
             previous = number
             for letter in letters.values():
@@ -140,7 +140,7 @@ class Judge:
                 self._all_perhaps(letters)
             if number == before:
                 break
-            if each["kind"] == "started":
+            if each["kind"] == "run-started":
                 self._start(each, letters)
             if each.get("queue") == queue:
                 self._step(each, letters)
@@ -164,7 +164,7 @@ class Judge:
                 letter.where = "gone"
             elif not letter.visible:
                 letter.where = "uncertain"
-            elif letter.where in ("waiting", "held", "delayed", "holding") or (
+            elif letter.where in ("waiting", "held", "delayed", "blocking") or (
                 letter.where == "doubtful" and letter.persistent
             ):
                 letter.where = "waiting"
@@ -186,7 +186,7 @@ class Judge:
             if letter.where != "gone" and not letter.is_ended:
                 letter.where, letter.holder = "held", each["consumer"]
                 letter.dispatched, letter.started = each["event"], False
-        elif kind == "begun":
+        elif kind == "started":
             if letter is not None and letter.where == "held" and letter.holder == each["consumer"]:
                 letter.started = True
         elif kind in ("acknowledged", "expired", "dead-lettered", "moved", "removed"):
@@ -195,9 +195,9 @@ class Judge:
             letter.where = "gone"
         elif kind == "returned":
             if letter is not None and letter.where != "gone" and not letter.is_ended:
-                # "refused and delayed", "delayed"
+                # "nacked and delayed", "delayed"
                 last = each["reason"].rpartition(" ")[2]
-                where = last if last in ("delayed", "holding") else "waiting"
+                where = last if last in ("delayed", "blocking") else "waiting"
                 letter.where = "doubtful" if letter.priority is None else where
                 letter.attempts = letter.attempts_least = each["attempts"]
                 letter.has_cause |= each.get("cause") is not None
@@ -208,7 +208,7 @@ class Judge:
         elif kind == "ended":
             for each_letter in self._present(letters).values():
                 each_letter.is_ended = True
-                if each_letter.where in ("held", "delayed", "holding"):
+                if each_letter.where in ("held", "delayed", "blocking"):
                     each_letter.where = "waiting"
         elif kind == "recovered" and each["event"] in self.lost_at:
             self._all_perhaps(letters)
@@ -229,12 +229,12 @@ class Judge:
     def ready(letters: dict[int, Letter]) -> list[Letter]:
         """Section Ready: visible, held by nobody, and no earlier one of equal priority still being committed."""
         waiting = [each for each in letters.values() if each.where == "waiting"]
-        first_holding = min((each.key for each in letters.values() if each.where == "holding"), default=(10, 0))
+        first_blocking = min((each.key for each in letters.values() if each.where == "blocking"), default=(10, 0))
         return [
             each
             for each in waiting
             if each.visible
-            and each.key < first_holding
+            and each.key < first_blocking
             and not any(
                 other.priority == each.priority and other.sequence < each.sequence and not other.visible
                 for other in waiting
@@ -250,7 +250,7 @@ class Judge:
         self.lost_at: set[int] = set()
         self.lost_before: set[int] = set()
         for each in self.events:
-            if each["kind"] == "started":
+            if each["kind"] == "run-started":
                 self._recovery(queue, each)
             if each.get("queue") != queue:
                 continue
@@ -266,12 +266,12 @@ class Judge:
             elif each["kind"] in ("acknowledged", "dead-lettered", "moved", "removed"):
                 letter = self._letters(queue, each["event"]).get(each["sequence"])
                 if letter is not None and letter.is_ended and letter.where != "gone":
-                    self._find("doubled", queue, each)
+                    self._find("duplicate", queue, each)
                 elif letter is not None and each["kind"] == "acknowledged":
                     self._acknowledgement(queue, each, letter)
                 elif each["kind"] == "dead-lettered" and self._forgets(each, letter):
-                    self._find("forgotten", queue, each)
-            elif each["kind"] == "begun":
+                    self._find("lost-failure", queue, each)
+            elif each["kind"] == "started":
                 self._beginning(queue, each)
             elif each["kind"] == "returned":
                 self._return(queue, each)
@@ -301,7 +301,7 @@ class Judge:
         if letter is None:
             return
         if letter.where == "gone" or letter.is_ended:
-            self._find("doubled", queue, each)
+            self._find("duplicate", queue, each)
             return
         letters = self._present(letters)
         if letter.priority is not None and not (receiver is not None and receiver.has("selector")):
@@ -309,8 +309,8 @@ class Judge:
                 if self._overtakes(letter, self._of_group(letters, group), letters, queue, each):
                     break
         if letter.where == "held":
-            self._find("doubled", queue, each)
-        if letter.where in ("delayed", "holding") or (letter.where == "waiting" and not letter.visible):
+            self._find("duplicate", queue, each)
+        if letter.where in ("delayed", "blocking") or (letter.where == "waiting" and not letter.visible):
             self._find("premature", queue, each)
 
     def _receivers(self, queue: str, before: int) -> tuple[dict[int, Receiver], bool]:
@@ -327,7 +327,7 @@ class Judge:
             previous = number
             if number == before:
                 break
-            if each["kind"] == "started":
+            if each["kind"] == "run-started":
                 receivers, are_all = {}, True
             if each.get("queue") != queue:
                 continue
@@ -346,7 +346,7 @@ class Judge:
             elif each["kind"] == "window":
                 receiver.window = 1 if each["window"] is None else each["window"]
                 receiver.is_suspended = each["window"] == 0
-            elif each["kind"] == "asked":
+            elif each["kind"] == "requested":
                 receiver.requested = each["count"]
             elif each["kind"] == "dispatched":
                 receiver.has_got = True
@@ -386,7 +386,7 @@ class Judge:
         return receiver if receiver.since < letter.dispatched < (receiver.ended or letter.dispatched + 1) else None
 
     def _acknowledgement(self, queue: str, each: Event, letter: Letter) -> None:
-        if letter.where in ("waiting", "delayed", "holding"):
+        if letter.where in ("waiting", "delayed", "blocking"):
             self._find("stale", queue, each)
         receiver = self._holder(queue, each, letter)
         if receiver is not None and receiver.ended and receiver.tells_started and not letter.started:
@@ -403,7 +403,7 @@ class Judge:
                 self._find("stale", queue, each)
         elif (are_all and not is_there) or (
             letter is not None
-            and (letter.is_ended or letter.where in ("gone", "waiting", "held", "delayed", "holding"))
+            and (letter.is_ended or letter.where in ("gone", "waiting", "held", "delayed", "blocking"))
         ):
             self._find("stale", queue, each)
 
@@ -412,7 +412,7 @@ class Judge:
         if letter is None or letter.where == "gone" or letter.is_ended:
             return
         if each["attempts"] < letter.attempts_least:
-            self._find("forgotten", queue, each)
+            self._find("lost-failure", queue, each)
         reason = each["reason"].partition(" ")[0]
         if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
             self._find("miscount", queue, each)
@@ -427,7 +427,7 @@ class Judge:
         if group is None:
             return some
         return {
-            sequence: replace(letter, where="holding" if letter.where == "delayed" else letter.where)
+            sequence: replace(letter, where="blocking" if letter.where == "delayed" else letter.where)
             for sequence, letter in some.items()
         }
 
@@ -449,15 +449,15 @@ class Judge:
             for other in letters.values()
             if other.where == "waiting" and other.priority == letter.priority and other.sequence < letter.sequence
         ]
-        holding = [other for other in letters.values() if other.where == "holding" and other.key < letter.key]
-        if holding:
-            first = min(holding, key=lambda other: other.key)
+        blocking = [other for other in letters.values() if other.where == "blocking" and other.key < letter.key]
+        if blocking:
+            first = min(blocking, key=lambda other: other.key)
             self._find("order" if first.priority == letter.priority else "inversion", queue, each, first.sequence)
         elif above:
             self._find("inversion", queue, each, min(above, key=lambda other: other.key).sequence)
         elif equals:
             self._find("order", queue, each, min(equals, key=lambda other: other.key).sequence)
-        return bool(holding or above or equals)
+        return bool(blocking or above or equals)
 
     def _find(self, kind: str, queue: str, each: Event, overtaken: int | None = None) -> None:
         self.found[kind, queue] += 1
@@ -474,7 +474,7 @@ class Judge:
         until = told or (own[0] if own else None)
         last = until["event"] if until else max(each["event"] for each in self.events)
         next_start = next(
-            (each["event"] for each in self.events if each["kind"] == "started" and each["event"] > start["event"]),
+            (each["event"] for each in self.events if each["kind"] == "run-started" and each["event"] > start["event"]),
             None,
         )
         if until is None and next_start is not None:
@@ -518,7 +518,7 @@ class Judge:
             if since is not None:
                 ended = each.get("queue") == queue and each["kind"] == "dispatched"
                 stop = now
-                if each["kind"] == "started":
+                if each["kind"] == "run-started":
                     ended, stop = True, self.events[index - 1]["at"].timestamp()
                 if not ended and not self._could(queue, index):
                     ended = True
@@ -539,7 +539,7 @@ class Judge:
         is_paused = False
         previous = None
         for each in self.events[: index + 1]:
-            if each["kind"] == "started" or (previous is not None and each["event"] - previous > 1):
+            if each["kind"] == "run-started" or (previous is not None and each["event"] - previous > 1):
                 is_paused = False
             previous = each["event"]
             if each.get("queue") == queue and each["kind"] in ("paused", "resumed"):

@@ -29,7 +29,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
     """What `timeline` makes of `events`, in plain Python."""
     queues = sorted({each["queue"] for each in events if each["queue"]})
     runs = sorted({each["run"] for each in events})
-    starts = {each["run"]: each for each in events if each["kind"] == "started"}
+    starts = {each["run"]: each for each in events if each["kind"] == "run-started"}
     is_whole = events[0]["event"] == 1 and runs == list(range(runs[0], runs[-1] + 1))
     rows = []
 
@@ -40,7 +40,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             "visible_event": NEVER,
             "at": 0,
             "visible_at": 0,
-            "more": 0,
+            "detail_code": 0,
         }
         rows.append(empty | {"event": event, "code": int(code), "queue": queue} | columns)
 
@@ -53,10 +53,10 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
         if previous is not None and each["event"] - previous["event"] > 1:
             for queue in queues:
                 row(previous["event"] + 1, EventCode.GAP, queue)
-        if each["kind"] == "started":
+        if each["kind"] == "run-started":
             flags = int(Start.CLEAN) if each["reason"] == "clean" else 0
             flags += int(Start.CONTINUED) if each["run"] - 1 in runs else 0
-            others = {other["kind"] for other in events if other["run"] == each["run"]} - {"started", "recovered"}
+            others = {other["kind"] for other in events if other["run"] == each["run"]} - {"run-started", "recovered"}
             flags += (int(Start.RECOVERED) if others else 0) + (int(Start.COMPLETE) if is_whole else 0)
             for queue in queues:
                 row(
@@ -88,7 +88,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                 start = next((starts[run] for run in runs if run > each["run"] and run in starts), None)
                 if start and any(o["sequence"] == each["sequence"] and o["event"] > start["event"] for o in events):
                     by = start
-            columns |= {"number": each["priority"], "persistent": each["persistent"], "more": each["group"] or 0}
+            columns |= {"number": each["priority"], "persistent": each["persistent"], "detail_code": each["group"] or 0}
             if by is not None:
                 columns |= {"visible_event": by["event"], "visible_at": micros(by)}
         elif each["kind"] in ("subscribed", "window"):
@@ -101,12 +101,12 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                     columns["number"] = SELECTIVE
                 if each["priority"] is not None:
                     columns["sequence"] = each["priority"]
-                columns["more"] = sum(
+                columns["detail_code"] = sum(
                     int(flag)
                     for word, flag in {
                         "auto": ConsumerFlags.AUTO,
                         "express": ConsumerFlags.EXPRESS,
-                        "begun": ConsumerFlags.NAMES_BEGUN,
+                        "started": ConsumerFlags.NAMES_STARTED,
                         "pulling": ConsumerFlags.PULLS,
                         "exclusive": ConsumerFlags.EXCLUSIVE,
                     }.items()
@@ -116,12 +116,12 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             columns["number"] = each["count"] or each["attempts"] or 0
         code = CODES[each["kind"]]
         if each["kind"] == "returned":
-            waits = {"delayed": EventCode.DELAYED, "holding": EventCode.HOLDING}
+            waits = {"delayed": EventCode.DELAYED, "blocking": EventCode.BLOCKING}
             code = waits.get(each["reason"].rpartition(" ")[2], code)
             reasons = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
-            columns["more"] = int(reasons.get(each["reason"].partition(" ")[0], ReturnReason.OTHER))
+            columns["detail_code"] = int(reasons.get(each["reason"].partition(" ")[0], ReturnReason.OTHER))
         if each["kind"] in ("returned", "dead-lettered") and each.get("cause") is not None:
-            columns["more"] = columns.get("more", 0) + HAS_CAUSE
+            columns["detail_code"] = columns.get("detail_code", 0) + HAS_CAUSE
         row(each["event"], code, each["queue"], **columns)
     for queue in queues:
         row(events[-1]["event"] + 1, EventCode.FINISHED, queue, at=micros(events[-1]))
@@ -154,5 +154,5 @@ def witnessed(findings: list[dict[str, Any]]) -> set[tuple[str, str, int, int | 
         )
         for each in findings
         if each["kind"]
-        in ("inversion", "order", "premature", "doubled", "uncredited", "miscount", "stale", "forgotten")
+        in ("inversion", "order", "premature", "duplicate", "uncredited", "miscount", "stale", "lost-failure")
     }

@@ -60,7 +60,7 @@ def serve(policy: Policy, seed: int, messages: int = 300) -> tuple[list[Event], 
         )
         return events[-1]
 
-    add("started", reason="clean")
+    add("run-started", reason="clean")
     add("subscribed", queue="orders", consumer=1, mode="client-individual", window=1)
     sent = turn = 0
     while sent < messages or waiting:

@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "credit ignored": (Account, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
     "windows that change ignored": (Account, "window_changed", lambda self, event, at, consumer, window: None),
     "wishes ignored": (Account, "requested", lambda self, event, at, consumer, count: None),
-    "what is begun ignored": (Account, "started", lambda self, event, at, sequence, consumer: None),
+    "what is started ignored": (Account, "started", lambda self, event, at, sequence, consumer: None),
     "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
     "miscounts ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
@@ -223,8 +223,8 @@ def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() 
     account.dispatched(10, 10, 1, 2)
     account.end(11, 11, 2, EventCode.ACKNOWLEDGED)
     assert [(each.kind, each.sequence, each.detail) for each in account.findings] == [
-        ("doubled", 1, "ended"),
-        ("doubled", 2, "acknowledged although ended"),
+        ("duplicate", 1, "ended"),
+        ("duplicate", 2, "acknowledged although ended"),
     ]
 
 

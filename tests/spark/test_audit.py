@@ -21,7 +21,7 @@ from tests.spark.judge import Judge
 from tests.spark.policies import serve, true_next, two_buckets
 from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import Results, audit
 from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.command import audit_all, run
@@ -44,7 +44,7 @@ def found(results: Results) -> Counter[tuple[str, str]]:
     total: Counter[tuple[str, str]] = Counter()
     for row in results.tables["violations"].collect():
         total[row["kind"], row["queue"]] += 1
-    for row in results.tables["doubled"].collect():
+    for row in results.tables["duplicates"].collect():
         total[row["kind"], row["queue"]] += row["count"]
     for row in results.tables["lost"].collect():
         total["lost", row["queue"]] += row["count"]
@@ -67,7 +67,7 @@ def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
             for row in results.tables["violations"].collect()
         } | {
             (row["kind"], row["queue"], row["event"], None)
-            for table in (results.tables["doubled"].where("kind = 'doubled'"), results.tables["consumers"])
+            for table in (results.tables["duplicates"].where("kind = 'duplicate'"), results.tables["consumers"])
             for row in table.collect()
         }
         assert witnessed == judge.witnesses, f"seed {seed}"
@@ -106,7 +106,7 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
 
 def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
     story = Story(window=3).give(1, 2).requeue(1, reason="lost", attempts=1).window(0).give(1).begin(3).requeue(2)
-    pulling = STARTED + " with selector pulling"
+    pulling = "client-individual with selector with started pulling"
     story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).requeue(4, attempts=1)
     for number, priority in ((3, -1), (4, 2), (5, 1)):
         story.subscribe(number, STARTED + " exclusive", priority=priority)
@@ -120,10 +120,10 @@ def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame
     }
     rows = sorted(results.tables["consumers"].collect(), key=lambda row: row["event"])
     assert [(row["kind"], row["sequence"], row["consumer"], row["detail"]) for row in rows] == [
-        ("miscount", 1, 1, "not begun"),
-        ("uncredited", 1, 1, "while it rested"),
-        ("stale", 3, 1, "begun although it did not hold it"),
-        ("uncredited", 4, 2, "more than it had asked for"),
+        ("miscount", 1, 1, "not started"),
+        ("uncredited", 1, 1, "while it was suspended"),
+        ("stale", 3, 1, "started although it did not hold it"),
+        ("uncredited", 4, 2, "more than it had requested"),
         ("miscount", 4, 2, "released"),
         ("uncredited", 3, 5, "although consumer 4 is exclusive"),
     ]
@@ -140,20 +140,43 @@ def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
         audit(frame(history), since=EPOCH + timedelta(days=1))
 
 
-def test_refused_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
-    reasons = {"refused": 1, "refused and delayed": 2, "aborted": 3, "aborted and holding": 4, "lost": 5, "released": 6}
-    # A page has shown one, one is due, and a history of before did not say which of the three it was.
-    others = ["delayed", "due", "failed"]
+def test_nacked_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
+    reasons = {"nacked": 1, "nacked and delayed": 2, "aborted": 3, "aborted and blocking": 4, "lost": 5, "released": 6}
+    # A page has shown one, and one is due.
+    others = ["delayed", "due"]
     empty: Event = dict.fromkeys(EVENTS.names)
     told = [reason for reason, count in reasons.items() for _ in range(count)] + others
-    history = [empty | {"event": 1, "run": 1, "at": EPOCH, "kind": "started", "reason": "clean"}]
+    history = [empty | {"event": 1, "run": 1, "at": EPOCH, "kind": "run-started", "reason": "clean"}]
     for event, reason in enumerate(told, 2):
         columns = {"kind": "returned", "queue": "orders", "sequence": event, "attempts": 1, "reason": reason}
         history.append(empty | {"event": event, "run": 1, "at": EPOCH} | columns)
     results = audit(frame(history))
     (row,) = results.tables["redelivery"].collect()
-    assert [row[reason] for reason in ("refused", "aborted", "lost", "released")] == [3, 7, 5, 6]
+    assert [row[reason] for reason in ("nacked", "aborted", "lost", "released")] == [3, 7, 5, 6]
     results.unpersist()
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"kind": "started", "reason": "unclean"},
+        {"kind": "begun"},
+        {"kind": "returned", "reason": "refused"},
+        {"kind": "subscribed", "mode": "client-individual with begun"},
+    ],
+)
+def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Frame, tmp_path: Path) -> None:
+    """Parquet files do not say their version: an event that no broker of this version writes gives them away."""
+    right, _ = serve(true_next, 3)
+    own = {"kind": "started", "reason": None, "mode": None}
+    ordinary = {"queue": "orders", "sequence": 1, "consumer": 1}
+    right = [*right, right[-1] | ordinary | own | {"event": right[-1]["event"] + 1}]
+    old = right[-1] | old | {"event": right[-1]["event"] + 1}
+    folder = written(frame, [*right, old], tmp_path)
+    with pytest.raises(HistoryError) as raised:
+        audit_all([folder])
+    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9: use the "
+    assert str(raised.value).startswith(expected)
 
 
 def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:

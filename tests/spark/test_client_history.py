@@ -40,7 +40,7 @@ def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None
             seen[f"{event['kind']} of 0"] += 0 in (event["window"], event["count"])
             seen.update((event["mode"] or "").split())
     ways = ("pulling", "express", "exclusive")
-    for what in ("window", "window of 0", "asked", "asked of 0", "begun", *FAILURES, "released", *ways):
+    for what in ("window", "window of 0", "requested", "requested of 0", "started", *FAILURES, "released", *ways):
         assert seen[what], what
 
 
@@ -221,7 +221,7 @@ the_last_begun_is_carried_out = behind_the_end(
         (the_first_is_charged_begun_or_not, "miscount"),
         (begun_outlives_its_dispatch, "miscount"),
         (a_release_counts_as_an_attempt, "miscount"),
-        (what_is_kept_comes_again, "doubled"),
+        (what_is_kept_comes_again, "duplicate"),
         (who_has_ended_still_gets_messages, "stale"),
         (the_last_ack_is_carried_out, "stale"),
         (the_last_begun_is_carried_out, "stale"),

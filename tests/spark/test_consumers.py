@@ -16,9 +16,9 @@ from tests.spark.plain import counted, outcomes_of, witnessed
 from truenext.spark.schema import EVENTS
 
 STUCK_SECONDS = 10.0
-STARTED = "client-individual with begun"
-SUSPENDED, BEYOND, UNASKED = "while it rested", "beyond its window of 2", "more than it had asked for"
-MISCOUNTS = ("released", "not begun")
+STARTED = "client-individual with started"
+SUSPENDED, BEYOND, UNASKED = "while it was suspended", "beyond its window of 2", "more than it had requested"
+MISCOUNTS = ("released", "not started")
 
 
 class Story:
@@ -27,7 +27,7 @@ class Story:
     def __init__(self, mode: str = STARTED, window: int | None = 2, messages: int = 9) -> None:
         self.events: list[Event] = []
         self.seconds = 0.0
-        self.add("started", queue=None, reason="clean")
+        self.add("run-started", queue=None, reason="clean")
         self.subscribe(1, mode, window)
         self.accept(*range(1, messages + 1))
 
@@ -68,7 +68,7 @@ class Story:
 
     def begin(self, *sequences: int, by: int = 1) -> Story:
         for sequence in sequences:
-            self.add("begun", sequence=sequence, consumer=by)
+            self.add("started", sequence=sequence, consumer=by)
         return self
 
     def acknowledge(self, *sequences: int) -> Story:
@@ -85,7 +85,7 @@ class Story:
         return self.add("window", consumer=of, window=window)
 
     def ask(self, count: int, of: int = 1) -> Story:
-        return self.add("asked", consumer=of, count=count)
+        return self.add("requested", consumer=of, count=count)
 
     @property
     def found(self) -> list[tuple[str, int | None, str]]:
@@ -120,10 +120,10 @@ def test_what_a_consumer_has_acknowledged_in_a_transaction_is_not_in_its_window(
     assert Story().give(1, 2).begin(1, 1).give(3, 4).found == [("uncredited", 4, BEYOND)]
 
 
-@pytest.mark.parametrize("mode", ["client-individual", "auto with begun", STARTED + " with express"])
+@pytest.mark.parametrize("mode", ["client-individual", "auto with started", STARTED + " with express"])
 def test_nothing_is_found_where_it_is_not_known_how_full_the_window_is_or_more_may_come(mode: str) -> None:
     assert Story(mode, None if mode.startswith("auto") else 2).give(1, 2, 3).found == []
-    assert Story("client with selector with begun", 2).give(1, 2, 3).found == []
+    assert Story("client with selector with started", 2).give(1, 2, 3).found == []
 
 
 def test_a_window_holds_from_where_it_changes() -> None:
@@ -241,45 +241,45 @@ def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_i
 
 def test_an_attempt_that_a_release_counts_is_found() -> None:
     assert Story().give(1).requeue(1, attempts=1).found == [("miscount", 1, "released")]
-    story = Story().give(1).requeue(1, reason="refused", attempts=1)
+    story = Story().give(1).requeue(1, reason="nacked", attempts=1)
     assert story.give(1).requeue(1, attempts=1).found == []
     assert story.give(1).requeue(1, attempts=2).found == [("miscount", 1, "released")]
 
 
 def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
-    for reason in ("lost", "aborted", "lost and delayed", "aborted and holding"):
+    for reason in ("lost", "aborted", "lost and delayed", "aborted and blocking"):
         story = Story().give(1, 2).begin(2).requeue(1, 2, reason=reason, attempts=1)
-        assert story.found == [("miscount", 1, "not begun")]
+        assert story.found == [("miscount", 1, "not started")]
         # Of clients that do not name it, the first is charged, begun or not.
         assert Story("client-individual").give(1).requeue(1, reason=reason, attempts=1).found == []
-    assert Story().give(1).requeue(1, reason="refused", attempts=1).found == []
+    assert Story().give(1).requeue(1, reason="nacked", attempts=1).found == []
 
 
-@pytest.mark.parametrize("reason", ["released", "refused", "lost and delayed"])
+@pytest.mark.parametrize("reason", ["released", "nacked", "lost and delayed"])
 def test_a_return_with_fewer_attempts_than_before_is_found_over_a_crash_too(reason: str) -> None:
     for story in (Story(), Story().lose_an_event()):
-        story.give(1).requeue(1, reason="refused", attempts=2).lose_an_event().give(1).begin(1)
+        story.give(1).requeue(1, reason="nacked", attempts=2).lose_an_event().give(1).begin(1)
         story.requeue(1, reason=reason, attempts=1)
-        assert ("forgotten", 1, "an attempt had been counted") in story.found
+        assert ("lost-failure", 1, "an attempt had been counted") in story.found
 
 
 def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
     def dead_letter(cause: str | None, said: str | None) -> list[tuple[str, int | None, str]]:
-        story = Story().give(1).add("returned", sequence=1, attempts=1, reason="refused", cause=said)
+        story = Story().give(1).add("returned", sequence=1, attempts=1, reason="nacked", cause=said)
         return story.give(1).add("dead-lettered", sequence=1, cause=cause).found
 
-    assert dead_letter(None, "it broke") == [("forgotten", 1, "a consumer had said why it failed")]
+    assert dead_letter(None, "it broke") == [("lost-failure", 1, "a consumer had said why it failed")]
     assert dead_letter("it broke", "it broke") == dead_letter("something else", "it broke") == []
     assert dead_letter(None, None) == dead_letter("the last word", None) == []
 
 
 def test_begun_is_said_of_one_dispatch() -> None:
     story = Story().give(1).begin(1).requeue(1).give(1).requeue(1, reason="lost", attempts=1)
-    assert story.found == [("miscount", 1, "not begun")]
+    assert story.found == [("miscount", 1, "not started")]
 
 
 def test_what_was_kept_and_comes_again_is_given_twice() -> None:
-    assert Story(window=5).give(1, 2).requeue(2).give(1).found == [("doubled", 1, "held by consumer 1")]
+    assert Story(window=5).give(1, 2).requeue(2).give(1).found == [("duplicate", 1, "held by consumer 1")]
 
 
 # Consumers that have ended
@@ -296,7 +296,7 @@ def test_what_a_consumer_gets_after_its_end_is_found() -> None:
 
 
 def test_what_a_consumer_begins_after_its_end_is_found() -> None:
-    late = "begun by a consumer that had ended"
+    late = "started by a consumer that had ended"
     assert taken_over().begin(1).found == [("stale", 1, late)]
     assert taken_over().give(1, to=2).begin(1).found == [("stale", 1, late)]
     # In a transaction, it is said.
@@ -304,18 +304,18 @@ def test_what_a_consumer_begins_after_its_end_is_found() -> None:
 
 
 def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
-    wrong = "begun although it did not hold it"
+    wrong = "started although it did not hold it"
     assert Story().begin(1).found == [("stale", 1, wrong)]
     assert Story().give(1).requeue(1).begin(1).found == [("stale", 1, wrong)]
     assert Story().subscribe(2).give(1, to=2).begin(1).found == [("stale", 1, wrong)]
-    assert Story().give(1).acknowledge(1).begin(1).found == [("stale", 1, "begun although acknowledged")]
-    delayed = Story().give(1).requeue(1, reason="refused and delayed", attempts=1)
+    assert Story().give(1).acknowledge(1).begin(1).found == [("stale", 1, "started although acknowledged")]
+    delayed = Story().give(1).requeue(1, reason="nacked and delayed", attempts=1)
     assert delayed.begin(1).found == [("stale", 1, wrong)]
 
 
 def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
-    delayed = Story().give(1).requeue(1, reason="refused and delayed", attempts=1)
+    delayed = Story().give(1).requeue(1, reason="nacked and delayed", attempts=1)
     assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
     late = Story().give(1).unsubscribe().acknowledge(1)
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
@@ -324,11 +324,11 @@ def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
 def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
     assert Story().give(1, 2).begin(1, 2).unsubscribe().acknowledge(1, 2).found == []
     begun_again = Story().give(1).begin(1).unsubscribe().begin(1)
-    assert begun_again.requeue(1, reason="refused", attempts=1).found == []
+    assert begun_again.requeue(1, reason="nacked", attempts=1).found == []
     lost = Story().give(1).begin(1).unsubscribe().requeue(1, reason="lost", attempts=1)
     assert lost.found == []
     # Of others it is not known, and the rest of a frame that is half sent may be taken after the end.
-    for mode in ("client-individual", "auto with begun"):
+    for mode in ("client-individual", "auto with started"):
         assert Story(mode).give(1).unsubscribe().acknowledge(1).found == []
 
 
@@ -358,7 +358,7 @@ def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(s
 
 
 def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
-    for end in ("window", "asked"):
+    for end in ("window", "requested"):
         story = Story(messages=1) if end == "window" else Story(STARTED + " pulling", None, 1).ask(1)
         story.wait(STUCK_SECONDS - 1)
         story = story.window(0) if end == "window" else story.ask(0)
@@ -394,6 +394,6 @@ def test_a_history_that_begins_in_the_middle_of_a_run_says_nothing_of_consumers_
         middle.events = story.events[first:]
         assert middle.accept(2).give(2).begin(2).acknowledge(2).found == []
     restarted = Story().give(1)
-    restarted.add("started", queue=None, reason="clean", run=2)
+    restarted.add("run-started", queue=None, reason="clean", run=2)
     restarted.add("recovered", count=9, run=2).add("dispatched", sequence=1, consumer=1, deliveries=2, run=2)
     assert restarted.found == [("stale", 1, "dispatched to a consumer that had ended")]

@@ -94,7 +94,7 @@ class Recorder:
         if not 1 <= window <= WINDOW_MAX:
             raise ConfigurationError(f"a window is 1 to {WINDOW_MAX} messages, not {window}")
         self._events = []
-        self._note("started", reason="clean")
+        self._note("run-started", reason="clean")
         self._send(messages, queue, report)
         self._receive(len(messages), queue, window, report)
         return self._events

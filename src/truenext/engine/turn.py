@@ -236,7 +236,7 @@ class Turn:
         self._resident.on_page_applied(read.lane)
         if is_for_consumers:
             for entry in self._reading.take_delayed():
-                self._events.delayed(entry, is_holding=entry.sequence not in entry.lane.delayed)
+                self._events.delayed(entry, is_blocking=entry.sequence not in entry.lane.delayed)
             for entry in self._reading.take_failed():
                 self._outcomes.dead_letter(entry)
             commit_state.touched[queue] = None

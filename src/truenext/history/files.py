@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.checksum import crc32
 from truenext.errors import HistoryError
-from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, MAGIC, READ_VERSIONS, EventKind, width
+from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,10 +65,11 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
     magic, version, _ = FILE.unpack_from(content)
     if magic != MAGIC:
         raise HistoryError(f"{path} is no history")
-    if version not in READ_VERSIONS:
-        *others, last = map(str, READ_VERSIONS)
-        reads = f"{', '.join(others)} and {last}"
-        raise HistoryError(f"{path} has version {version}, this truenext reads {reads}: use the truenext that wrote it")
+    if version != HISTORY_VERSION:
+        raise HistoryError(
+            f"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: "
+            "use the truenext that wrote it"
+        )
     at: int | None = FILE.size
     while at is not None and at < len(content):
         chunk = chunk_at(content, at)

@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
 
 _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
-_CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.ASKED)
+_CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
 """Whose blocks say the consumer."""
 _WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -120,14 +120,14 @@ def table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         ),
         "deliveries": _where(own["deliveries"], is_kind[EventKind.DISPATCHED], pa.int32()),
         "attempts": _where(own["attempts"], is_kind[EventKind.RETURNED], pa.int32()),
-        "reason": _coded(code, REASONS, is_kind[EventKind.RETURNED] | is_kind[EventKind.STARTED]),
+        "reason": _coded(code, REASONS, is_kind[EventKind.RETURNED] | is_kind[EventKind.RUN_STARTED]),
         "mode": _coded(code, MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
         "window": _where(own["window"], _has_column(is_kind, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _has_column(is_kind, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _has_column(is_kind, "target_sequence"), pa.int64()),
         "count": _where(
-            np.where(is_kind[EventKind.ASKED], own["count"], other),
-            is_kind[EventKind.RECOVERED] | is_kind[EventKind.ASKED],
+            np.where(is_kind[EventKind.REQUESTED], own["count"], other),
+            is_kind[EventKind.RECOVERED] | is_kind[EventKind.REQUESTED],
             pa.int64(),
         ),
         "group": _where(own["group"], is_kind[EventKind.ACCEPTED_OF_GROUP], pa.int64()),

@@ -23,7 +23,7 @@ TABLES = {
     "stage_findings": "Findings: events of stages against the history",
     "violations": "Violations, with witnesses",
     "lost": "Lost",
-    "doubled": "Delivered twice",
+    "duplicates": "Delivered twice",
     "consumers": "Wrong dispatches, acknowledgements and attempts, by consumer",
     "stuck": "Stuck",
     "starvation": "Starvation",

@@ -1,7 +1,7 @@
 """What becomes of a message that was dispatched, or whose time has come: it is done with, comes back, or is given up.
 
 acknowledged               done with
-refused, aborted, lost     back to its place, once its delay is over; or given up, if it failed too often
+nacked, aborted, lost      back to its place, once its delay is over; or given up, if it failed too often
 released                   back to its place
 given up, expired          a dead letter, or gone
 """
@@ -115,7 +115,7 @@ class Outcomes:
             if entry.store_batch is not None:
                 mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
         if entry.due_us:
-            self._events.delayed(entry, reason, is_holding=not is_set_aside, cause=cause)
+            self._events.delayed(entry, reason, is_blocking=not is_set_aside, cause=cause)
         else:
             self._events.returned(entry, reason, cause)
         if is_set_aside:

@@ -6,7 +6,7 @@ from enum import Enum
 class Reason(Enum):
     """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
 
-    NACKED = "refused"
+    NACKED = "nacked"
     ABORTED = "aborted"
     LOST = "lost"
     RELEASED = "released"

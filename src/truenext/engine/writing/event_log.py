@@ -19,21 +19,21 @@ from truenext.commands import AckMode
 from truenext.engine.state.reason import Reason
 from truenext.events import (
     BLOCK,
+    BLOCKING,
     CHECKSUM,
     CHUNK,
     DELAYED,
     EXCLUSIVE,
     FROM_BATCH,
-    HOLDING,
     MODES,
     NO_WINDOW,
     PERSISTENT_FLAG,
     PULLING,
     REASONS,
     STARTS_FILE,
-    WITH_BEGUN,
     WITH_EXPRESS,
     WITH_SELECTOR,
+    WITH_STARTED,
     EventKind,
     group_number,
 )
@@ -56,7 +56,7 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP,
         EventKind.EXPIRED,
         EventKind.REMOVED,
         EventKind.ACCEPTED_OF_GROUP,
-        EventKind.BEGUN,
+        EventKind.STARTED,
     )
 )
 BLOCK_US_MAX = 500
@@ -77,7 +77,7 @@ def _codes_of(wait: str) -> dict[Reason | None, int]:
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
 
-_DELAYED_FOR, _HOLDING_FOR = _codes_of(DELAYED), _codes_of(HOLDING)
+_DELAYED_FOR, _BLOCKING_FOR = _codes_of(DELAYED), _codes_of(BLOCKING)
 
 
 class EventLog:
@@ -110,7 +110,7 @@ class EventLog:
         self._other = 0
         self._opened_us = 0
         self._started: list[Entry] = []
-        """What was begun since the open block began, or a little before,"""
+        """What was started since the open block began, or a little before,"""
         self._started_by: list[int] = []
         """the numbers of the consumers,"""
         self._started_us = 0
@@ -165,11 +165,11 @@ class EventLog:
             self.entries.extend(entries)
 
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
-        """The client has named the dispatch of a message to this consumer as begun, or has acknowledged or refused it
-        inside a transaction; to be told of connections that name what they begin."""
+        """The client has said that it has started this dispatch, or has acknowledged or nacked the message inside a
+        transaction; to be told of connections that say what they start."""
         queue = entry.lane.queue
         if queue.number:
-            # A client acknowledges one, and begins the next: what was begun has a block of its own, which is written
+            # A client acknowledges one, and starts the next: what was started has a block of its own, which is written
             # before the open one. So the open one may tell of nothing but messages that are gone.
             if self._kind not in (-1, _ACKNOWLEDGED) or (self._started and self._started[0].lane.queue is not queue):
                 self.end_block()
@@ -182,9 +182,9 @@ class EventLog:
         """`cause` is what the consumer says of why it failed."""
         self._returned(entry, _RETURNED_FOR[reason], cause)
 
-    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_holding: bool, cause: str = "") -> None:
+    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_blocking: bool, cause: str = "") -> None:
         """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
-        self._returned(entry, (_HOLDING_FOR if is_holding else _DELAYED_FOR)[reason], cause)
+        self._returned(entry, (_BLOCKING_FOR if is_blocking else _DELAYED_FOR)[reason], cause)
 
     def due(self, entry: Entry) -> None:
         self._returned(entry, _DUE)
@@ -222,7 +222,7 @@ class EventLog:
     # ---- What happens rarely ----
 
     def run_started(self, *, after_clean_stop: bool) -> None:
-        self._single(EventKind.STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+        self._single(EventKind.RUN_STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
         if queue.number:
@@ -239,7 +239,7 @@ class EventLog:
                 consumer.mode.value
                 + WITH_SELECTOR * has_selector
                 + WITH_EXPRESS * consumer.has_express
-                + WITH_BEGUN * consumer.session.names_begun
+                + WITH_STARTED * consumer.session.names_begun
                 + PULLING * is_pulling
                 + EXCLUSIVE * consumer.is_exclusive
             )
@@ -251,17 +251,17 @@ class EventLog:
             self._single(kind, queue.number, code=MODES.index(mode), other=consumer.number, columns=columns)
 
     def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
-        """From here on the consumer may hold so many, 0 while it rests. Not of a consumer of a pattern, nor of one that
-        pulls; to be told behind what was dispatched by the window before."""
+        """From here on the consumer may hold so many, 0 while it is suspended. Not of a consumer of a pattern, nor of
+        one that pulls; to be told behind what was dispatched by the window before."""
         if queue.number:
             self._single(EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
 
     def requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
-        """From here on the consumer, which pulls, gets so many more, in all; 0 if its wish is withdrawn or has ended
-        before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the wish
-        before."""
+        """From here on the consumer, which pulls, gets so many more, in all; 0 if its pull request is withdrawn or
+        has ended before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the
+        pull request before."""
         if queue.number:
-            self._single(EventKind.ASKED, queue.number, other=consumer.number, columns=_column("I", [count]))
+            self._single(EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count]))
 
     def unsubscribed(self, consumer: BrokerConsumer, queue: Queue) -> None:
         if queue.number:

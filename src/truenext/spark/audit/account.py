@@ -82,7 +82,7 @@ class Account:
         self.is_paused = False
         """Nothing is to be dispatched."""
         self.free_consumers = 0
-        """Consumers that hold less than their window, have not got all that they asked for, and surely are kept from
+        """Consumers that hold less than their window, have not got all that they requested, and surely are kept from
         nothing by an exclusive one."""
         self.waiting = 0
         """Messages WAITING and visible."""
@@ -219,7 +219,7 @@ class Account:
         if message is None:
             code = self.removed.get(sequence)
             if code:
-                self.add_finding("doubled", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
+                self.add_finding("duplicate", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
                 self.recheck_idle(event, at)
                 return
             message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
@@ -227,7 +227,7 @@ class Account:
         elif message.priority >= 0 and (receiver is None or receiver.window != SELECTIVE):
             self.judge(event, at, message, consumer)
         if message.state is HELD:
-            self.add_finding("doubled", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
+            self.add_finding("duplicate", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
             self.end_hold(message)
         elif message.state is WAITING:
             if message.visible_event <= event:
@@ -280,9 +280,9 @@ class Account:
         if owner is not None and owner is not receiver and owner.rank is not None:
             detail = f"although consumer {owner.rank[1]} is exclusive"
         elif receiver.requested <= 0:
-            detail = "more than it had asked for"
+            detail = "more than it had requested"
         elif receiver.limit <= 0:
-            detail = "while it rested"
+            detail = "while it was suspended"
         else:
             detail = f"beyond its window of {receiver.limit}"
         self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
@@ -370,44 +370,46 @@ class Account:
                 self.update_is_free(holder)
 
     def started(self, event: int, at: int, sequence: int, consumer: int) -> None:
-        """The client says so, or has acknowledged or refused it inside a transaction."""
+        """The client says so, or has acknowledged or nacked it inside a transaction."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
             if message.is_started:
-                # Also after its subscription: what a transaction has acknowledged it may still refuse.
+                # Also after its subscription: what a transaction has acknowledged it may still nack.
                 return
             message.is_started = True
             receiver = message.receiver
             if receiver is not None:
                 receiver.unstarted -= 1
                 if receiver.has_ended:
-                    self.add_finding("stale", event, at, message, consumer, detail="begun by a consumer that had ended")
+                    self.add_finding(
+                        "stale", event, at, message, consumer, detail="started by a consumer that had ended"
+                    )
         elif self.knows_consumers and consumer not in self.consumers:
-            self.add_finding("stale", event, at, sequence, consumer, detail="begun by a consumer that had ended")
+            self.add_finding("stale", event, at, sequence, consumer, detail="started by a consumer that had ended")
         elif message is None:
             code = self.removed.get(sequence)
             if code:
                 self.add_finding(
-                    "stale", event, at, sequence, consumer, detail=f"begun although {END_REASONS[EventCode(code)]}"
+                    "stale", event, at, sequence, consumer, detail=f"started although {END_REASONS[EventCode(code)]}"
                 )
         elif message.state is HELD or message.state is WAITING or message.state is DELAYED:
-            self.add_finding("stale", event, at, message, consumer, detail="begun although it did not hold it")
+            self.add_finding("stale", event, at, message, consumer, detail="started although it did not hold it")
 
     def judge_return(self, event: int, at: int, message: AuditedMessage, attempts: int, reason: int) -> None:
-        """Is it charged rightly?"""
+        """Does it count an attempt rightly?"""
         if reason & HAS_CAUSE:
             message.has_cause = True
             reason -= HAS_CAUSE
         if attempts < message.attempts:
             # Written in one batch with the event that says so: no crash leaves the event without the attempt.
-            self.add_finding("forgotten", event, at, message, message.consumer, detail="an attempt had been counted")
+            self.add_finding("lost-failure", event, at, message, message.consumer, detail="an attempt had been counted")
         if reason == ReturnReason.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
                 self.add_finding("miscount", event, at, message, message.consumer, detail="released")
         elif reason == ReturnReason.STARTED and message.state is HELD and not message.is_started:
             receiver = message.receiver
             if receiver is not None and receiver.counts_started:
-                self.add_finding("miscount", event, at, message, message.consumer, detail="not begun")
+                self.add_finding("miscount", event, at, message, message.consumer, detail="not started")
         message.attempts = attempts
         message.has_known_attempts = True
 
@@ -420,13 +422,13 @@ class Account:
             return
         self.removed.add(sequence, code)
         if code == EventCode.DEAD_LETTERED and message.has_cause and not has_cause:
-            self.add_finding("forgotten", event, at, message, detail="a consumer had said why it failed")
+            self.add_finding("lost-failure", event, at, message, detail="a consumer had said why it failed")
         if message.state is HELD:
             self.end_hold(message)
             if code == EventCode.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
                 receiver = message.receiver
-                # What a transaction has of it, and may acknowledge after that, counts as begun.
+                # What a transaction has of it, and may acknowledge after that, counts as started.
                 if receiver is not None and receiver.has_ended and receiver.counts_started and not message.is_started:
                     detail = "acknowledged by a consumer that had ended"
                     self.add_finding("stale", event, at, message, message.consumer, detail=detail)
@@ -444,7 +446,7 @@ class Account:
         """What became of a message that is in the queue no more, if ever it was."""
         if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
             self.add_finding(
-                "doubled", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
+                "duplicate", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
             )
         self.removed.add(sequence, code)
         message = self.expiring.pop(sequence, None)
@@ -519,7 +521,7 @@ class Account:
         """`priority` is the consumer's, if it is exclusive."""
         subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
         if flags & ConsumerFlags.PULLS and window != SELECTIVE:
-            # Of one with a selector it is not known whether it is told what it asks for: it may be one of a pattern.
+            # Of one with a selector it is not known whether it is told what it requests: it may be one of a pattern.
             subscriber.requested = 0
         if subscriber.has_exact_window:
             subscriber.limit = window

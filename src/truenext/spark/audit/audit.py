@@ -17,13 +17,14 @@ from datetime import datetime
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, HistoryError
+from truenext.events import HISTORY_VERSION
 from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.consumers import consumers
 from truenext.spark.audit.depth import depth
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.latency import latency
-from truenext.spark.audit.loss import doubled, lost
+from truenext.spark.audit.loss import duplicates, lost
 from truenext.spark.audit.ordering import ordering
 from truenext.spark.audit.positions import positions
 from truenext.spark.audit.redelivery import redelivery
@@ -45,7 +46,7 @@ ProgressCallback = Callable[[str, float], None]
 @dataclass(frozen=True)
 class Results:
     tables: dict[str, DataFrame]
-    """`violations`, `lost`, `doubled`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
+    """`violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
     `positions`; and with stages those of `StageResults`"""
     verdict: Verdict
     cached: tuple[DataFrame, ...]
@@ -68,7 +69,8 @@ def audit(
     """Prove from `events` (docs/history.md) whether docs/contract.md held.
 
     `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
-    (docs/stages-events.md). Raises: ConfigurationError if nothing is left, or `stages` is of a newer format.
+    (docs/stages-events.md). Raises: ConfigurationError if nothing is left, or `stages` is of a newer format;
+    HistoryError if `events` are of another history version.
     """
     with _timed(progress, "runs and gaps"):
         if since is not None:
@@ -84,6 +86,12 @@ def audit(
         ).collect()[0]
         if not run_rows:
             raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
+        unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
+        if unknown:
+            raise HistoryError(
+                f"event {min(unknown):,} is of another history version; this truenext reads {HISTORY_VERSION}: "
+                "use the truenext that wrote it"
+            )
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
     with _timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
@@ -100,7 +108,7 @@ def audit(
         tables = {
             "violations": sweep_rows.transform(ordering),
             "lost": sweep_rows.transform(lost),
-            "doubled": sweep_rows.transform(doubled),
+            "duplicates": sweep_rows.transform(duplicates),
             "consumers": sweep_rows.transform(consumers),
             "stuck": sweep_rows.transform(stuck),
             "gaps": gap_table,
@@ -147,15 +155,15 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
         "order": "{:,} dispatches overtook a message of the same priority that had arrived earlier",
         "premature": "{:,} dispatches were of messages that were not visible yet",
         "lost": "{:,} messages were lost: they should have been there and were not",
-        "doubled": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
+        "duplicate": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
         "or that were gone already",
         "resurrected": "{:,} messages more were recovered than can have been there",
-        "uncredited": "{:,} dispatches were to consumers that rested, or beside an exclusive consumer, or beyond what "
-        "they might hold or had asked for",
+        "uncredited": "{:,} dispatches were to suspended consumers, or beside an exclusive consumer, or beyond what "
+        "they might hold or had requested",
         "miscount": "{:,} returns counted an attempt although nobody had failed",
-        "stale": "{:,} times a consumer that had ended, or did not hold the message, got, began or acknowledged it",
-        "forgotten": "{:,} messages had fewer attempts than before, or were dead letters that do not say why they "
-        "failed although a consumer had said it",
+        "stale": "{:,} times a consumer that had ended, or did not hold the message, got, started or acknowledged it",
+        "lost-failure": "{:,} messages had fewer attempts than before, or were dead letters without a cause "
+        "although a consumer had named one",
         "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
         f"taken them; the longest was {longest:,.1f} s",
     }

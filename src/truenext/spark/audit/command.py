@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas
 from pyspark.sql import DataFrame, SparkSession
 
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
 from truenext.spark.audit.names import names_of
 from truenext.spark.paths import path_to_read, path_to_write
@@ -96,9 +96,17 @@ def audit_all(
             print(f"{name}:", file=sys.stderr, flush=True)
         with _all_events(spark, folder) as events:
             stage_events = read_stage_events(spark, stages) if stages else None
-            results = audit(
-                events, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stage_events, progress=_print_step
-            )
+            try:
+                results = audit(
+                    events,
+                    since=since,
+                    queue=queue,
+                    stuck_seconds=stuck_seconds,
+                    stages=stage_events,
+                    progress=_print_step,
+                )
+            except HistoryError as error:
+                raise HistoryError(f"{folder}: {error}") from error
             if out is not None:
                 with _timed("tables"):
                     audited.append(

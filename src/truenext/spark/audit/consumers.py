@@ -3,10 +3,10 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-KINDS = ("uncredited", "miscount", "stale", "forgotten")
-"""A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; a
-consumer that had ended, or did not hold the message, and acted; an attempt that was counted before and is no more, or
-the cause of a failure that the dead letter does not say."""
+KINDS = ("uncredited", "miscount", "stale", "lost-failure")
+"""A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; an
+act of a consumer that had ended, or did not hold the message; a failure that the broker had recorded and lost: its
+attempt is not counted any more, or its cause is not in the dead letter."""
 
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:

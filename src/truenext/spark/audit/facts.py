@@ -38,10 +38,10 @@ class EventCode(IntEnum):
     PAUSED = 12
     RESUMED = 13
     DELAYED = 14
-    HOLDING = 15
+    BLOCKING = 15
     ENDED = 16
     WINDOW = 17
-    ASKED = 18
+    REQUESTED = 18
     STARTED = 19
     RUN_STARTED = 20
     GAP = 21
@@ -50,11 +50,11 @@ class EventCode(IntEnum):
 
 
 class ConsumerFlags(IntFlag):
-    """What decides what a consumer may have, and is charged for."""
+    """What decides what a consumer may have, and which attempts count against it."""
 
     AUTO = 1
     EXPRESS = 2
-    NAMES_BEGUN = 4
+    NAMES_STARTED = 4
     PULLS = 8
     EXCLUSIVE = 16
 
@@ -69,7 +69,7 @@ class ReturnReason(IntEnum):
     RELEASED = 1
     """It has not failed."""
     STARTED = 2
-    """It has failed, which is said only of what its client had begun, if that names what it begins: its connection was
+    """It has failed, which is said only of what its client had started, if that says what it starts: its connection was
     lost, or a transaction aborted."""
 
 
@@ -78,7 +78,7 @@ HAS_CAUSE = 4
 
 
 class Start(IntEnum):
-    """Flags of a STARTED."""
+    """Flags of a RUN_STARTED."""
 
     CLEAN = 1
     """The run before stopped by itself: transients are still there."""
@@ -146,23 +146,23 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     """Messages that it may hold, as far as is known; with SELECTIVE it may hold none."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
-    """Messages that it has asked for and not got."""
+    """Messages that it has requested and not got."""
     limit: int = UNLIMITED
-    """It gets nothing while it holds so many that are not begun. These are in its window surely: what is acknowledged
-    inside a transaction, and is in no window any more, counts as begun."""
+    """It gets nothing while it holds so many that are not started. These are in its window surely: what is acknowledged
+    inside a transaction, and is in no window any more, counts as started."""
     rank: tuple[int, int] | None = None
     """Consumer priority, negative, and number of one that is exclusive: the lowest has the queue."""
     held: int = 0
     unstarted: int = 0
-    """Those held that are not begun."""
+    """Those held that are not started."""
     is_free: bool = False
     """It is counted as one that could take a message."""
     has_ended: bool = False
 
     @property
     def counts_started(self) -> bool:
-        """What it has begun is told, so that all else was not."""
-        return bool(self.flags & ConsumerFlags.NAMES_BEGUN) and not self.flags & ConsumerFlags.AUTO
+        """What it has started is in the history, so that all else was not started."""
+        return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
@@ -178,8 +178,8 @@ class Finding(msgspec.Struct, gc=False):
     """What the contract does not allow, with a witness."""
 
     kind: str
-    """`inversion`, `order`, `premature`, `doubled`, `lost`, `resurrected`, `stuck`, `uncredited`, `miscount`, `stale`,
-    `forgotten`"""
+    """`inversion`, `order`, `premature`, `duplicate`, `lost`, `resurrected`, `stuck`, `uncredited`, `miscount`,
+    `stale`, `lost-failure`"""
     event: int
     at: int
     sequence: int

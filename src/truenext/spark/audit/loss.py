@@ -1,4 +1,4 @@
-"""Which messages were lost, and which were given out twice?"""
+"""Which messages were lost, and which were delivered twice?"""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,13 +12,13 @@ def lost(sweep_rows: DataFrame) -> DataFrame:
     return _found(sweep_rows, F.col("kind") == "lost", "sequence", "priority", "persistent", "count", "detail")
 
 
-def doubled(sweep_rows: DataFrame) -> DataFrame:
+def duplicates(sweep_rows: DataFrame) -> DataFrame:
     """Dispatched although held or gone, acknowledged although its durable subscription had ended; and `resurrected`:
     more messages recovered than there can be.
     """
     return _found(
         sweep_rows,
-        F.col("kind").isin("doubled", "resurrected"),
+        F.col("kind").isin("duplicate", "resurrected"),
         "kind",
         F.when(F.col("sequence") >= 0, F.col("sequence")).alias("sequence"),
         F.when(F.col("consumer") >= 0, F.col("consumer")).alias("consumer"),

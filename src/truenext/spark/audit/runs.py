@@ -8,8 +8,9 @@ def runs(blocks: DataFrame) -> DataFrame:
     """One row per run.
 
     `started_event`, `started_at` (null if the history begins within the run), `is_clean` (how the run before ended),
-    `first_event`, `last_event`, `last_at`; `goes_on`: it got past its recovery; `previous_run`, `previous_at` (its last
-    event), and `next_event`, `next_at` (the start after it).
+    `first_event`, `last_event`, `last_at`; `is_recovered`: it got past its recovery;
+    `unknown_event`: the first event that is none of docs/history.md, null if all are; `previous_run`, `previous_at`
+    (its last event), and `next_event`, `next_at` (the start after it).
     """
     order = Window.orderBy("run")
     return (
@@ -21,7 +22,8 @@ def runs(blocks: DataFrame) -> DataFrame:
             F.min("first").alias("first_event"),
             F.max("last").alias("last_event"),
             F.max_by("last_at", "last").alias("last_at"),
-            F.bool_or("goes_on").alias("goes_on"),
+            F.bool_or("is_recovered").alias("is_recovered"),
+            F.min("unknown_event").alias("unknown_event"),
         )
         .withColumn("previous_run", F.lag("run").over(order))
         .withColumn("previous_at", F.lag("last_at").over(order))

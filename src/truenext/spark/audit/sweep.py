@@ -103,7 +103,7 @@ def _process(
     persistents: list[bool],
     visible_events: list[int],
     visible_ats: list[int],
-    mores: list[int],
+    detail_codes: list[int],
 ) -> None:
     """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
     accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
@@ -115,7 +115,7 @@ def _process(
             EventCode.STARTED,
         ),
     )
-    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, more in zip(
+    for account, event, at, code, sequence, consumer, number, persistent, visible_event, visible_at, detail_code in zip(
         accounts,
         events,
         ats,
@@ -126,7 +126,7 @@ def _process(
         persistents,
         visible_events,
         visible_ats,
-        mores,
+        detail_codes,
         strict=True,
     ):
         if account.committing:
@@ -134,7 +134,7 @@ def _process(
         if account.expected is not None and code != recovered and code <= last_of_events:
             account.resolve_recovered(at)
         if code == accepted:
-            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, more)
+            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, detail_code)
         elif code == dispatched:
             account.dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
@@ -142,9 +142,9 @@ def _process(
         elif code == started:
             account.started(event, at, sequence, consumer)
         elif code == returned:
-            account.returned(event, at, sequence, number, more)
+            account.returned(event, at, sequence, number, detail_code)
         else:
-            _process_rare(account, event, at, code, sequence, consumer, number, visible_at, more)
+            _process_rare(account, event, at, code, sequence, consumer, number, visible_at, detail_code)
             if code > last_of_events:
                 continue
         account.tick += 1
@@ -161,18 +161,18 @@ def _process_rare(
     consumer: int,
     number: int,
     visible_at: int,
-    more: int,
+    detail_code: int,
 ) -> None:
     match code:
         case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
-            account.end(event, at, sequence, EventCode(code), has_cause=bool(more))
+            account.end(event, at, sequence, EventCode(code), has_cause=bool(detail_code))
         case EventCode.PAUSED | EventCode.RESUMED:
             account.paused(event, at, is_paused=code == EventCode.PAUSED)
         case EventCode.SUBSCRIBED:
-            account.subscribed(event, at, consumer, number, ConsumerFlags(more), sequence)
+            account.subscribed(event, at, consumer, number, ConsumerFlags(detail_code), sequence)
         case EventCode.WINDOW:
             account.window_changed(event, at, consumer, number)
-        case EventCode.ASKED:
+        case EventCode.REQUESTED:
             account.requested(event, at, consumer, number)
         case EventCode.UNSUBSCRIBED:
             account.unsubscribed(event, at, consumer)
@@ -180,8 +180,8 @@ def _process_rare(
             account.recovered(event, at, number)
         case EventCode.DRAINED:
             account.drained(event, at)
-        case EventCode.DELAYED | EventCode.HOLDING:
-            account.delayed(event, at, sequence, number, more, is_blocking=code == EventCode.HOLDING)
+        case EventCode.DELAYED | EventCode.BLOCKING:
+            account.delayed(event, at, sequence, number, detail_code, is_blocking=code == EventCode.BLOCKING)
         case EventCode.ENDED:
             account.queue_ended(event, at)
         case EventCode.RUN_STARTED:

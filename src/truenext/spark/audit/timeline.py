@@ -1,7 +1,7 @@
 """What happened in each queue, in order, with all that a sweep over one queue must know?
 
-`committed` and `started` belong to no queue: each message gets the event that made it visible, and each queue a row per
-start, gap and end of the history.
+`committed` and `run-started` belong to no queue: each message gets the event that made it visible, and each queue a row
+per start, gap and end of the history.
 """
 
 from functools import reduce
@@ -10,7 +10,7 @@ from operator import add
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from truenext.events import DELAYED, EXCLUSIVE, HOLDING, PULLING, WITH_BEGUN, WITH_EXPRESS, WITH_SELECTOR
+from truenext.events import BLOCKING, DELAYED, EXCLUSIVE, PULLING, WITH_EXPRESS, WITH_SELECTOR, WITH_STARTED
 from truenext.spark.audit.facts import (
     AUTO_WINDOW,
     HAS_CAUSE,
@@ -34,7 +34,7 @@ COLUMNS = (
     "persistent",
     "visible_event",
     "visible_at",
-    "more",
+    "detail_code",
 )
 CODES = {
     "accepted": EventCode.ACCEPTED,
@@ -53,13 +53,13 @@ CODES = {
     "drained": EventCode.DRAINED,
     "ended": EventCode.ENDED,
     "window": EventCode.WINDOW,
-    "asked": EventCode.ASKED,
-    "begun": EventCode.STARTED,
+    "requested": EventCode.REQUESTED,
+    "started": EventCode.STARTED,
 }
 FLAGS = {
     "auto": ConsumerFlags.AUTO,
     WITH_EXPRESS: ConsumerFlags.EXPRESS,
-    WITH_BEGUN: ConsumerFlags.NAMES_BEGUN,
+    WITH_STARTED: ConsumerFlags.NAMES_STARTED,
     PULLING: ConsumerFlags.PULLS,
     EXCLUSIVE: ConsumerFlags.EXCLUSIVE,
 }
@@ -72,9 +72,9 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
     """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
     `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
-    `count` of a `recovered` and of an `asked`, the `attempts` of a `returned`, the flags of a start, else 0. `more` is
-    the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a `returned`, to which
-    SAYS_WHY is added, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
+    `count` of a `recovered` and of a `requested`, the `attempts` of a `returned`, the flags of a start, else 0.
+    `detail_code` is the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a `returned`,
+    to which HAS_CAUSE is added if it has a cause, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
     priority of a `subscribed` that is exclusive. Times are microseconds.
     """
     own = events.where("queue is not null")
@@ -130,7 +130,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .otherwise(F.col("count"))
     )
     has_cause = F.when(F.col("cause").isNull(), F.lit(0)).otherwise(F.lit(HAS_CAUSE))
-    more: Column = (
+    detail_code: Column = (
         F.when(is_subscribed, _flags())
         .when(F.col("kind") == "returned", F.coalesce(_return_reason(), F.lit(0)) + has_cause)
         .when(F.col("kind") == "dead-lettered", has_cause)
@@ -149,7 +149,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .otherwise(F.coalesce("visible_event", "proven_event", F.lit(NEVER)))
         .alias("visible_event"),
         F.when(is_at_once, at).otherwise(F.coalesce("visible_at", "proven_at", F.lit(0))).alias("visible_at"),
-        F.coalesce(more, F.lit(0)).cast("bigint").alias("more"),
+        F.coalesce(detail_code, F.lit(0)).cast("bigint").alias("detail_code"),
     ).where("code is not null")
 
 
@@ -174,7 +174,7 @@ def _code() -> Column:
         CODES.items(),
         # Behind what the consumer did, or alone.
         F.when(F.col("reason").endswith(DELAYED), F.lit(int(EventCode.DELAYED)).cast("tinyint")).when(
-            F.col("reason").endswith(HOLDING), F.lit(int(EventCode.HOLDING)).cast("tinyint")
+            F.col("reason").endswith(BLOCKING), F.lit(int(EventCode.BLOCKING)).cast("tinyint")
         ),
     )
 
@@ -208,7 +208,7 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
 
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     """Starts, gaps and the end, which concern every queue."""
-    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "more": 0}
+    nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
     # Nothing that could still be in a queue is unknown if the history is there from its first event on.
     whole = runs.agg(
         (F.min("first_event") == 1).alias("from_first"),
@@ -217,7 +217,7 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     flags = (
         F.when(F.col("is_clean"), F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(Start.CONTINUED))).otherwise(F.lit(0))
-        + F.when(F.col("goes_on"), F.lit(int(Start.RECOVERED))).otherwise(F.lit(0))
+        + F.when(F.col("is_recovered"), F.lit(int(Start.RECOVERED))).otherwise(F.lit(0))
         + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.COMPLETE))).otherwise(F.lit(0))
     )
     starts = (
