@@ -702,7 +702,7 @@ class Machine:
         if session.ack is Ack.AUTO:
             disposition = self.random.choice([DONE, DONE, FAILED, None])
             self.note(f"close auto consumer {consumer.name}, {disposition}")
-            session.core.settle_delivered(disposition)
+            session.core.settle_awaiting_auto_ack(disposition)
             for delivered in list(session.delivered):
                 if disposition is DONE:
                     self.oracle.is_done(delivered)

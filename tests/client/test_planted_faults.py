@@ -207,17 +207,16 @@ FAULTS = [
     Fault(
         "who asks acknowledges what others were handed",
         SessionCore,
-        "_acknowledge_delivered",
-        "delivered = self._delivered.pop(owner, None)",
-        "delivered = [each for of in self._delivered.values() for each in of]; self._delivered.clear()",
+        "_auto_ack",
+        "delivered = self._awaiting_auto_ack.pop(owner, None)",
+        "delivered = [each for of in self._awaiting_auto_ack.values() for each in of]; self._awaiting_auto_ack.clear()",
     ),
     Fault(
         "several at once are acknowledged before the program has them",
         SessionCore,
         "_deliver",
         "client.subscriptions.hold(received)",
-        "client.subscriptions.hold(received); self._acknowledge_delivered(owner, None); "
-        "self._note_delivered([received], owner)",
+        "client.subscriptions.hold(received); self._auto_ack(owner, None); self._await_auto_ack([received], owner)",
     ),
     Fault(
         "the program has it before the broker was told",

@@ -226,7 +226,7 @@ def a_removal_is_lost_when_a_move_is_interrupted(patch: "MonkeyPatch") -> None:
 
     def faulty(one: Overlay, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if one._delete(key) < one.checkpointing:
+            if one._delete(key) < one.last_checkpoint_segment:
                 index.removed[key] = is_transient
 
     patch.setattr(Overlay, "_remove", faulty)

@@ -45,11 +45,11 @@ from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
 from truenext.store.checkpointer import LAG_SEGMENTS_MAX, Checkpointer
+from truenext.store.checksummed import add_checksum, remove_checksum
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export
 from truenext.store.journal import Journal
 from truenext.store.message_tables import Marks
-from truenext.store.sealed import seal, unseal
 
 
 def journal_files(folder: Path) -> list[Path]:
@@ -159,10 +159,10 @@ def write_format(folder: Path, version: int) -> None:
     """Make it a folder of another format: its number, and the name that format 11 had in meta."""
     with lmdb.open(str(folder / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
         db = env.open_db(b"meta", txn=txn)
-        txn.put(b"format", seal(b"meta", b"format", struct.pack(">I", version)), db=db)
+        txn.put(b"format", add_checksum(b"meta", b"format", struct.pack(">I", version)), db=db)
         if version < FORMAT_VERSION:
-            number = unseal(b"meta", b"durable frame", txn.pop(b"durable frame", db=db) or b"")
-            txn.put(b"written", seal(b"meta", b"written", number), db=db)
+            number = remove_checksum(b"meta", b"durable frame", txn.pop(b"durable frame", db=db) or b"")
+            txn.put(b"written", add_checksum(b"meta", b"written", number), db=db)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "checkpointing"])

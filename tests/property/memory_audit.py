@@ -49,7 +49,11 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
     books += [(f"messages in memory of {queue.name}", queue.resident_count, count) for queue, count in messages.items()]
     books += [
         ("used", memory.used, sum(counted.values())),
-        ("leaving", memory.pending_free, sum(_size(lane.recent) for queue in counted for lane in queue.lanes)),
+        (
+            "leaving",
+            memory.pending_free,
+            sum(_size(lane.unread_in_memory) for queue in counted for lane in queue.lanes),
+        ),
         ("places", memory.deques, DEQUE_BYTES * sum(lane.has_deque for queue in counted for lane in queue.lanes)),
         (
             "queues",
@@ -79,7 +83,9 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
         ]
     for queue in engine.queues():
         lanes = queue.lanes
-        is_all_here = not any(lane.unread > len(lane.recent) or lane.delayed or lane.unloaded for lane in lanes)
+        is_all_here = not any(
+            lane.unread > len(lane.unread_in_memory) or lane.delayed or lane.unloaded for lane in lanes
+        )
         is_all_here &= all(entry.message is not None for entry in _all(engine, queue))
         if is_all_here or not queue.is_subscription:
             books.append((f"spilled of {queue.name}", queue.spilled, 0))
@@ -130,11 +136,11 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
         for queue in engine.queues()
-        if any(lane.recent or lane.pending_read for lane in queue.lanes)
+        if any(lane.unread_in_memory or lane.pending_read for lane in queue.lanes)
     ]
     evictable = {queue: _size(_that_can_leave(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
-    if engine.memory.excess > 0 and any(evictable.values()):
-        wrong.append(f"{engine.memory.excess} bytes too many, and {evictable} can leave")
+    if engine.memory.bytes_over_limit > 0 and any(evictable.values()):
+        wrong.append(f"{engine.memory.bytes_over_limit} bytes too many, and {evictable} can leave")
     wrong += [
         f"{queue.name} has {queue.resident} bytes in memory, {size} of which can leave"
         for queue, size in evictable.items()
@@ -146,7 +152,7 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
 def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from _that_can_leave(engine, queue)
     for lane in queue.lanes:
-        yield from lane.recent
+        yield from lane.unread_in_memory
     yield from engine.clients.held_in_transactions(queue)
     yield from (entry for entry in rooms.awaiting_dead_letter(engine) if entry.lane.queue is queue)
 

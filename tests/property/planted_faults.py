@@ -79,7 +79,7 @@ from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullReques
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.eviction import Eviction
-from truenext.engine.memory.reading import LaneRead, Reading
+from truenext.engine.memory.reading import LaneRead, PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
@@ -1201,7 +1201,7 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
     entry_of = rooms.LOAD_ENTRY.original
 
-    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
+    def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         rooms.forget_what_may_be_redelivered(reading)
         return entry_of(reading, lane, found, message)
 
@@ -1285,7 +1285,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = rooms.APPLY_PAGE.original
 
-    def faulty(reading: Reading, read: LaneRead, page: PageResult) -> None:
+    def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
         lane = read.lane
         if lane.pending_read is read:
             last = max(lane.unloaded, default=0)
@@ -1314,7 +1314,7 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
     def faulty(
         resident_set: ResidentSet, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int
     ) -> None:
-        recent = [entry for entry in lane.recent if entry.sequence <= up_to]
+        recent = [entry for entry in lane.unread_in_memory if entry.sequence <= up_to]
         move_horizon(resident_set, lane, fresh, left_out, up_to, as_of)
         if (up_to == UNBOUNDED) is at_the_end:
             for entry in recent:
@@ -1443,7 +1443,7 @@ def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = rooms.RESTORE_BODY.original, rooms.COUNT_LOADED.original
 
-    def faulty(reading: Reading, entry: Entry, found: PageMessage) -> bool:
+    def faulty(reading: PageReader, entry: Entry, found: PageMessage) -> bool:
         rooms.COUNT_LOADED.replace(patch, lambda reading, entry, message: None)
         was_doomed = embody(reading, entry, found)
         rooms.COUNT_LOADED.replace(patch, came)
@@ -2434,7 +2434,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
 
     def faulty(resident_set: ResidentSet, lane: Lane) -> None:
         rooms.memory(resident_set).pending_free += sum(
-            size_of(_message_of(entry)) for entry in lane.recent if entry.message is not None
+            size_of(_message_of(entry)) for entry in lane.unread_in_memory if entry.message is not None
         )
         forget(resident_set, lane)
 
@@ -2654,9 +2654,9 @@ def what_is_being_written_is_not_compared(patch: Patch) -> None:
     test_above = rooms.TEST_ABOVE.original
 
     def faulty(selecting: QueueSelection, lane: Lane, *rest: Any) -> None:
-        recent, lane.recent = lane.recent, deque()
+        recent, lane.unread_in_memory = lane.unread_in_memory, deque()
         test_above(selecting, lane, *rest)
-        lane.recent = recent
+        lane.unread_in_memory = recent
 
     rooms.TEST_ABOVE.replace(patch, faulty)
 
@@ -2665,7 +2665,7 @@ def what_is_being_written_is_not_compared(patch: Patch) -> None:
 def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
     page_read = rooms.APPLY_PAGE.original
 
-    def faulty(reading: Reading, read: LaneRead, page: PageResult) -> None:
+    def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
         selected, read.lane.selected = read.lane.selected, None
         page_read(reading, read, page)
         read.lane.selected = selected
@@ -2931,7 +2931,7 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
 
 @shows_in(GroupsMachine, first=4)
 def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
-    def faulty(reading: Reading, entry: Entry) -> None:
+    def faulty(reading: PageReader, entry: Entry) -> None:
         delay_stray(reading, entry)
         if entry.group:
             assert entry.lane.queue.watcher is not None
@@ -3325,7 +3325,7 @@ def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_b
 
 @shows_in(ReleasingMachine)
 def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
+    def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         entry = new_entry(reading, lane, found, message)
         entry.was_lost = False
         return entry
@@ -3381,7 +3381,7 @@ def a_cause_is_not_written_with_its_attempt(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def causes_are_lost_over_a_restart(patch: Patch) -> None:
-    def faulty(reading: Reading, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
+    def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
         found.causes = NO_CAUSES
         return new_entry(reading, lane, found, message)
 

@@ -65,7 +65,7 @@ from truenext.engine.memory import spilling as spilling_module
 from truenext.engine.memory import timers as timers_module
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.eviction import Eviction
-from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
@@ -345,16 +345,16 @@ IS_LANE_PINNED = Attribute("is_pinned", Lane)
 IS_SELECTED_EMPTY = Attribute("is_empty", SelectedEntries)
 
 # Paging ---------------------------------------------------------------------------------------------------------------
-APPLY_PAGE = Target(Reading.page_read, Reading)
+APPLY_PAGE = Target(PageReader.page_read, PageReader)
 LOAD_RECENT = Target(ResidentSet.load_recent, ResidentSet)
-REQUEST_PAGE = Target(Reading.request_page, Reading)
-LOAD_ENTRY = Target(Reading.load_entry, Reading)
+REQUEST_PAGE = Target(PageReader.request_page, PageReader)
+LOAD_ENTRY = Target(PageReader.load_entry, PageReader)
 NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
 MOVE_HORIZON = Target(ResidentSet.move_horizon, ResidentSet)
 LOWER_HORIZON_OF_ONE = Target(Eviction._lower_horizon, Eviction)
 LOWER_HORIZONS = Target(Eviction._lower_horizons, Eviction)
 UNLOAD_BODIES = Target(Eviction._unload_bodies, Eviction)
-RESTORE_BODY = Target(Reading._restore_body, Reading)
+RESTORE_BODY = Target(PageReader._restore_body, PageReader)
 WRITE_EVICTED = Target(put_all, eviction_module)
 COUNT_LOADED = Target(ResidentSet.count_loaded, ResidentSet)
 UNLOAD = Target(ResidentSet.unload, ResidentSet)
@@ -364,7 +364,7 @@ AWAIT_DEAD_LETTER = Target(ResidentSet.await_dead_letter, ResidentSet)
 REMOVE_FROM_LANE = Target(ResidentSet.remove_from_lane, ResidentSet)
 FORGET_LANE = Target(ResidentSet.forget_lane, ResidentSet)
 MEMORY_LIMIT_CHANGED = Target(ResidentSet.on_policy_changed, ResidentSet)
-DELAY_SELECTED = Target(Reading.delay_selected, Reading)
+DELAY_SELECTED = Target(PageReader.delay_selected, PageReader)
 FORGET_SELECTED = Target(ResidentSet.forget_selected, ResidentSet)
 
 # Spilling and contents that are shared --------------------------------------------------------------------------------
@@ -529,7 +529,7 @@ def events_of(part: object) -> EventLog:
 
 def take_failed(part: object) -> list[Entry]:
     """Messages that pages have shown, and that failed too often."""
-    return _part(part, Reading).take_failed()
+    return _part(part, PageReader).take_failed()
 
 
 def commit_state_of(part: object) -> CommitState:
@@ -671,7 +671,7 @@ def expire(dispatcher: Dispatcher, entry: Entry) -> None:
     dispatcher._outcomes.expire(entry)
 
 
-def forget_what_may_be_redelivered(reading: Reading) -> None:
+def forget_what_may_be_redelivered(reading: PageReader) -> None:
     reading._redelivered_below = 0
 
 

@@ -124,7 +124,7 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
             await is_started.wait()
             gate = t._running.context.gate
             assert gate is not None
-            gate.close(DatabaseUnavailable("for a moment"))
+            gate.close_on_error(DatabaseUnavailable("for a moment"))
             await gate.until_open()
             await t.send(work, Job(1))
             why = "work takes no other messages yet: what it had in hand when the database went has not ended"

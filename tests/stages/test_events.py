@@ -26,7 +26,7 @@ from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FORMAT, delete_old_files, stage_file, stage_files
 from truenext.stage import Flow, Reject, Service
 from truenext.stage.core.codec import EMPTY
-from truenext.stage.core.definitions import Settings
+from truenext.stage.core.definitions import StageSettings
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext
 from truenext.stage.events import TRACE_MAX, StageEvents
 from truenext.stage.interceptors.interceptor import ExecutionResult
@@ -50,7 +50,7 @@ class Place:
     """What is told of a stage."""
 
     queue = "order.place"
-    settings = Settings("order.place", None, None, None)
+    settings = StageSettings("order.place", None, None, None)
 
 
 STAGE: Any = Place()

@@ -21,13 +21,13 @@ async def is_through(turn: asyncio.Task[None]) -> bool:
 def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() -> None:
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
-        turn = order.wait_for_turn()
+        turn = order.yield_to_interactive()
         with pytest.raises(StopIteration):
             turn.send(None)
         with order.interactive():
             pass
         with pytest.raises(StopIteration):
-            order.wait_for_turn().send(None)
+            order.yield_to_interactive().send(None)
 
     asyncio.run(program())
 
@@ -40,7 +40,7 @@ def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: p
         turns: list[asyncio.Task[None]] = []
         with order.interactive():
             with order.interactive():
-                turns += [asyncio.ensure_future(order.wait_for_turn()) for _ in range(3)]
+                turns += [asyncio.ensure_future(order.yield_to_interactive()) for _ in range(3)]
                 assert not await is_through(turns[0])
             assert not await is_through(turns[0])
         assert [await is_through(turn) for turn in turns] == [True] * 3
@@ -54,7 +54,7 @@ def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypat
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         with order.interactive():
-            turn = asyncio.ensure_future(order.wait_for_turn())
+            turn = asyncio.ensure_future(order.yield_to_interactive())
             assert not await is_through(turn)
         with order.interactive():
             assert not await is_through(turn)
@@ -67,10 +67,10 @@ def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment()
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         with order.interactive():
-            await asyncio.wait_for(order.wait_for_turn(), 20)
+            await asyncio.wait_for(order.yield_to_interactive(), 20)
             # Nor does it hold up the next one.
             with pytest.raises(StopIteration):
-                order.wait_for_turn().send(None)
+                order.yield_to_interactive().send(None)
 
     asyncio.run(program())
 
@@ -78,7 +78,7 @@ def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment()
 def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a_moment() -> None:
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
-        turn = asyncio.ensure_future(order.wait_for_turn())
+        turn = asyncio.ensure_future(order.yield_to_interactive())
         deadline = asyncio.get_running_loop().time() + 20
         while not turn.done():
             assert asyncio.get_running_loop().time() < deadline
@@ -94,7 +94,7 @@ def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.Monkey
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         with order.interactive():
-            turn = asyncio.ensure_future(order.wait_for_turn())
+            turn = asyncio.ensure_future(order.yield_to_interactive())
             assert not await is_through(turn)
             turn.cancel()
             with contextlib.suppress(asyncio.CancelledError):

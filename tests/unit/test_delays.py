@@ -10,7 +10,7 @@ from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, redirect, restore_original, retry_delay_ms
 from truenext.engine.memory.horizon import remove_from_lane
-from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, Read
@@ -205,13 +205,13 @@ def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
 
 
 def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_aside = Reading._delay_without_body
+    set_aside = PageReader._delay_without_body
 
-    def faulty(reading: Reading, entry: Entry) -> None:
+    def faulty(reading: PageReader, entry: Entry) -> None:
         set_aside(reading, entry)
         entry.lane.horizon_min = 0
 
-    monkeypatch.setattr(Reading, "_delay_without_body", faulty)
+    monkeypatch.setattr(PageReader, "_delay_without_body", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
 

@@ -23,7 +23,7 @@ from truenext.broker.control import (
 from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE
-from truenext.broker.slices import Slices, Steps
+from truenext.broker.slices import SlicedWork, Steps
 from truenext.commands import AckMode, ControlRequest, Send, Subscribe
 from truenext.destination import parse
 from truenext.engine import stuck
@@ -275,7 +275,7 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
             done.append(f"{name}{number}")
             yield
 
-    slices = Slices(clock)
+    slices = SlicedWork(clock)
     slices.add(work("a"))
     slices.add(work("b"))
     expected = [["a0", "a1"], ["a2", "b0"], ["b1", "b2"]]
@@ -292,7 +292,7 @@ class Asking:
     """Questions whose answers are numbers, each made in two steps, and as long as somebody says."""
 
     def __init__(self, size: int = 0) -> None:
-        self.slices = Slices(Clock())
+        self.slices = SlicedWork(Clock())
         self.made = 0
         self.size = size
         self.gone: set[ConnectionState] = set()

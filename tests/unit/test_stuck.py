@@ -13,7 +13,7 @@ from truenext.engine import stuck
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.reading import PageReader
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.queue import Lane
@@ -274,7 +274,7 @@ def left_memory(count: int) -> World:
     world.commit()
     assert not world.engine.evict()
     lane = next(iter(world.engine.queues())).lane(5)
-    assert (lane.unread, len(lane.recent), len(lane.arrived)) == (count, 0, 0)
+    assert (lane.unread, len(lane.unread_in_memory), len(lane.arrived)) == (count, 0, 0)
     return world
 
 
@@ -289,7 +289,7 @@ def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
 def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
     world = left_memory(2)
     world.subscribe()
-    with mock.patch.object(Reading, "request_page"):
+    with mock.patch.object(PageReader, "request_page"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 
@@ -323,7 +323,7 @@ def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
     world.engine.evict()
     world.engine.disconnect(reader, is_clean=True)
     world.subscribe()
-    with mock.patch.object(Reading, "request_page"):
+    with mock.patch.object(PageReader, "request_page"):
         assert world.turn() == []
     assert world.said_within(LONG) == ["a"]
 

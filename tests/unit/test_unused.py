@@ -567,10 +567,10 @@ def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_eac
 def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() -> None:
     run = Passing(room_for=100)
     memory = run.engine.memory
-    excess = memory.excess
+    excess = memory.bytes_over_limit
     for number in range(99):
         run.engine.pause(f"q{number}")
-    assert memory.excess == excess
+    assert memory.bytes_over_limit == excess
     memory.used = maxsize
     assert memory.has_space_for_queue
     memory.used = 0

@@ -30,7 +30,7 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
-from truenext.broker.slices import Slices, Steps
+from truenext.broker.slices import SlicedWork, Steps
 from truenext.broker.takeovers import Takeovers
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.commands import (
@@ -98,7 +98,7 @@ class Peer(Protocol):
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         """Add messages to the next flush."""
 
-    def show(self, browse_slice: BrowseSlice) -> None:
+    def deliver_browse_slice(self, browse_slice: BrowseSlice) -> None:
         """Add what a browser is shown to the next flush."""
 
     def flush(self) -> None:
@@ -192,8 +192,8 @@ class Broker:
         self._capacity_timer: TimerHandle | None = None
         self._partially_sent: dict[ConnectionState, Entry] = {}
         """Messages of consumers in auto mode that went while the socket was half-way through."""
-        self._slices = Slices(monotonic_ns)
-        self._control_requests = ControlRequests(self._slices, self._start_answer, self._send_answer)
+        self._sliced_work = SlicedWork(monotonic_ns)
+        self._control_requests = ControlRequests(self._sliced_work, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reads the configuration file again; set by whoever knows it."""
         self._has_logged_login = False
@@ -208,7 +208,7 @@ class Broker:
         self._busy_poll = BusyPoll(loop, poll_us, monotonic_ns) if poll_us else None
         self._stuck_audit = StuckAudit()
         self._check_timer: TimerHandle | None = None
-        self._stuck_check = Slices(monotonic_ns)
+        self._stuck_check = SlicedWork(monotonic_ns)
         """The one that is under way for queues that are stuck."""
         self._idle: Future[None] | None = None
         """Done when nothing is in flight; only while stopping."""
@@ -435,7 +435,7 @@ class Broker:
         Raises: StoreError if it cannot be written.
         """
         self._engine.pieces.drop()
-        self._slices.drop()
+        self._sliced_work.drop()
         self._stuck_check.drop()
         await self._drain()
         for session in list(self._peers):
@@ -489,7 +489,7 @@ class Broker:
         self._is_turn_due = False
         if self._has_failed:
             return
-        if self._engine.has_work or self._slices.pending or self._stuck_check.pending:
+        if self._engine.has_work or self._sliced_work.pending or self._stuck_check.pending:
             self._schedule_turn()
         if had_input and self._busy_poll is not None:
             self._busy_poll.start()
@@ -528,7 +528,7 @@ class Broker:
             to_flush[peer] = None
         for browse_slice in browse_slices:
             peer = peers[browse_slice.browser.session]
-            peer.show(browse_slice)
+            peer.deliver_browse_slice(browse_slice)
             to_flush[peer] = None
         for ended in ended_pull_requests:
             peer = peers[ended.consumer.session]
@@ -542,8 +542,8 @@ class Broker:
             peers[session].end_slow_client(reason)
         self._alarm.set(engine.next_due_ms, commit_state.now_ms)
         self._commit()
-        if self._slices.pending:
-            self._slices.run_slice()
+        if self._sliced_work.pending:
+            self._sliced_work.run_slice()
 
     def _tick(self) -> None:
         self._commit_state.disk_level = self._store.disk_level
@@ -579,7 +579,7 @@ class Broker:
         self._log_disk_level()
         if not self._stuck_check.pending:
             self._stuck_check.add(self._check_stuck_queues())
-            self._slices.add(self._stretch_windows())
+            self._sliced_work.add(self._stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})

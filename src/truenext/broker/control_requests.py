@@ -12,7 +12,7 @@ docs/decisions/0037-asking-a-full-broker.md
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 
-from truenext.broker.slices import Slices, Steps
+from truenext.broker.slices import SlicedWork, Steps
 from truenext.commands import ControlRequest
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
@@ -28,13 +28,13 @@ SMALL_ANSWER_BYTES = 64 * 1024
 class ControlRequests:
     def __init__(
         self,
-        slices: Slices,
+        sliced_work: SlicedWork,
         start: Callable[[str, ConnectionState | None], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
     ) -> None:
         """`start` starts the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
         and says whether whoever asked is still there."""
-        self._slices = slices
+        self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
@@ -68,7 +68,7 @@ class ControlRequests:
             self._waiting[key].append((session, request))
         else:
             self._waiting[key] = [(session, request)]
-            self._slices.add(self._make_answer(*key))
+            self._sliced_work.add(self._make_answer(*key))
 
     def _make_answer(self, verb: str, about: ConnectionState | None) -> Steps:
         requests = self._waiting.pop((verb, about))

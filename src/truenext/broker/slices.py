@@ -13,7 +13,7 @@ SLICE_NS = 2_000_000
 Steps = Generator[None, None, None]
 
 
-class Slices:
+class SlicedWork:
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._monotonic_ns = monotonic_ns
         self.pending: deque[Steps] = deque()

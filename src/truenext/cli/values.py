@@ -28,7 +28,7 @@ SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 NUMBER_MAX = 2**63 - 1
 """Of messages and of sequences: neither the broker nor anybody else has more."""
 
-SHOWN_MAX = 100
+REPR_LENGTH_MAX = 100
 """Characters of a wrong value that are said again."""
 
 
@@ -76,9 +76,9 @@ class Header(click.ParamType[tuple[str, str]]):
             return value
         name, equals, content = value.partition("=")
         if not equals or not name:
-            self.fail(f"{_shown(value)} is not NAME=VALUE", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not NAME=VALUE", param, ctx)
         if not _is_utf_8(value):
-            self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
         if is_reserved(name):
             self.fail(f"{name} is what the command itself says", param, ctx)
         return name, content
@@ -109,7 +109,7 @@ class QueueName(click.ParamType[str]):
         if self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX):
             _validate(lambda: parse_queue_name(name), self, param, ctx)
         if not name or not name.isprintable():
-            self.fail(f"{_shown(value)} is no name of a queue", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is no name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
             self.fail(f"a name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}", param, ctx)
         return name
@@ -122,7 +122,7 @@ class SelectorText(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not _is_utf_8(value):
-            self.fail(f"{_shown(value)} is not UTF-8", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not UTF-8", param, ctx)
         _validate(lambda: compile_selector(value), self, param, ctx)
         return value
 
@@ -194,7 +194,7 @@ class HostAndPort(click.ParamType[tuple[str, int]]):
         host = host.removeprefix("[").removesuffix("]")
         is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16
         if not is_port or bool(host) != bool(colon) or not self._HOST.fullmatch(host):
-            self.fail(f"{_shown(value)} is not HOST:PORT, such as 0.0.0.0:8080, or a port", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not HOST:PORT, such as 0.0.0.0:8080, or a port", param, ctx)
         return host or "127.0.0.1", int(port)
 
 
@@ -208,7 +208,9 @@ class ServiceName(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not self._IS.fullmatch(value):
             self.fail(
-                f"{_shown(value)} is not MODULE:NAME: say shop:app for `app = Service(...)` in shop.py", param, ctx
+                f"{_shortened_repr(value)} is not MODULE:NAME: say shop:app for `app = Service(...)` in shop.py",
+                param,
+                ctx,
             )
         return value
 
@@ -238,7 +240,9 @@ class Master(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not self._KNOWN.fullmatch(value):
             self.fail(
-                f"{_shown(value)} is no master of Spark's, such as local[2], yarn or spark://HOST:7077", param, ctx
+                f"{_shortened_repr(value)} is no master of Spark's, such as local[2], yarn or spark://HOST:7077",
+                param,
+                ctx,
             )
         return value
 
@@ -252,7 +256,7 @@ class Seconds(click.ParamType[float]):
         except ValueError:
             seconds = -1.0
         if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-            self.fail(f"{_shown(value)} is not {SECONDS_MIN} to {SECONDS_MAX:,.0f} seconds", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not {SECONDS_MIN} to {SECONDS_MAX:,.0f} seconds", param, ctx)
         return seconds
 
 
@@ -269,7 +273,7 @@ class Size(click.ParamType[int]):
             return value
         size = parse_size(value)
         if size is None:
-            self.fail(f"{_shown(value)} is not a number of bytes, such as 256MiB, 50KB or 1000", param, ctx)
+            self.fail(f"{_shortened_repr(value)} is not a number of bytes, such as 256MiB, 50KB or 1000", param, ctx)
         if size < self._minimum:
             self.fail(f"{value} is too little: at least {format_size(self._minimum)}", param, ctx)
         return size
@@ -297,7 +301,7 @@ class PathParam(click.Path):
         except (OSError, ValueError) as error:
             # What leads there is a file, its name is too long, or it has a NUL.
             reason = error.strerror if isinstance(error, OSError) else error
-            self.fail(f"{_shown(os.fspath(value))}: {reason}", param, ctx)
+            self.fail(f"{_shortened_repr(os.fspath(value))}: {reason}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -324,9 +328,9 @@ def _validate(
         kind.fail(str(error), param, ctx)
 
 
-def _shown(value: object) -> str:
+def _shortened_repr(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+    return text if len(text) <= REPR_LENGTH_MAX else f"{text[:REPR_LENGTH_MAX]}..."
 
 
 def _is_utf_8(text: str) -> bool:

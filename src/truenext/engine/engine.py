@@ -42,7 +42,7 @@ from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.memory.delays import Delays
 from truenext.engine.memory.eviction import Eviction, reason_to_close
-from truenext.engine.memory.reading import Reading
+from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
@@ -102,11 +102,11 @@ class Engine:
         self.delays = delays = Delays(commit_state)
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
         self._resident = resident = ResidentSet(commit_state, memory)
-        self._reading = reading = Reading(memory, resident, delays, redelivered_below=redelivered_below)
+        self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = Spilling(commit_state, numbers)
         self._eviction = Eviction(commit_state, memory, resident, clients, spilling)
         # What somebody wants of a queue, and which queues there are.
-        self.selections = selections = Selections(commit_state, memory, clients, delays, resident, reading)
+        self.selections = selections = Selections(commit_state, memory, clients, delays, resident, page_reader)
         self._wildcards = wildcards = Wildcards(commit_state, events, clients, by_name, selections)
         self._subscription_cleanup = subscription_cleanup = SubscriptionCleanup(commit_state, events, numbers)
         self._queues = queues = Queues(
@@ -128,7 +128,7 @@ class Engine:
         arrivals = Arrivals(commit_state, events, resident, selections, wildcards, queues, expiry_timers)
         outcomes = Outcomes(commit_state, events, delays, resident, queues, arrivals, random)
         # What goes on beside commands.
-        expiry = Expiry(commit_state, expiry_timers, clients, resident, reading, queues, outcomes)
+        expiry = Expiry(commit_state, expiry_timers, clients, resident, page_reader, queues, outcomes)
         scheduler = Scheduler(commit_state, resident, queues, arrivals)
         browsing = Browsing(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
         bulk = Bulk(commit_state, events, clients, resident, queues, arrivals, outcomes, scheduler)
@@ -160,14 +160,14 @@ class Engine:
         )
         administering = Administering(commit_state, resident, queues, arrivals, outcomes)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, reading, outcomes)
+        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, page_reader, outcomes)
         self._turn = Turn(
             commit_state,
             events,
             clients,
             queues,
             resident,
-            reading,
+            page_reader,
             selections,
             wildcards,
             outcomes,
@@ -350,7 +350,7 @@ class Engine:
         """To be called once a second or so: a connection that must be ended, and why. `bytes_sent` says how much its
         socket has ever taken.
         """
-        needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.excess > 0
+        needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.bytes_over_limit > 0
         return self._spilling.find_stalled(self.clients.sessions, bytes_sent, needs_space=needs_space)
 
     def stretch_windows(self) -> Iterator[None]:

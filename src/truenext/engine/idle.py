@@ -147,7 +147,7 @@ class _QueueInspection:
                 return lane.horizon + 1, Idle.READING
             if not lane.unread:
                 return None
-            entry = lane.recent[0]
+            entry = lane.unread_in_memory[0]
             if lane.selected is not None and lane.selected.loaded_early:
                 entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
         if entry.due_us and entry.batch <= self._engine.last_committed:

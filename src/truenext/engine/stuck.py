@@ -274,7 +274,7 @@ def _is_held_back(entry: Entry, receiver: _Receiver, committed: int, now_us: int
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
-    earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.recent) if one.batch > committed]
+    earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
     if _holds_back(lane.queue):
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
         waiting = (one for each in lanes for one in each.requeued_entries() if one.due_us > now_us)
@@ -287,7 +287,7 @@ def _holds_back(queue: Queue) -> bool:
 
 
 def _is_empty(lane: Lane) -> bool:
-    return not (lane.arrived or lane.unread or lane.recent or lane.delayed or lane.requeued or lane.selected)
+    return not (lane.arrived or lane.unread or lane.unread_in_memory or lane.delayed or lane.requeued or lane.selected)
 
 
 class _FirstReady(Enum):
@@ -314,7 +314,7 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
 
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReady | None:
     """Where the first message of a lane is, if that is ready."""
-    has_unread = lane.unread > len(lane.recent)
+    has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.between(0, UNBOUNDED):
         if entry.batch > committed:
             return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
     from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
-    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
     from truenext.engine.queues.queues import Queues
@@ -64,7 +64,7 @@ class Turn:
         clients: Clients,
         queues: Queues,
         resident: ResidentSet,
-        reading: Reading,
+        page_reader: PageReader,
         selections: Selections,
         wildcards: Wildcards,
         outcomes: Outcomes,
@@ -85,7 +85,7 @@ class Turn:
         self._clients = clients
         self._queues = queues
         self._resident = resident
-        self._reading = reading
+        self._page_reader = page_reader
         self._selections = selections
         self._wildcards = wildcards
         self._outcomes = outcomes
@@ -138,7 +138,7 @@ class Turn:
         deliveries: Deliveries = {}
         if commit_state.touched or commit_state.touched_wildcards:
             self._dispatch(deliveries)
-        reads = self._reading.take_reads()
+        reads = self._page_reader.take_reads()
         reads += work_reads
         if commit_state.active_work:
             reads += self._run_work(self._after)
@@ -185,7 +185,7 @@ class Turn:
                 continue
             lane = self._dispatcher.dispatch(queue, deliveries)
             if lane is not None:
-                self._reading.request_page(lane)
+                self._page_reader.request_page(lane)
             if queue.watcher is not None:
                 self._selections.activate_queue(queue)
         wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
@@ -208,7 +208,7 @@ class Turn:
             deliveries,
         )
         for lane in dispatch.run(shared, wildcards):
-            self._reading.request_page(lane)
+            self._page_reader.request_page(lane)
         for queue in dispatch.queried_queues():
             self._selections.activate_queue(queue)
         return dispatch
@@ -235,9 +235,9 @@ class Turn:
         read.finish()
         self._resident.on_page_applied(read.lane)
         if is_for_consumers:
-            for entry in self._reading.take_delayed():
+            for entry in self._page_reader.take_delayed():
                 self._events.delayed(entry, is_blocking=entry.sequence not in entry.lane.delayed)
-            for entry in self._reading.take_failed():
+            for entry in self._page_reader.take_failed():
                 self._outcomes.dead_letter(entry)
             commit_state.touched[queue] = None
 

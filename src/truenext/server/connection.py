@@ -280,7 +280,7 @@ class ServerConnection:
         self._part_owners.append((consumer, len(entries)))
         self._has_messages = True
 
-    def show(self, browse_slice: BrowseSlice) -> None:
+    def deliver_browse_slice(self, browse_slice: BrowseSlice) -> None:
         browser = browse_slice.browser
         self._replies.encode_deliveries(
             browser.subscription, browse_slice.entries, self._parts, browser.session.round, is_browse=True

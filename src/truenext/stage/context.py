@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.flow import Flow
     from truenext.stage.definition import Definition
     from truenext.stage.events import StageEvents
-    from truenext.stage.gate import Gate
+    from truenext.stage.gate import DatabaseGate
     from truenext.stage.planning import Plans
     from truenext.stage.sql.work import TaskWork, ThreadWork
 
@@ -44,7 +44,7 @@ class ServiceContext:
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None
         """What the lifespan of the service has made."""
-        self.gate: Gate | None = None
+        self.gate: DatabaseGate | None = None
         """The database, if a stage uses it."""
         self.events: StageEvents | None = None
         """Where what the stages do is written down, if it is."""

@@ -10,8 +10,8 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.definitions import (
     Endpoint,
     LocalEndpoint,
-    Settings,
     Stage,
+    StageSettings,
     StatefulEndpoint,
     StatelessEndpoint,
     Topic,
@@ -103,8 +103,8 @@ class Definition:
                 raise DefinitionError(f"{each!r} of service {name} is no instance of Interceptor")
         self.broker: tuple[str, ...] = tuple(brokers)
         self.database = database
-        self.user = user
-        self.password = password
+        self.broker_user = user
+        self.broker_password = password
         self.lifespan = lifespan
         self.interceptors = list(interceptors)
         self.events = None if events is None else Path(events)
@@ -114,7 +114,7 @@ class Definition:
         self.topics: dict[str, Topic[Any]] = {}
         self.stages: dict[str, Stage] = {}
         """By queue."""
-        self._settings = Settings(f"service {name}", concurrency, attempts, retry, exactly_once)
+        self._settings = StageSettings(f"service {name}", concurrency, attempts, retry, exactly_once)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -211,7 +211,7 @@ class Definition:
         Raises: DefinitionError
         """
         kind = StatelessEndpoint if state is None else StatefulEndpoint
-        settings = Settings(name, concurrency, attempts, retry, exactly_once).with_defaults(self._settings)
+        settings = StageSettings(name, concurrency, attempts, retry, exactly_once).with_defaults(self._settings)
         made: LocalEndpoint[Any, Any] = kind(
             endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
@@ -289,7 +289,7 @@ class Definition:
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)
             # What is published comes to each process, so there is nobody else who might have handled it.
-            settings = Settings(name, 1, None, None, exactly_once=False).with_defaults(self._settings)
+            settings = StageSettings(name, 1, None, None, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(
                 name, topic.takes.type, None, state, settings, register=self._register

@@ -43,7 +43,7 @@ _WAITING = {
 }
 
 
-class Gate:
+class DatabaseGate:
     """Open while the database is there."""
 
     def __init__(self, database: Database) -> None:
@@ -77,7 +77,7 @@ class Gate:
         """What is the matter when it is closed, for people."""
         return _DESCRIPTIONS.get(self.error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
 
-    def close(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:
+    def close_on_error(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:
         """The stages of the database rest."""
         if not self.is_open:
             return
@@ -139,13 +139,13 @@ class Gate:
         message that brings it about: a lost connection, another transaction in the way at the commit, a database of its
         own that is away."""
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
-            self.close(error, kind)
+            self.close_on_error(error, kind)
             return True
         if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
             try:
                 await self._probe()
             except DatabaseUnavailable as why:
-                self.close(why)
+                self.close_on_error(why)
                 return True
         return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_id) <= UNCOUNTED_RETRIES[kind]
 

@@ -41,7 +41,7 @@ class InteractivePriority:
             if not self._interactive:
                 self._is_idle.set()
 
-    async def wait_for_turn(self) -> None:
+    async def yield_to_interactive(self) -> None:
         """Another one may begin."""
         if not self._interactive:
             return

@@ -16,7 +16,7 @@ from truenext.stage.context import ServiceContext
 from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceFacts, ServiceState
 from truenext.stage.events import StageEvents
 from truenext.stage.exactly_once.processing import ExactlyOnce
-from truenext.stage.gate import Gate
+from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
 from truenext.stage.pool import Pool
 from truenext.stage.sql.errors import DatabaseUnavailable
@@ -114,8 +114,8 @@ class ServiceRun:
         for is_interactive in (True, False):
             connection = await connect(
                 *self._broker,
-                user=definition.user,
-                password=definition.password,
+                user=definition.broker_user,
+                password=definition.broker_password,
                 heartbeat_thread=True,
                 timeout=FOR_EVER_S if self._waits else CONNECT_TIMEOUT_S,
             )
@@ -133,7 +133,7 @@ class ServiceRun:
             self._state = "waiting for the database"
             await self._retry_until_reachable(self._open_outbox)
         if plans.lifespan is not None:
-            self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
+            self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.open())
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
             for pool in self._pools if stage.endpoint.topic is None else self._pools[:1]:
@@ -201,7 +201,7 @@ class ServiceRun:
             )
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
-        gate = Gate(Database(self._database, interactive=workers, others=workers))
+        gate = DatabaseGate(Database(self._database, interactive=workers, others=workers))
         await gate.open(waits=self._waits)
         self.context.gate = gate
 

@@ -117,7 +117,7 @@ class Worker:
                 with priority.interactive():
                     await handler.handle()
             else:
-                await priority.wait_for_turn()
+                await priority.yield_to_interactive()
                 await handler.handle()
         finally:
             self.active -= 1

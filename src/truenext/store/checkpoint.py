@@ -1,7 +1,7 @@
 """What lives longer than its segment of the journal? It is in an LMDB environment, written to when a segment is to go.
 
 Which databases are in it, and how a value stands there, is in checkpoint_format.py. All values but the records carry a
-checksum (sealed.py).
+checksum (checksummed.py).
 
 An unclean stop drops all transients, however many there are, by one small transaction: the generation is increased,
 and the counts of transients are thrown away. What earlier generations left is nobody's, and is deleted by and by.
@@ -44,11 +44,11 @@ from truenext.store.checkpoint_format import (
     encode_producer,
     producer_key,
 )
+from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
 from truenext.store.lmdb_file import is_uninitialized, read_metas
 from truenext.store.message_tables import MessageTables
-from truenext.store.sealed import SealedDatabase
 from truenext.store.store_errors import damage_error, empty_folder_error, format_error
 
 if TYPE_CHECKING:
@@ -109,15 +109,15 @@ class Checkpoint:
                 entries = txn.stat()["entries"]
                 if not entries:
                     raise damage_error("checkpoint", "it is empty", self._data)
-                self._meta = self._open_sealed_database(txn, b"meta")
+                self._meta = self._open_checksummed_database(txn, b"meta")
                 self._check_format(txn)
                 if entries != len(DATABASES):
                     raise damage_error("checkpoint", f"it has {entries} databases", self._data)
                 self._persistent = self._open_message_tables(txn, PERSISTENT)
                 self._transient = self._open_message_tables(txn, TRANSIENT, self._meta.need(txn, b"generation"))
-                self._queues = self._open_sealed_database(txn, b"queues")
-                self._producers = self._open_sealed_database(txn, b"producers")
-                self._timers = self._open_sealed_database(txn, b"timers")
+                self._queues = self._open_checksummed_database(txn, b"queues")
+                self._producers = self._open_checksummed_database(txn, b"producers")
+                self._timers = self._open_checksummed_database(txn, b"timers")
                 self.salt: int = SALT.unpack(self._meta.need(txn, b"salt"))[0]
                 self.segment_bytes: int = NUMBER.unpack(self._meta.need(txn, b"segment bytes"))[0]
         except BaseException:
@@ -145,16 +145,16 @@ class Checkpoint:
         self._databases.append(db)
         return db
 
-    def _open_sealed_database(self, txn: lmdb.Transaction[bytes], name: bytes) -> SealedDatabase:
-        return SealedDatabase(self._open_database(txn, name), name, self._data)
+    def _open_checksummed_database(self, txn: lmdb.Transaction[bytes], name: bytes) -> ChecksummedDatabase:
+        return ChecksummedDatabase(self._open_database(txn, name), name, self._data)
 
     def _open_message_tables(
         self, txn: lmdb.Transaction[bytes], kind: MessageKind, generation: bytes = b""
     ) -> MessageTables:
         return MessageTables(
             self._open_database(txn, kind.messages),
-            self._open_sealed_database(txn, kind.marks),
-            self._open_sealed_database(txn, kind.counts),
+            self._open_checksummed_database(txn, kind.marks),
+            self._open_checksummed_database(txn, kind.counts),
             generation,
             self._data,
         )
@@ -364,7 +364,7 @@ def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
     # Without a lock, which would be one more file.
     with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
         databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
-        meta = SealedDatabase(databases[b"meta"], b"meta", folder.parent)
+        meta = ChecksummedDatabase(databases[b"meta"], b"meta", folder.parent)
         for name, value in (
             (b"format", FORMAT.pack(FORMAT_VERSION)),
             (b"identity", secrets.token_hex(4).encode()),

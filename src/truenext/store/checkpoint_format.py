@@ -24,8 +24,8 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
                         "clean stop"                        ->  u8      0 or 1
                         "paused"                            ->  queue number u32, of each that is paused, in order
 
-Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see sealed.py;
-what meta names is there from the beginning.
+Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see
+checksummed.py; what meta names is there from the beginning.
 
 The frame that "durable frame" names, and all before it, were durable when it was named. That stays true whatever is
 written later, so the number never has to be lowered (docs/decisions/0019-damage.md).

@@ -198,7 +198,7 @@ class Checkpointer:
     def _checkpoint_segment(self, segment: int) -> None:
         overlay = self._overlay
         with self._changed:
-            overlay.checkpointing = segment
+            overlay.last_checkpoint_segment = segment
             copied = overlay.copy_segment(segment)
             indexes = [index for index in overlay.indexes if index.segment <= segment]
         for index in indexes:

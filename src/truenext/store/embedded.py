@@ -359,7 +359,7 @@ class EmbeddedStore:
         overlay, checkpoint = self._overlay, self._checkpoint
         recovered, position = checkpoint.read()
         # The move of this one may have begun.
-        overlay.checkpointing = position.segment + 1
+        overlay.last_checkpoint_segment = position.segment + 1
         history = []
         for segment, offset, payload in self._journal.replay(position.segment, position.frame):
             changes = decode(payload)
@@ -378,7 +378,7 @@ class EmbeddedStore:
             self._drop_transients()
         self._remove_duplicates()
         # From here on what the overlay has of that segment is in no checkpoint.
-        overlay.checkpointing = position.segment
+        overlay.last_checkpoint_segment = position.segment
         self._queues = dict(recovered.queues)
         return replace(recovered, counts=self._counts(), history=history)
 
@@ -395,7 +395,7 @@ class EmbeddedStore:
         for index in overlay.indexes:
             stored = checkpoint.kinds(index.removed)
             index.removed = {key: kind for key, kind in index.removed.items() if key in stored}
-        checkpointed = checkpoint.kinds(key for key, _ in overlay.messages(overlay.checkpointing))
+        checkpointed = checkpoint.kinds(key for key, _ in overlay.messages(overlay.last_checkpoint_segment))
         overlay.remove_checkpointed(key for key in checkpointed if not is_removed(key, overlay.indexes))
 
     def _counts(self) -> dict[bytes, int]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import lmdb
 
-    from truenext.store.sealed import SealedDatabase
+    from truenext.store.checksummed import ChecksummedDatabase
 
 Marks = dict[bytes, tuple[Mark, Causes]]
 """By key of their messages; with what is new of the causes."""
@@ -36,8 +36,8 @@ class MessageTables:
     def __init__(
         self,
         messages: lmdb._Database,
-        marks: SealedDatabase,
-        counts: SealedDatabase,
+        marks: ChecksummedDatabase,
+        counts: ChecksummedDatabase,
         generation: bytes,
         data: Path,
     ) -> None:
@@ -197,16 +197,16 @@ class MessageTables:
 
     def has_old_generations(self, txn: lmdb.Transaction[bytes]) -> bool:
         """There is something of an earlier generation."""
-        return any(self._is_first_old(cursor) for cursor in self._cursors(txn))
+        return any(self._is_first_old(cursor) for cursor in self._mark_and_message_cursors(txn))
 
     def delete_old_generations(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
         """Up to `keys_max` of that."""
-        for cursor in self._cursors(txn):
+        for cursor in self._mark_and_message_cursors(txn):
             while keys_max and self._is_first_old(cursor):
                 cursor.delete()
                 keys_max -= 1
 
-    def _cursors(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
+    def _mark_and_message_cursors(self, txn: lmdb.Transaction[bytes]) -> tuple[lmdb.Cursor[bytes], lmdb.Cursor[bytes]]:
         return self.marks.cursor(txn), txn.cursor(self.messages)
 
     def _is_first_old(self, cursor: lmdb.Cursor[bytes]) -> bool:

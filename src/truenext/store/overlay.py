@@ -46,7 +46,7 @@ class Overlay:
         """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
         self.views: set[View] = set()
         """Those that are being read: each is told of every change, and taken out once it was read."""
-        self.checkpointing = 0
+        self.last_checkpoint_segment = 0
         """The checkpoint has, or is being given, messages of segments up to this one."""
 
     # ---- What a batch does ----
@@ -110,7 +110,7 @@ class Overlay:
 
     def _remove(self, keys: Iterable[bytes], index: SegmentIndex, *, is_transient: bool) -> None:
         for key in keys:
-            if self._delete(key) <= self.checkpointing:
+            if self._delete(key) <= self.last_checkpoint_segment:
                 index.removed[key] = is_transient
                 index.memory += _KEY_BYTES
 

@@ -85,7 +85,7 @@ class DeadLetter:
         return f"{self.queue} has given up {self.trace!r} after {self.attempts} attempts: {self.last_cause}"
 
 
-class _Queue(msgspec.Struct):
+class _QueueStatus(msgspec.Struct):
     """What the broker says of one queue."""
 
     name: str
@@ -102,7 +102,7 @@ class _Queue(msgspec.Struct):
         return bool(self.waiting or self.unacknowledged or self.scheduled)
 
 
-_QUEUES = msgspec.json.Decoder(list[_Queue])
+_QUEUES = msgspec.json.Decoder(list[_QueueStatus])
 
 
 class Stages:
@@ -293,7 +293,7 @@ class Stages:
         count = unsent.numbered + unsent.unnumbered
         return f"the outbox has {count} to be sent" if count else ""
 
-    async def _queues(self, *, dead_letters: bool = False) -> list[_Queue]:
+    async def _queues(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
         answer = None
         while answer is None:
             # The test may drop all connections, this one too, which then comes back by itself.
@@ -389,7 +389,7 @@ def _check_plain(function: object, name: str) -> None:
         raise ValueError(f"{name} is a plain function, which is called and not awaited, not {function!r}")
 
 
-def _describe_unfinished(unfinished: list[_Queue], busy: list[str], unsent: str) -> str:
+def _describe_unfinished(unfinished: list[_QueueStatus], busy: list[str], unsent: str) -> str:
     queues = [f"{each.name} has {each.waiting + each.unacknowledged + each.scheduled}" for each in unfinished]
     return ", ".join([*queues, *(f"{each} is at work" for each in busy), *([unsent] if unsent else [])])
 

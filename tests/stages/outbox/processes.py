@@ -103,8 +103,8 @@ class _Running(ServiceRun):
         database = self.context.gate.database
         # Otherwise it is made later.
         database.outbox("", "", "")
-        assert database._outbox_pools is not None
-        for pools in (*database._pools.values(), database._outbox_pools):
+        assert database._outbox_engines is not None
+        for pools in (*database._sql_engines.values(), database._outbox_engines):
             self._prepare(pools.for_tasks.sync_engine)
             self._prepare(pools.for_threads)
 

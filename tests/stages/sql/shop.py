@@ -213,7 +213,9 @@ class Shop:
     def in_use(self) -> int:
         """How many connections are not in their pools."""
         pools = [
-            each for kind in self.database._pools.values() for each in (kind.for_tasks.pool, kind.for_threads.pool)
+            each
+            for kind in self.database._sql_engines.values()
+            for each in (kind.for_tasks.pool, kind.for_threads.pool)
         ]
         return sum(each.checkedout() for each in pools)  # type: ignore[attr-defined]
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Loop, Shop, insert, say
 from truenext.errors import ConfigurationError
-from truenext.stage.gate import Gate
+from truenext.stage.gate import DatabaseGate
 from truenext.stage.sql import Database
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.stage.sql.url import address_of
@@ -134,7 +134,7 @@ def test_there_are_no_more_connections_than_workers(url: str, face: str) -> None
 
 def test_no_workers_of_a_kind_are_no_unlimited_pool(sqlite_url: str) -> None:
     database = Database(sqlite_url, interactive=0, others=3)
-    sizes = [pools.for_threads.pool.size() for pools in database._pools.values()]  # type: ignore[attr-defined]
+    sizes = [pools.for_threads.pool.size() for pools in database._sql_engines.values()]  # type: ignore[attr-defined]
     assert sizes == [1, 3]
 
 
@@ -216,7 +216,7 @@ def test_many_who_lose_the_database_at_once_have_one_look_at_it(
 
     async def run() -> None:
         monkeypatch.setattr(Database, "probe", probe)
-        gate = Gate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
+        gate = DatabaseGate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
         asked = [gate.is_uncounted(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
         assert await asyncio.gather(*asked) == [True] * 16
         assert not gate.is_open

@@ -338,7 +338,7 @@ def test_a_connection_that_comes_after_the_end_of_its_function_in_a_thread_goes_
             is_connecting.set()
             go_on.wait(30)
 
-        pool = shop.database._pools[False].for_threads
+        pool = shop.database._sql_engines[False].for_threads
         event.listen(pool, "checkout", held)
         work = shop.work()
         late = work.start(lambda session: session.execute(INSERT))

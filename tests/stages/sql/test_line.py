@@ -18,7 +18,7 @@ from truenext.stage.sql.write_queue import WriteQueue, write_queue_of
 async def _stand(queue: WriteQueue, name: str, served: list[str], *, is_interactive: bool = False) -> None:
     await queue.wait_in_task(is_interactive=is_interactive)
     served.append(name)
-    queue.end_turn()
+    queue.end_write()
 
 
 async def _all_stand() -> None:
@@ -37,7 +37,7 @@ def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None
         ]
         await _all_stand()
         assert served == []
-        queue.end_turn()
+        queue.end_write()
         await asyncio.gather(*others, *urgent)
         return served
 
@@ -53,7 +53,7 @@ def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_hel
         await _all_stand()
         cancelled.cancel()
         await asyncio.wait({cancelled})
-        queue.end_turn()
+        queue.end_write()
         await behind
         return served
 
@@ -68,7 +68,7 @@ def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
         behind = asyncio.create_task(_stand(queue, "behind", served))
         await _all_stand()
         # Its turn, and its end, before it has run.
-        queue.end_turn()
+        queue.end_write()
         cancelled.cancel()
         await asyncio.wait({cancelled})
         await behind
@@ -85,17 +85,17 @@ def test_tasks_and_threads_stand_in_one_line() -> None:
         def in_thread(name: str) -> None:
             queue.wait_in_thread(is_interactive=False)
             served.append(name)
-            queue.end_turn()
+            queue.end_write()
 
         with ThreadPoolExecutor() as threads:
             first = asyncio.create_task(_stand(queue, "task", served))
             await _all_stand()
             second = threads.submit(in_thread, "thread")
-            while len(queue._others) < 2:
+            while len(queue._others_waiting) < 2:
                 await asyncio.sleep(0)
             third = asyncio.create_task(_stand(queue, "another task", served))
             await _all_stand()
-            queue.end_turn()
+            queue.end_write()
             await asyncio.gather(first, asyncio.wrap_future(second), third)
         return served
 
@@ -139,7 +139,7 @@ def _wait_until_in_line(shop: Shop, count: int) -> None:
     file = shop.database._address.file
     assert file is not None
     queue = write_queue_of(file)
-    while len(queue._interactive) + len(queue._others) < count:
+    while len(queue._interactive_waiting) + len(queue._others_waiting) < count:
         pass
 
 
@@ -182,7 +182,7 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
             tasks = []
             for number, each in enumerate((work(database.task_work()), look(outbox)), 1):
                 tasks.append(asyncio.create_task(each))
-                while len(queue._interactive) + len(queue._others) < number:
+                while len(queue._interactive_waiting) + len(queue._others_waiting) < number:
                     await asyncio.sleep(0)
             await first.rollback()
             await asyncio.gather(*tasks)

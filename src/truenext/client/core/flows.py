@@ -151,7 +151,7 @@ def close_consumer(
 ) -> Flow[None]:
     """`owns_session`: the session is there for this consumer only; then `verdict` is for what was handed out."""
     if owns_session:
-        session.settle_delivered(disposition)
+        session.settle_awaiting_auto_ack(disposition)
         session.close(owner)
     else:
         session.client.subscriptions.unsubscribe(subscription)

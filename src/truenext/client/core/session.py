@@ -54,7 +54,7 @@ TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
 class SessionCore:
     # `consume` makes one for each message that it handles in a transaction.
     __slots__ = (
-        "_delivered",
+        "_awaiting_auto_ack",
         "_has_ended",
         "_pending",
         "buffer",
@@ -76,7 +76,7 @@ class SessionCore:
         self.transactions: SessionTransactions | None = None
         if mode in TRANSACTED:
             self.transactions = SessionTransactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
-        self._delivered: dict[object, list[Received]] = {}
+        self._awaiting_auto_ack: dict[object, list[Received]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
         self._pending: dict[object, Received] = {}
         """What each task or thread is to be handed as soon as the broker was told of it."""
@@ -109,11 +109,11 @@ class SessionCore:
             return None
         if self.mode is Mode.AUTO:
             # Asked for and handed out in one: so one frame says both.
-            self._acknowledge_delivered(owner, received)
+            self._auto_ack(owner, received)
         received = self._deliver(received, owner)
         if client.flush():
             if self.mode is Mode.AUTO:
-                self._note_delivered([received], owner)
+                self._await_auto_ack([received], owner)
             return received
         # The program gets it once the broker was told: `receive` waits for that.
         self._pending[owner] = received
@@ -138,7 +138,7 @@ class SessionCore:
         messages = [] if pending is None or pending.state is not ReceivedState.HELD else [pending]
         try:
             yield from self._wait_until_ready()
-            self._acknowledge_delivered(owner, None)
+            self._auto_ack(owner, None)
             while True:
                 if not messages:
                     yield from self.client.wait_until_written()
@@ -165,7 +165,7 @@ class SessionCore:
                             returned, messages = messages, []
                             self._undo_delivery(returned)
                             continue
-                    self._note_delivered(messages, owner)
+                    self._await_auto_ack(messages, owner)
                     return messages
                 in_time = yield from self._wait_for_messages(subscription, max_count, deadline, no_wait=no_wait)
                 if not in_time:
@@ -375,7 +375,7 @@ class SessionCore:
         held = [each for each in messages if each.state is ReceivedState.HELD]
         for received in held:
             received.subscription.may_have_missed |= received.may_have_missed
-            self._forget_delivered(received)
+            self._cancel_auto_ack(received)
         if held:
             self._release_all(held)
             self.buffer.on_settled([each for each in held if each.transaction is None])
@@ -405,7 +405,7 @@ class SessionCore:
         if received.transaction is not None:
             self.require_transactions().settle(received, disposition, owner)
             return client.flush()
-        self._forget_delivered(received)
+        self._cancel_auto_ack(received)
         client.subscriptions.settle(received, disposition)
         self.buffer.on_settled((received,))
         return client.flush()
@@ -418,7 +418,7 @@ class SessionCore:
         if received.transaction is not None:
             self.require_transactions().release(received, owner)
             return
-        self._forget_delivered(received)
+        self._cancel_auto_ack(received)
         self._release_all([received])
         self.buffer.on_settled([received])
         self.client.flush()
@@ -448,25 +448,27 @@ class SessionCore:
             each.subscription.held.pop(each.ack_id, None)
         client.subscriptions.drop_unsettled([each for each in messages if each not in current])
 
-    def _note_delivered(self, messages: Iterable[Received], owner: object) -> None:
+    def _await_auto_ack(self, messages: Iterable[Received], owner: object) -> None:
         """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
         another may ask while they are about to be handed out."""
         if self.mode is Mode.AUTO:
-            self._delivered.setdefault(owner, []).extend(messages)
+            self._awaiting_auto_ack.setdefault(owner, []).extend(messages)
 
-    def _forget_delivered(self, received: Received) -> None:
+    def _cancel_auto_ack(self, received: Received) -> None:
         """What becomes of it was said, before the next one was asked for."""
-        for delivered in self._delivered.values():
+        for delivered in self._awaiting_auto_ack.values():
             if received in delivered:
                 delivered.remove(received)
 
-    def _acknowledge_delivered(self, owner: object, started: Received | None) -> None:
+    def _auto_ack(self, owner: object, started: Received | None) -> None:
         """In auto mode: what was handed out before is done; `started` is what the program gets now."""
-        for other in [each for each in self._delivered if each is not owner and self.client.context.has_ended(each)]:
+        for other in [
+            each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_ended(each)
+        ]:
             # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
-            for received in self._delivered.pop(other):
+            for received in self._awaiting_auto_ack.pop(other):
                 self._acknowledge(received, None)
-        delivered = self._delivered.pop(owner, None)
+        delivered = self._awaiting_auto_ack.pop(owner, None)
         if not delivered:
             if started is not None:
                 self.client.subscriptions.report_started(started)
@@ -483,10 +485,10 @@ class SessionCore:
         elif started is not None:
             self.client.subscriptions.report_started(started)
 
-    def settle_delivered(self, disposition: Disposition | None) -> None:
+    def settle_awaiting_auto_ack(self, disposition: Disposition | None) -> None:
         """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
-        delivered = [received for each in self._delivered.values() for received in each]
-        self._delivered.clear()
+        delivered = [received for each in self._awaiting_auto_ack.values() for received in each]
+        self._awaiting_auto_ack.clear()
         if disposition is None:
             held = [each for each in delivered if each.state is ReceivedState.HELD]
             if held:
@@ -628,7 +630,7 @@ class SessionCore:
         if self._has_ended:
             return
         self.is_closed = self._has_ended = True
-        self.settle_delivered(None)
+        self.settle_awaiting_auto_ack(None)
         if transactions is not None:
             transactions.free_producer()
         self.buffer.wake_all()

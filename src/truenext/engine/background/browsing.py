@@ -197,7 +197,7 @@ class Browsing(BackgroundTask):
 
     def _read(self, browser: Browser, lane: Lane) -> BrowseRead:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
-        if self._memory.excess + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_max == 1:
+        if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
 

@@ -75,7 +75,7 @@ class Bulk:
 
     def _queue_of(self, request: bulk.BulkRequest) -> Queue:
         """The queue that they are in, or for which they are scheduled."""
-        queue = self._queues.get_permanent(request.queue)
+        queue = self._queues.require_permanent(request.queue)
         queue.used_us = self._commit_state.now_us
         if isinstance(request, bulk.Purge | bulk.ScheduledRequest):
             return queue

@@ -25,7 +25,7 @@ from truenext.record import BLOCK_BITS, split_timer, timer
 
 if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import Timers
     from truenext.engine.queues.queues import Queues
@@ -81,7 +81,7 @@ class Expiry(BackgroundTask):
         timers: Timers,
         clients: Clients,
         resident: ResidentSet,
-        reading: Reading,
+        page_reader: PageReader,
         queues: Queues,
         outcomes: Outcomes,
     ) -> None:
@@ -89,7 +89,7 @@ class Expiry(BackgroundTask):
         self._timers = timers
         self._clients = clients
         self._resident = resident
-        self._reading = reading
+        self._page_reader = page_reader
         self._queues = queues
         self._outcomes = outcomes
         self._current_read: BlockRead | None = None
@@ -174,7 +174,7 @@ class Expiry(BackgroundTask):
         _, _, first = split_timer(read.timer)
         # What came into memory meanwhile is not above the horizon any more.
         self._expire_in_memory(lane, first, until)
-        in_memory = {entry.sequence for entry in lane.recent}
+        in_memory = {entry.sequence for entry in lane.unread_in_memory}
         expired: list[Entry] = []
         for found in page.messages:
             if found.sequence >= until:
@@ -225,7 +225,7 @@ class Expiry(BackgroundTask):
         """Of a message that only the store has; none of what is in memory, held, or gone already."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
-            return [self._reading.load_entry(lane, found, found.message)]
+            return [self._page_reader.load_entry(lane, found, found.message)]
         entry = lane.delayed.get(found.sequence) or lane.unloaded.get(found.sequence)
         if entry is None or entry.message is not None or self._resident.awaits_dead_letter(entry):
             return []

@@ -48,7 +48,7 @@ class Administering:
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
-        queue = self._queues.get_permanent(name)
+        queue = self._queues.require_permanent(name)
         self._queues.set_paused(queue, is_paused=False)
         self._commit_state.touched[queue] = None
 

@@ -188,7 +188,7 @@ class Subscribing:
         name = browse.destination.name
         queue: Queue | None
         if browse.destination.kind is DestinationKind.DURABLE:
-            queue = self._queues.get_durable(name)
+            queue = self._queues.require_durable(name)
         else:
             # One that is not there is empty, and is not made for being looked at.
             queue = self._queues.by_name.get(name)
@@ -228,7 +228,7 @@ class Subscribing:
             self._queues.drop(queue)
 
     def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        queue = self._queues.get_durable(unsubscribe.durable)
+        queue = self._queues.require_durable(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
             raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.IN_USE)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.clients import Clients
@@ -40,7 +40,16 @@ class Dispatcher:
     """Hands out what is next in one queue. Where some consumers have selectors, or there are groups, selective.py finds
     it."""
 
-    __slots__ = ("_clients", "_commit_state", "_events", "_memory", "_outcomes", "_reading", "_resident", "_selections")
+    __slots__ = (
+        "_clients",
+        "_commit_state",
+        "_events",
+        "_memory",
+        "_outcomes",
+        "_page_reader",
+        "_resident",
+        "_selections",
+    )
 
     def __init__(
         self,
@@ -50,7 +59,7 @@ class Dispatcher:
         clients: Clients,
         selections: Selections,
         resident: ResidentSet,
-        reading: Reading,
+        page_reader: PageReader,
         outcomes: Outcomes,
     ) -> None:
         self._commit_state = commit_state
@@ -59,7 +68,7 @@ class Dispatcher:
         self._clients = clients
         self._selections = selections
         self._resident = resident
-        self._reading = reading
+        self._page_reader = page_reader
         self._outcomes = outcomes
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
@@ -131,7 +140,13 @@ class Dispatcher:
             self._selections.groups_of(queue).free_groups_of_suspended(queue)
         selection = self._selections.by_queue.get(queue)
         return kind(
-            queue, self._selections.scans, selection, self._commit_state, self._resident, self._reading, self._outcomes
+            queue,
+            self._selections.scans,
+            selection,
+            self._commit_state,
+            self._resident,
+            self._page_reader,
+            self._outcomes,
         )
 
     def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
     from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
@@ -81,8 +81,8 @@ class QueueDispatch:
         "_commit_state",
         "_has_skipped",
         "_outcomes",
+        "_page_reader",
         "_queue",
-        "_reading",
         "_resident",
         "_scans",
         "_selection",
@@ -96,7 +96,7 @@ class QueueDispatch:
         selection: QueueSelection | None,
         commit_state: CommitState,
         resident: ResidentSet,
-        reading: Reading,
+        page_reader: PageReader,
         outcomes: Outcomes,
     ) -> None:
         self._queue = queue
@@ -104,7 +104,7 @@ class QueueDispatch:
         self._selection = selection
         self._commit_state = commit_state
         self._resident = resident
-        self._reading = reading
+        self._page_reader = page_reader
         self._outcomes = outcomes
         self._has_skipped = False
         """Whoever was asked last would have got something earlier, were it not being committed."""
@@ -265,7 +265,7 @@ class QueueDispatch:
             return None
         if entry.message is None:
             # Whether it is wanted, and so holds back anything for this one, is known when it is read.
-            self._reading.request_body(entry)
+            self._page_reader.request_body(entry)
             return entry.sequence
         return HOLDS if entry.due_us else entry
 

@@ -71,7 +71,7 @@ class Eviction:
                 self._resident.still_over_limit[queue] = None
         memory = self._memory
         is_short, memory.is_short = memory.is_short, False
-        if (memory.excess <= 0 and not is_short) or self._resident.nothing_evictable_at == (
+        if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == (
             self._commit_state.committed,
             memory.used,
         ):
@@ -82,7 +82,7 @@ class Eviction:
         largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
         done: set[Queue] = set()
         for queue in largest_first:
-            needed = memory.excess + memory.limit // EVICTION_DIVISOR
+            needed = memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR
             if needed <= 0:
                 return too_slow
             if queue in done or queue.is_reply_queue:
@@ -95,9 +95,9 @@ class Eviction:
                 ]
             done.update(group)
             self._shrink(group, needed)
-        if memory.excess + memory.limit // 4 > 0:
+        if memory.bytes_over_limit + memory.limit // 4 > 0:
             self._resident.nothing_evictable_at = (self._commit_state.committed, memory.used)
-        if memory.excess <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
+        if memory.bytes_over_limit <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # Somebody has asked for something large, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
@@ -187,9 +187,9 @@ class Eviction:
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._resident.unload_to_disk(entry, is_known=False)
         else:
-            (lane.recent or lane.allocate_recent()).appendleft(entry)
+            (lane.unread_in_memory or lane.allocate_unread_in_memory()).appendleft(entry)
             self._memory.pending_free += size_of(message)
-            self._resident.lanes_with_recent[lane] = None
+            self._resident.lanes_with_unread_in_memory[lane] = None
 
     def _unload_bodies(self, entries: list[Entry], needed: int) -> int:
         """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""

@@ -97,9 +97,11 @@ def remove_from_lane(lane: Lane, entries: list[Entry], batch: int) -> list[Entry
     for sequence in removed:
         lane.end_delay(sequence)
         lane.unloaded.pop(sequence, None)
-    recent = [entry for entry in lane.recent if entry.sequence in removed]
+    recent = [entry for entry in lane.unread_in_memory if entry.sequence in removed]
     if recent:
-        lane.recent = deque(entry for entry in lane.recent if entry.sequence not in removed) or NO_ENTRIES
+        lane.unread_in_memory = (
+            deque(entry for entry in lane.unread_in_memory if entry.sequence not in removed) or NO_ENTRIES
+        )
     lane.unread -= sum(
         sequence > lane.horizon and (selected is None or sequence not in selected.entries) for sequence in removed
     )
@@ -155,7 +157,7 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
 
     What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
     """
-    first = lane.recent[0]
+    first = lane.unread_in_memory[0]
     if first.batch <= committed:
         return False
     return lane.selected is None or all(sequence > first.sequence for sequence in lane.selected.loaded_early)
@@ -165,8 +167,8 @@ def load_recent(lane: Lane) -> None:
     """Nothing above the horizon has left memory: the lane is whole again."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
-    lane.arrived.extend(lane.recent)
-    lane.recent = NO_ENTRIES
+    lane.arrived.extend(lane.unread_in_memory)
+    lane.unread_in_memory = NO_ENTRIES
     lane.unread = 0
     update_horizon(lane)
     lane.pending_read = None
@@ -180,8 +182,8 @@ def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: 
     """
     in_page: list[Entry] = []
     not_in_page: list[Entry] = []
-    while lane.recent and lane.recent[0].sequence <= up_to:
-        entry = lane.recent.popleft()
+    while lane.unread_in_memory and lane.unread_in_memory[0].sequence <= up_to:
+        entry = lane.unread_in_memory.popleft()
         (in_page if is_stored(entry, as_of) else not_in_page).append(entry)
     # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
     entries = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
@@ -202,11 +204,11 @@ def pop_durable(lane: Lane, committed: int) -> list[Entry]:
     if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_reads):
         # It may have been read before the batch was written.
         return []
-    durable = [entry for entry in lane.recent if is_stored(entry, committed)]
-    if len(durable) == len(lane.recent):
-        lane.recent = NO_ENTRIES
+    durable = [entry for entry in lane.unread_in_memory if is_stored(entry, committed)]
+    if len(durable) == len(lane.unread_in_memory):
+        lane.unread_in_memory = NO_ENTRIES
     elif durable:
-        lane.recent = deque(entry for entry in lane.recent if not is_stored(entry, committed))
+        lane.unread_in_memory = deque(entry for entry in lane.unread_in_memory if not is_stored(entry, committed))
     return durable
 
 

@@ -32,35 +32,35 @@ if TYPE_CHECKING:
 class LaneRead(Read):
     """The next page of a lane."""
 
-    __slots__ = ("_reading",)
+    __slots__ = ("_page_reader",)
 
     is_for_consumers = True
 
-    def __init__(self, reading: Reading, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+    def __init__(self, page_reader: PageReader, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         super().__init__(lane, after_sequence, limit, size_max)
-        self._reading = reading
+        self._page_reader = page_reader
 
     def on_page(self, page: PageResult) -> None:
-        self._reading.page_read(self, page)
+        self._page_reader.page_read(self, page)
 
 
 class BodyRead(SideRead):
     """A message that was taken out of its turn and has left memory; what follows it may come as well."""
 
-    __slots__ = ("_reading", "entry")
+    __slots__ = ("_page_reader", "entry")
 
     is_for_consumers = True
 
-    def __init__(self, reading: Reading, entry: Entry) -> None:
+    def __init__(self, page_reader: PageReader, entry: Entry) -> None:
         super().__init__(entry.lane, entry.sequence - 1, PAGE_SIZE_SHORT, PAGE_BYTES_SHORT)
-        self._reading = reading
+        self._page_reader = page_reader
         self.entry = entry
 
     def on_page(self, page: PageResult) -> None:
-        self._reading.body_read(self, page)
+        self._page_reader.body_read(self, page)
 
 
-class Reading:
+class PageReader:
     def __init__(self, memory: Memory, resident: ResidentSet, delays: Delays, *, redelivered_below: int) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
@@ -79,7 +79,7 @@ class Reading:
         head = lane.head()
         queue = lane.queue
         is_short = queue.resident + PAGE_BYTES > queue.policy.memory_limit
-        if self._memory.excess + PAGE_BYTES > 0:
+        if self._memory.bytes_over_limit + PAGE_BYTES > 0:
             is_short = self._memory.is_short = True
         if head is not None and head.message is None:
             after_sequence = head.sequence - 1

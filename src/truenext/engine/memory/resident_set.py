@@ -34,7 +34,7 @@ class ResidentSet:
         self._memory = memory
         self._awaiting: list[Entry] = []
         """Failed too often, and to be read before they can move to the dead-letter queue."""
-        self.lanes_with_recent: dict[Lane, None] = {}
+        self.lanes_with_unread_in_memory: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
         self._lanes_with_removed: dict[Lane, None] = {}
         self.over_limit: dict[Queue, None] = {}
@@ -170,9 +170,9 @@ class ResidentSet:
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         lane.unread += 1
-        (lane.recent or lane.allocate_recent()).append(entry)
+        (lane.unread_in_memory or lane.allocate_unread_in_memory()).append(entry)
         memory.pending_free += size
-        self.lanes_with_recent[lane] = None
+        self.lanes_with_unread_in_memory[lane] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered, once it is read."""
@@ -210,16 +210,18 @@ class ResidentSet:
 
     def forget_lane(self, lane: Lane) -> None:
         """A lane has ended with its queue: nothing of it is in memory, or will be."""
-        self._memory.pending_free -= sum(size_of(entry.message) for entry in lane.recent if entry.message is not None)
-        for entry in (*lane, *lane.recent, *lane.unloaded.values()):
+        self._memory.pending_free -= sum(
+            size_of(entry.message) for entry in lane.unread_in_memory if entry.message is not None
+        )
+        for entry in (*lane, *lane.unread_in_memory, *lane.unloaded.values()):
             self.unload(entry)
         lane.unloaded.clear()
-        if lane.recent:
-            lane.recent.clear()
+        if lane.unread_in_memory:
+            lane.unread_in_memory.clear()
         lane.clear()
         lane.unread = 0
         lane.pending_read = None
-        self.lanes_with_recent.pop(lane, None)
+        self.lanes_with_unread_in_memory.pop(lane, None)
         self._lanes_with_removed.pop(lane, None)
         self.limited.pop(lane.queue, None)
         self._lanes_awaiting_page.pop(lane, None)
@@ -256,7 +258,7 @@ class ResidentSet:
         """A batch is durable, and so is whatever was written with it."""
         self.over_limit.update(self.still_over_limit)
         self.still_over_limit.clear()
-        for lane in list(self.lanes_with_recent):
+        for lane in list(self.lanes_with_unread_in_memory):
             self.free_durable_of(lane)
         self.forget_removed()
 
@@ -275,8 +277,8 @@ class ResidentSet:
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free -= size_of(entry.message)
             self.unload_to_disk(entry, is_known=False)
-        if not lane.recent:
-            self.lanes_with_recent.pop(lane, None)
+        if not lane.unread_in_memory:
+            self.lanes_with_unread_in_memory.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
         """Nothing leaves its memory until `unpin`."""
@@ -291,7 +293,7 @@ class ResidentSet:
 
     def load_recent(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
-        for entry in lane.recent:
+        for entry in lane.unread_in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free -= size_of(entry.message)
         horizon.load_recent(lane)

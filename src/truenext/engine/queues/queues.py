@@ -104,14 +104,14 @@ class Queues:
 
     # ---- Finding ----
 
-    def get_permanent(self, name: str) -> Queue:
+    def require_permanent(self, name: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such queue"""
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {name!r}", Code.NOT_FOUND)
         return queue
 
-    def get_durable(self, key: str) -> Queue:
+    def require_durable(self, key: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such durable subscription"""
         queue = self.durable.get(key)
         if queue is None:
@@ -450,7 +450,7 @@ class Queues:
         # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
         # now, and what is told of that asks their messages.
         self._events.ended(queue)
-        for entry in chain(*queue.lanes, *(lane.recent for lane in queue.lanes), acknowledged):
+        for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged):
             if entry.store_batch is None:
                 # The others are on the pages that will be read.
                 self._events.expired(entry)

@@ -142,7 +142,7 @@ class ScanCursor:
     def load_pending(self) -> None:
         """See what follows in memory; nothing if nothing does."""
         lane = self.lane
-        pending = lane.between(self.position, lane.horizon, limit=CHUNK, with_delayed=False, with_recent=False)
+        pending = lane.between(self.position, lane.horizon, limit=CHUNK, with_delayed=False, with_unread=False)
         up_to = pending[-1].sequence if len(pending) == CHUNK else lane.horizon
         pending.reverse()
         self.pending = pending

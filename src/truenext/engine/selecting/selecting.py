@@ -163,7 +163,7 @@ class QueueSelection:
             else:
                 is_match |= cursor.on_arrived(entry)
         if is_match and lane.horizon != UNBOUNDED:
-            lane.recent.pop()
+            lane.unread_in_memory.pop()
             self._memory.pending_free -= size_of(entry.message)
             load_early(lane, entry)
             update_horizon(lane)
@@ -253,7 +253,9 @@ class QueueSelection:
         already."""
         selected = lane.selected
         assert selected is not None, "somebody has a selector"
-        in_memory = {entry.sequence: entry for entry in lane.recent if after_sequence < entry.sequence <= last}
+        in_memory = {
+            entry.sequence: entry for entry in lane.unread_in_memory if after_sequence < entry.sequence <= last
+        }
         in_memory.update(cursor for cursor in selected.loaded_early.items() if after_sequence < cursor[0] <= last)
         from_recent: set[int] = set()
         for sequence in sorted(on_page.keys() | in_memory.keys()):
@@ -278,12 +280,12 @@ class QueueSelection:
         update_horizon(lane)
 
     def _load_recent_early(self, lane: Lane, sequences: set[int]) -> None:
-        for entry in lane.recent:
+        for entry in lane.unread_in_memory:
             if entry.sequence in sequences:
                 assert entry.message is not None, "what is recent has not left memory yet"
                 self._memory.pending_free -= size_of(entry.message)
                 load_early(lane, entry)
-        lane.recent = deque(entry for entry in lane.recent if entry.sequence not in sequences)
+        lane.unread_in_memory = deque(entry for entry in lane.unread_in_memory if entry.sequence not in sequences)
 
 
 def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Selector) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.engine.memory.delays import Delays
-    from truenext.engine.memory.reading import Reading
+    from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
     from truenext.engine.state.clients import Clients
@@ -56,7 +56,7 @@ class Selections(BackgroundTask):
         "_current_read",
         "_delays",
         "_memory",
-        "_reading",
+        "_page_reader",
         "_resident",
         "_waiting",
         "by_queue",
@@ -70,13 +70,13 @@ class Selections(BackgroundTask):
         clients: Clients,
         delays: Delays,
         resident: ResidentSet,
-        reading: Reading,
+        page_reader: PageReader,
     ) -> None:
         self._commit_state = commit_state
         self._memory = memory
         self._delays = delays
         self._resident = resident
-        self._reading = reading
+        self._page_reader = page_reader
         self._clients = clients
         self.scans = Scans()
         self.by_queue: dict[Queue, QueueSelection] = {}
@@ -204,12 +204,12 @@ class Selections(BackgroundTask):
         lane = read.lane
         tested: list[PageMessage] = []
         waiting: list[PageMessage] = []
-        recent = {entry.sequence for entry in lane.recent}
+        recent = {entry.sequence for entry in lane.unread_in_memory}
         for found in page.messages:
             if found.message is None or found.sequence in recent or not lane.is_only_in_store(found.sequence):
                 continue
             if is_undeliverable(lane.queue, found.mark.attempts, found.mark.due_ms):
-                self._reading.collect_failed(self._reading.load_entry(lane, found, found.message))
+                self._page_reader.collect_failed(self._page_reader.load_entry(lane, found, found.message))
                 lane.unread -= 1
             elif found.message.group and self._delays.remaining_ms(found.mark.due_ms):
                 # Whoever wants it, it holds back its group.
@@ -219,12 +219,12 @@ class Selections(BackgroundTask):
 
         def load(lane: Lane, found: PageMessage) -> Entry:
             assert found.message is not None, "it is wanted"
-            entry = self._reading.load_entry(lane, found, found.message)
+            entry = self._page_reader.load_entry(lane, found, found.message)
             load_early(lane, entry)
             if self._delays.restore(entry, found.mark.due_ms):
-                self._reading.delay_selected(entry)
+                self._page_reader.delay_selected(entry)
             elif entry.due_us:
-                self._reading.collect_delayed(entry)
+                self._page_reader.collect_delayed(entry)
             return entry
 
         for found in waiting:

@@ -125,7 +125,7 @@ class Memory:
         """A page was wanted for which there is hardly room."""
 
     @property
-    def excess(self) -> int:
+    def bytes_over_limit(self) -> int:
         """Bytes over the limit; they have to leave."""
         return self.used + self.deques - self.pending_free + self.unsent + self.open_bytes - self.limit
 

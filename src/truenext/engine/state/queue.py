@@ -185,13 +185,13 @@ class Lane:
         "pending_read",
         "queue",
         "rank",
-        "recent",
         "removed",
         "requeued",
         "selected",
         "side_reads",
         "unloaded",
         "unread",
+        "unread_in_memory",
     )
 
     def __init__(self, key: bytes, queue: Queue) -> None:
@@ -215,7 +215,7 @@ class Lane:
         """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
         self.unread = 0
         """Messages above the horizon."""
-        self.recent = NO_ENTRIES
+        self.unread_in_memory = NO_ENTRIES
         """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
         self.pending_read: object | None = None
         """The page that is being read."""
@@ -260,7 +260,7 @@ class Lane:
             yield from selected.loaded_early.values()
 
     def between(
-        self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_recent: bool = True
+        self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_unread: bool = True
     ) -> list[Entry]:
         """What waits in memory behind the sequence `after` and up to `until`, in order; the first ones, if they are
         more than `limit`.
@@ -284,8 +284,8 @@ class Lane:
         others = [entry for entry in self.requeued_entries() if after < entry.sequence <= until]
         if with_delayed and self.delayed:
             others += [entry for entry in self.delayed.values() if after < entry.sequence <= until]
-        if with_recent and self.recent:
-            others += [entry for entry in self.recent if after < entry.sequence <= until]
+        if with_unread and self.unread_in_memory:
+            others += [entry for entry in self.unread_in_memory if after < entry.sequence <= until]
         if others:
             others.sort(key=_sequence)
             found = list(islice(merge(found, others, key=_sequence), limit))
@@ -382,7 +382,7 @@ class Lane:
     @property
     def needs_page(self) -> bool:
         """There are messages that only the store has."""
-        return self.unread > len(self.recent)
+        return self.unread > len(self.unread_in_memory)
 
     def clear(self) -> None:
         if self.arrived:
@@ -409,9 +409,9 @@ class Lane:
         self.arrived = NO_ENTRIES
         self.queue.memory.deques -= DEQUE_BYTES
 
-    def allocate_recent(self) -> deque[Entry]:
-        self.recent = deque()
-        return self.recent
+    def allocate_unread_in_memory(self) -> deque[Entry]:
+        self.unread_in_memory = deque()
+        return self.unread_in_memory
 
     def shrink(self) -> None:
         """What holds no message takes no memory either, until one comes."""
@@ -442,7 +442,7 @@ class Lane:
             or self.requeued
             or self.unread
             or self.delayed
-            or self.recent
+            or self.unread_in_memory
             or self.unloaded
             or self.removed
             or self.side_reads

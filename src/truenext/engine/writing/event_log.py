@@ -203,7 +203,7 @@ class EventLog:
         if not number:
             self.end_block()
             number = self._causes[cause] = len(self._causes) + 1
-            self._add(_text(EventKind.CAUSE, number, cause, self._now_us), 0)
+            self._add(_encode_numbered_text(EventKind.CAUSE, number, cause, self._now_us), 0)
         return number
 
     def expired(self, entry: Entry) -> None:
@@ -297,7 +297,7 @@ class EventLog:
         if queue.number:
             self.end_block()
             self._names[queue.number] = queue.name
-            self._add(_name(queue.number, queue.name, self._now_us), 0)
+            self._add(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
 
     def forget(self, queue: Queue) -> bool:
         """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
@@ -332,7 +332,7 @@ class EventLog:
             self.reusable += self._forgotten_in_file
             self._forgotten_in_file = []
             # A file can be read by itself.
-            self._blocks[:0] = [_name(number, name, self._now_us) for number, name in self._names.items()]
+            self._blocks[:0] = [_encode_queue_name(number, name, self._now_us) for number, name in self._names.items()]
         size = sum(map(len, self._blocks))
         # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
@@ -462,11 +462,11 @@ class NoEventLog(EventLog):
         pass
 
 
-def _name(number: int, name: str, now_us: int) -> bytes:
-    return _text(EventKind.NAME, number, name, now_us)
+def _encode_queue_name(number: int, name: str, now_us: int) -> bytes:
+    return _encode_numbered_text(EventKind.NAME, number, name, now_us)
 
 
-def _text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:
+def _encode_numbered_text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:
     """For which the number stands from here on."""
     text = value.encode()
     return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text

@@ -75,7 +75,7 @@ class Topic(Generic[M]):
         return f"<Topic {self.name}({type_name(self.takes.type)})>"
 
 
-class Settings:
+class StageSettings:
     """What a service, an endpoint or a stage may set; the nearest counts."""
 
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
@@ -101,9 +101,9 @@ class Settings:
         self.exactly_once = exactly_once
         self.retries = RetryRules({} if retry is None else retry, subject)
 
-    def with_defaults(self, defaults: Settings) -> Settings:
+    def with_defaults(self, defaults: StageSettings) -> StageSettings:
         """These, and of the outer ones what these leave open."""
-        merged = Settings("", self.concurrency, self.attempts, None)
+        merged = StageSettings("", self.concurrency, self.attempts, None)
         merged.concurrency = self.concurrency or defaults.concurrency
         merged.attempts = self.attempts or defaults.attempts
         merged.exactly_once = defaults.exactly_once if self.exactly_once is None else self.exactly_once
@@ -115,7 +115,12 @@ class Stage:
     """One function of an endpoint, with the queue that it takes from."""
 
     def __init__(
-        self, endpoint: LocalEndpoint[Any, Any], name: str, queue: str, function: Callable[..., Any], settings: Settings
+        self,
+        endpoint: LocalEndpoint[Any, Any],
+        name: str,
+        queue: str,
+        function: Callable[..., Any],
+        settings: StageSettings,
     ) -> None:
         """By `StatelessEndpoint.stage` and `StatefulEndpoint.stage`. Raises: DefinitionError"""
         self.endpoint = endpoint
@@ -144,7 +149,7 @@ class LocalEndpoint(Endpoint[M, R]):
         takes: type[M],
         replies: type[R] | None,
         state: type[Any] | None,
-        settings: Settings,
+        settings: StageSettings,
         register: Callable[[Stage], None],
         topic: Topic[M] | None = None,
     ) -> None:
@@ -169,7 +174,7 @@ class LocalEndpoint(Endpoint[M, R]):
         self.stages: list[Stage] = []
         self._register = register
 
-    def add(self, function: Callable[..., Any], name: str | None, settings: Settings) -> None:
+    def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
         """One more stage. Raises: DefinitionError"""
         if name is None:
             name = str(getattr(function, "__name__", ""))
@@ -332,7 +337,7 @@ def _decorate(
 ) -> Any:
     subject = f"a stage of {endpoint.name}"
     known = ("concurrency", "attempts", "retry", "exactly_once")
-    settings = Settings(subject, *map(options.get, known))
+    settings = StageSettings(subject, *map(options.get, known))
     unknown = options.keys() - set(known)
     if unknown:
         raise TypeError(f"stage has no option {', '.join(sorted(unknown))}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.definitions import LocalEndpoint
 
 
-class Reference(msgspec.Struct, frozen=True):
+class GraphEdge(msgspec.Struct, frozen=True):
     to: str
     kind: str
     """endpoint or topic."""
@@ -28,7 +28,7 @@ class StageNode(msgspec.Struct, frozen=True):
     queue: str
     """Empty if it takes from a topic."""
     takes: str
-    references: list[Reference]
+    references: list[GraphEdge]
 
 
 class EndpointNode(msgspec.Struct, frozen=True):
@@ -100,15 +100,15 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
                 each.name,
                 each.queue if endpoint.topic is None else "",
                 type_name(each.takes.type),
-                [_reference(to, how) for to, how in references_of(each.function)],
+                [_edge(to, how) for to, how in references_of(each.function)],
             )
             for each in endpoint.stages
         ],
     )
 
 
-def _reference(to: Endpoint[Any, Any] | Topic[Any], how: str) -> Reference:
-    return Reference(to.name, "topic" if isinstance(to, Topic) else "endpoint", how)
+def _edge(to: Endpoint[Any, Any] | Topic[Any], how: str) -> GraphEdge:
+    return GraphEdge(to.name, "topic" if isinstance(to, Topic) else "endpoint", how)
 
 
 def _replies(endpoint: Endpoint[Any, Any]) -> str | None:

@@ -58,7 +58,7 @@ def mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
 
     Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
     """
-    return list(dict.fromkeys(_Comparison().compare(_ScopedSchema(written, ()), _ScopedSchema(expected, ()), "")))
+    return list(dict.fromkeys(_SchemaComparison().compare(_ScopedSchema(written, ()), _ScopedSchema(expected, ()), "")))
 
 
 class _ScopedSchema:
@@ -141,7 +141,7 @@ class _ScopedSchema:
         return str(name or self.get("type", "anything"))
 
 
-class _Comparison:
+class _SchemaComparison:
     def __init__(self) -> None:
         self._open: set[tuple[int, int]] = set()
         """Pairs that are being compared: types that contain themselves end there."""

@@ -58,7 +58,7 @@ UNAVAILABLE_ERRORS = (BrokerUnavailable, ConnectionLost, ClosedError, InDoubt, R
 """The broker is not there, or does not want it now: later."""
 
 
-class Backoff(NamedTuple):
+class BackoffState(NamedTuple):
     """A producer whose unit the broker does not take."""
 
     until: float
@@ -74,7 +74,7 @@ class Relay:
         self._service = service
         self._in_doubt: dict[str, bool] = {}
         """By name, whether it was that of a process that is gone."""
-        self._backoffs: dict[str, Backoff] = {}
+        self._backoffs: dict[str, BackoffState] = {}
         """Those of them whose unit the broker does not take."""
         self._parts_max = COMBINED_UNITS_MAX
         """Of what has no number so much becomes one unit: less after the broker did not take so much."""
@@ -201,7 +201,7 @@ class Relay:
             raise error
         before = self._backoffs.get(name)
         pause_s = BACKOFF_S if before is None else min(2 * before.pause_s, BACKOFF_MAX_S)
-        self._backoffs[name] = Backoff(self._checked_at + pause_s, pause_s)
+        self._backoffs[name] = BackoffState(self._checked_at + pause_s, pause_s)
         _logger.warning(
             "a unit of the outbox cannot be sent now: others pass it",
             extra={"producer": name, "error": describe(error), "next_s": pause_s},

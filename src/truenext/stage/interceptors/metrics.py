@@ -22,7 +22,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 """Upper bounds of durations, in seconds: those that OpenTelemetry's conventions advise for messages."""
 
 
-class Duration(msgspec.Struct, frozen=True):
+class DurationHistogram(msgspec.Struct, frozen=True):
     """How long something took, in all."""
 
     seconds: float
@@ -43,9 +43,9 @@ class StageMetrics(msgspec.Struct, frozen=True):
     outcomes: dict[ExecutionOutcome, int]
     sent: int
     """Messages of its that were sent, or were to be: also those of transactions that were rolled back."""
-    run: Duration
+    run: DurationHistogram
     """Of the stage with its dependencies, over all runs, failed ones too."""
-    total: Duration
+    total: DurationHistogram
     """From when the service had the message until what became of it was known."""
 
 
@@ -162,8 +162,8 @@ class _DurationCounter:
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
-    def duration(self) -> Duration:
-        return Duration(self.seconds, tuple(self.buckets))
+    def histogram(self) -> DurationHistogram:
+        return DurationHistogram(self.seconds, tuple(self.buckets))
 
 
 class _Counts:
@@ -177,4 +177,4 @@ class _Counts:
         self.total = _DurationCounter()
 
     def metrics(self) -> StageMetrics:
-        return StageMetrics(self.running, dict(self.outcomes), self.sent, self.run.duration(), self.total.duration())
+        return StageMetrics(self.running, dict(self.outcomes), self.sent, self.run.histogram(), self.total.histogram())

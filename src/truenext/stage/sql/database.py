@@ -53,13 +53,16 @@ class Database:
         """
         self._address = address_of(url)
         with self._address.loading_driver():
-            self._pools = {True: _Pools(self._address, True, interactive), False: _Pools(self._address, False, others)}
+            self._sql_engines = {
+                True: _SqlEngines(self._address, True, interactive),
+                False: _SqlEngines(self._address, False, others),
+            }
             self._probe_engine = create_async_engine(
                 self._address.for_tasks,
                 poolclass=NullPool,
                 connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
             )
-        self._outbox_pools: _Pools | None = None
+        self._outbox_engines: _SqlEngines | None = None
         """For what belongs to no message."""
         self._was_writable = False
         self._is_closed = False
@@ -90,7 +93,7 @@ class Database:
     async def close(self) -> None:
         """Close all connections; those of works that still run are closed when these end."""
         self._is_closed = True
-        for pools in (*self._pools.values(), self._outbox_pools):
+        for pools in (*self._sql_engines.values(), self._outbox_engines):
             if pools is not None:
                 await pools.close()
         await self._probe_engine.dispose()
@@ -98,30 +101,30 @@ class Database:
     def task_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> TaskWork:
         """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
         if its effects happen once; `stage` is named in errors."""
-        pool = self._pools[is_interactive].for_tasks
+        pool = self._sql_engines[is_interactive].for_tasks
         return TaskWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
         )
 
     def thread_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> ThreadWork:
         """What one message is about to do, with a plain function."""
-        pool = self._pools[is_interactive].for_threads
+        pool = self._sql_engines[is_interactive].for_threads
         return ThreadWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
         )
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """What is said to the outbox beside all works; as `Outbox`."""
-        if self._outbox_pools is None:
+        if self._outbox_engines is None:
             # Few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
-            self._outbox_pools = _Pools(
+            self._outbox_engines = _SqlEngines(
                 self._address,
                 True,
                 OUTBOX_CONNECTIONS,
                 limits=OUTBOX_LIMITS,
                 **_OUTBOX_ENGINE_OPTIONS[self._address.file is None],
             )
-        return Outbox(self._outbox_pools.for_tasks, service, owner, instance)
+        return Outbox(self._outbox_engines.for_tasks, service, owner, instance)
 
     async def _run_probe(self, probe: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         file = self._address.file
@@ -137,7 +140,7 @@ class Database:
             raise DatabaseUnavailable(f"{self} is not there: {error}") from error
 
 
-class _Pools:
+class _SqlEngines:
     """The connections of the interactive workers, or of the others."""
 
     def __init__(

@@ -89,4 +89,4 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
     def end_turn(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         notes = entry.record_info
         if notes is not None and notes.pop(_TURN, None) is not None:
-            write_queue.end_turn()
+            write_queue.end_write()

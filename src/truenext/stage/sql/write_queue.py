@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
-Turn = Future[None]
+WriteGrant = Future[None]
 """Done when its turn has come."""
 
 
@@ -19,56 +19,56 @@ class WriteQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_busy = False
-        self._interactive: deque[Turn] = deque()
-        self._others: deque[Turn] = deque()
+        self._interactive_waiting: deque[WriteGrant] = deque()
+        self._others_waiting: deque[WriteGrant] = deque()
 
     async def wait_in_task(self, *, is_interactive: bool) -> None:
-        """Returns when it is the caller's turn, which then ends with `leave`; cancelled it has had none."""
-        turn = self._enqueue(is_interactive)
+        """Returns when it is the caller's turn, which then ends with `end_write`; cancelled it has had none."""
+        grant = self._enqueue(is_interactive)
         try:
-            await asyncio.wrap_future(turn)
+            await asyncio.wrap_future(grant)
         except BaseException:
-            self._cancel(turn)
+            self._cancel(grant)
             raise
 
     def wait_in_thread(self, *, is_interactive: bool) -> None:
-        """Returns when it is the caller's turn, which then ends with `leave`."""
-        turn = self._enqueue(is_interactive)
+        """Returns when it is the caller's turn, which then ends with `end_write`."""
+        grant = self._enqueue(is_interactive)
         try:
-            turn.result()
+            grant.result()
         except BaseException:
-            self._cancel(turn)
+            self._cancel(grant)
             raise
 
-    def end_turn(self) -> None:
+    def end_write(self) -> None:
         """The turn is over, and the next one's begins; from any task or thread."""
         with self._lock:
             self._is_busy = False
-            for waiting in (self._interactive, self._others):
+            for waiting in (self._interactive_waiting, self._others_waiting):
                 while waiting:
-                    turn = waiting.popleft()
-                    if turn.set_running_or_notify_cancel():
+                    grant = waiting.popleft()
+                    if grant.set_running_or_notify_cancel():
                         self._is_busy = True
-                        turn.set_result(None)
+                        grant.set_result(None)
                         return
 
-    def _enqueue(self, is_interactive: bool) -> Turn:
-        turn = Turn()
+    def _enqueue(self, is_interactive: bool) -> WriteGrant:
+        grant = WriteGrant()
         with self._lock:
             if self._is_busy:
-                (self._interactive if is_interactive else self._others).append(turn)
+                (self._interactive_waiting if is_interactive else self._others_waiting).append(grant)
             else:
                 self._is_busy = True
-                turn.set_running_or_notify_cancel()
-                turn.set_result(None)
-        return turn
+                grant.set_running_or_notify_cancel()
+                grant.set_result(None)
+        return grant
 
-    def _cancel(self, turn: Turn) -> None:
+    def _cancel(self, grant: WriteGrant) -> None:
         with self._lock:
-            has_had_its_turn = not turn.cancel()
-        if has_had_its_turn:
+            was_granted = not grant.cancel()
+        if was_granted:
             # It came while the wait was being cancelled.
-            self.end_turn()
+            self.end_write()
 
 
 _QUEUES: weakref.WeakValueDictionary[Path, WriteQueue] = weakref.WeakValueDictionary()

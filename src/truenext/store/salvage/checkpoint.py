@@ -29,9 +29,9 @@ from truenext.store.checkpoint_format import (
     decode_position,
     decode_recovered,
 )
+from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, is_uninitialized, read_metas
 from truenext.store.salvage.findings import describe_lane, find_damage
-from truenext.store.sealed import DamagedValue, unseal
 from truenext.store.store_errors import empty_folder_error, format_error
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class SalvagedCheckpoint:
                 yield leaf.key, leaf.value
                 continue
             try:
-                yield leaf.key, unseal(name, leaf.key, leaf.value)
+                yield leaf.key, remove_checksum(name, leaf.key, leaf.value)
             except DamagedValue as error:
                 self._report(f"page {leaf.page}: {error}")
 
@@ -180,7 +180,7 @@ class SalvagedCheckpoint:
             for leaf in reader.unreached() if reader.is_free_list_complete else ():
                 for name, database_values in values.items():
                     with suppress(DamagedValue):
-                        database_values[leaf.key] = unseal(name, leaf.key, leaf.value)
+                        database_values[leaf.key] = remove_checksum(name, leaf.key, leaf.value)
         finally:
             reader.close()
         return values
@@ -241,11 +241,11 @@ class SalvagedCheckpoint:
         for leaf in file.unreached():
             for kind in KINDS:
                 with suppress(DamagedValue):
-                    self._add_unmatched_mark(leaf.key, unseal(kind.marks, leaf.key, leaf.value), kind)
+                    self._add_unmatched_mark(leaf.key, remove_checksum(kind.marks, leaf.key, leaf.value), kind)
         for leaf in file.unreached():
             if len(leaf.key) == TIMER_SIZE and len(self.unreached_timers) < UNREACHED_TIMERS_MAX:
                 with suppress(DamagedValue):
-                    unseal(b"timers", leaf.key, leaf.value)
+                    remove_checksum(b"timers", leaf.key, leaf.value)
                     if not is_known_timer(leaf.key):
                         self.unreached_timers.add(leaf.key)
             kind = KINDS[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]

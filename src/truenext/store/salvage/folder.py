@@ -146,7 +146,7 @@ class Salvage:
         checkpoint = self._checkpoint
         position = checkpoint.position
         # Without a position any segment may be in the checkpoint already: it then counts as one that is being moved.
-        overlay.checkpointing = position.segment + 1 if position is not None else _ANY_SEGMENT
+        overlay.last_checkpoint_segment = position.segment + 1 if position is not None else _ANY_SEGMENT
         for changes, segment, offset in self._journal.batches(
             position, checkpoint.salt, checkpoint.segment_bytes, last_history_chunk
         ):

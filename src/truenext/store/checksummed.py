@@ -27,21 +27,21 @@ class DamagedValue(ValueError):
     """A value that is not what was written."""
 
 
-def seal(database: bytes, key: bytes, value: bytes) -> bytes:
+def add_checksum(database: bytes, key: bytes, value: bytes) -> bytes:
     """What `unseal` makes `value` of again."""
     return _CHECKSUM.pack(crc32(value, crc32(key, crc32(database)))) + value
 
 
-def unseal(database: bytes, key: bytes, sealed: bytes) -> bytes:
+def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
     """Raises: DamagedValue if it is not what `seal` made for this database and key"""
-    value = sealed[_CHECKSUM.size :]
-    if len(sealed) < _CHECKSUM.size or _CHECKSUM.unpack_from(sealed)[0] != crc32(value, crc32(key, crc32(database))):
+    value = stored[_CHECKSUM.size :]
+    if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack_from(stored)[0] != crc32(value, crc32(key, crc32(database))):
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()
         raise DamagedValue(f"the value of {name} in {database.decode()} is not what was written")
     return value
 
 
-class SealedDatabase:
+class ChecksummedDatabase:
     """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
 
     def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
@@ -50,8 +50,8 @@ class SealedDatabase:
         self._data = data
 
     def get(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes | None:
-        sealed = txn.get(key, db=self._db)
-        return None if sealed is None else self._unseal(key, sealed)
+        stored = txn.get(key, db=self._db)
+        return None if stored is None else self._remove_checksum(key, stored)
 
     def need(self, txn: lmdb.Transaction[bytes], key: bytes) -> bytes:
         value = self.get(txn, key)
@@ -63,11 +63,11 @@ class SealedDatabase:
         """All of it, in order; a value that is missing is noticed at the end."""
         count = 0
         last = b""
-        for key, sealed in txn.cursor(self._db):
+        for key, stored in txn.cursor(self._db):
             if key <= last:
                 raise damage_error("checkpoint", f"{key.hex()} in {self._name.decode()} is out of order", self._data)
             last = key
-            yield key, self._unseal(key, sealed)
+            yield key, self._remove_checksum(key, stored)
             count += 1
         expected = txn.stat(self._db)["entries"]
         if count != expected:
@@ -76,7 +76,7 @@ class SealedDatabase:
             )
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:
-        txn.put(key, seal(self._name, key, value), db=self._db)
+        txn.put(key, add_checksum(self._name, key, value), db=self._db)
 
     def delete(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
         txn.delete(key, db=self._db)
@@ -88,14 +88,14 @@ class SealedDatabase:
         """From `key` on, to the end of the database."""
         cursor = txn.cursor(self._db)
         if cursor.set_range(key):
-            for found, sealed in cursor:
-                yield found, self._unseal(found, sealed)
+            for found, stored in cursor:
+                yield found, self._remove_checksum(found, stored)
 
     def cursor(self, txn: lmdb.Transaction[bytes]) -> lmdb.Cursor[bytes]:
         return txn.cursor(self._db)
 
-    def _unseal(self, key: bytes, sealed: bytes) -> bytes:
+    def _remove_checksum(self, key: bytes, stored: bytes) -> bytes:
         try:
-            return unseal(self._name, key, sealed)
+            return remove_checksum(self._name, key, stored)
         except DamagedValue as error:
             raise damage_error("checkpoint", str(error), self._data) from error
