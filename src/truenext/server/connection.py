@@ -339,7 +339,7 @@ class ServerConnection:
         return sent
 
     def _buffer_unsent(self, sent: int, data: bytes | None) -> None:
-        """Move `_parts`, of which the socket took `taken` bytes, to `_unsent`; `data` is all of them, if
+        """Move `_parts`, of which the socket took `sent` bytes, to `_unsent`; `data` is all of them, if
         it is there."""
         at = 0
         is_one_frame = len(self._part_owners) == 1 and self._part_owners[0][1] == 1
