@@ -188,7 +188,7 @@ async def messages(name: str) -> list[OutputMessage]:
     said = Output("0" * 32, app.name)
     Initiation(said, now_ms, app.stages).send(place, Asked(1), trace="order 1")
     sent: list[OutputMessage] = []
-    for stage in place.stages:
+    for stage in place.stages_in_order:
         sent += said.outgoing
         envelope = decode(sent[-1].encode({}).body)
         said = Output(envelope.id, f"{app.name} {stage.queue}")

@@ -75,7 +75,7 @@ from truenext.engine.background.bulk import BulkRequest as BulkWanted
 from truenext.engine.background.bulk import ScheduledResult as ShownSends
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
-from truenext.engine.selecting.scan import Scan
+from truenext.engine.selecting.scan import QueueScan
 from truenext.engine.state.causes import causes_from_store, causes_size
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import size_of
@@ -2994,7 +2994,7 @@ def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[BrokerConsu
     return list(filter(is_asked, engine.clients.receivers_of(queue).all()))
 
 
-def _waits_at(scan: Scan) -> int | None:
+def _waits_at(scan: QueueScan) -> int | None:
     """The rank of the lane of which something has to be tested or read before anything else can be dispatched, should
     there be nothing before that; None if there is none."""
     for rank, place in scan.cursors.items():

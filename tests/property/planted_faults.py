@@ -87,7 +87,7 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import Topics
 from truenext.engine.run import EngineRun
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
-from truenext.engine.selecting.scan import Scan, ScanCursor
+from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import Receivers
@@ -2698,7 +2698,7 @@ def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
 def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
     first_wanted = rooms.FIRST_FOUND.original
 
-    def faulty(queue_dispatch: QueueDispatch, scan: Scan) -> Entry | None:
+    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
         rooms.IS_CURSOR_UNFINISHED.replace(patch, False)
         entry = first_wanted(queue_dispatch, scan)
         rooms.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
@@ -2711,7 +2711,7 @@ def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) 
 def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
     first_wanted = rooms.FIRST_FOUND.original
 
-    def faulty(queue_dispatch: QueueDispatch, scan: Scan) -> Entry | None:
+    def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
         entry = first_wanted(queue_dispatch, scan)
         if entry is not None and any(
             one.batch > rooms.commit_state_of(queue_dispatch).committed and one.sequence < entry.sequence
@@ -3047,7 +3047,7 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
 
 @shows_rarely_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
-    rooms.NOTE_IN_FLIGHT.replace(patch, lambda wildcards, queues: None)
+    rooms.ADD_UNCOMMITTED.replace(patch, lambda wildcards, queues: None)
 
 
 @shows_in(WildcardMachine)

@@ -469,7 +469,7 @@ DISPATCH_OF_QUEUE = Target(WildcardDispatch._dispatch_of, WildcardDispatch)
 LIMIT_OF_RANK = Target(WildcardDispatch._limit, WildcardDispatch)
 QUEUE_CREATED = Target(Wildcards.queue_created, Wildcards)
 QUEUE_REMOVED = Target(Wildcards.queue_removed, Wildcards)
-NOTE_IN_FLIGHT = Target(Wildcards._note_in_flight, Wildcards)
+ADD_UNCOMMITTED = Target(Wildcards._add_uncommitted, Wildcards)
 IS_WILDCARD_OPEN = Target(Wildcard.has_credit, Wildcard)
 MATCHES_QUEUE = Target(Wildcard.matches_queue, Wildcard)
 

@@ -550,7 +550,7 @@ def test_a_stage_that_comes_too_late_is_no_stage() -> None:
 
         with pytest.raises(DefinitionError, match="shop runs: late comes too late"):
             app.endpoint("late", Number)
-        assert [each.name for each in take.stages] == ["first"]
-        assert take.stages[0].next_stage is None
+        assert [each.name for each in take.stages_in_order] == ["first"]
+        assert take.stages_in_order[0].next_stage is None
 
     run(app, work)

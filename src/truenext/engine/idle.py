@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from truenext.engine.engine import Engine
-    from truenext.engine.selecting.scan import Scan, ScanCursor
+    from truenext.engine.selecting.scan import QueueScan, ScanCursor
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
@@ -132,7 +132,7 @@ class _QueueInspection:
             if reason[1] in _UNDECIDED:
                 return
 
-    def _reasons_by_rank(self, queue: Queue, scan: Scan | None) -> Iterator[tuple[int, LaneReason | None]]:
+    def _reasons_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, LaneReason | None]]:
         if scan is None:
             for lane in queue.lanes:
                 yield lane.rank, self._lane_reason(lane)
@@ -197,7 +197,7 @@ class _QueueInspection:
                 if number % STEP_SIZE == 0:
                     yield
 
-    def _may_match(self, scan: Scan | None, entry: Entry) -> bool:
+    def _may_match(self, scan: QueueScan | None, entry: Entry) -> bool:
         """What a body that is not in memory says is not known, and counts as wanted."""
         selector = None if scan is None else scan.selector
         return selector is None or entry.message is None or selector.matches(entry.message)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     from truenext.engine.engine import Engine
-    from truenext.engine.selecting.scan import Scan
+    from truenext.engine.selecting.scan import QueueScan
     from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
@@ -188,7 +188,7 @@ class _Receiver:
     groups, one of them.
     """
 
-    def __init__(self, consumer: BrokerConsumer, scan: Scan, selection: QueueSelection, now_us: int) -> None:
+    def __init__(self, consumer: BrokerConsumer, scan: QueueScan, selection: QueueSelection, now_us: int) -> None:
         self._consumer = consumer
         self._groups = selection.groups
         self._selector = scan.selector

@@ -32,7 +32,7 @@ class Consumption:
     """Of one stage, in one lane."""
 
     def __init__(self, context: ServiceContext, stage: Stage, pool: Pool, exactly_once: ExactlyOnce | None) -> None:
-        """`once` if the effects of the stage happen once."""
+        """`exactly_once` if the stage has exactly-once processing, else None."""
         self.stage = stage
         self.pool = pool
         self.worker = Worker(context, stage, pool, exactly_once)

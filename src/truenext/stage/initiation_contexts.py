@@ -133,7 +133,7 @@ class OutboxInitiationContext:
     ) -> None:
         outgoing = self._end()
         if error is None and outgoing:
-            self._transaction.check()
+            self._transaction.check_transaction_not_lost()
             unit = self._unit(outgoing)
             await self._transaction.write_async(self._definition.name, self._seed, self._key_of(outgoing), unit)
             self._transaction.on_commit(self._on_commit)
@@ -149,7 +149,7 @@ class OutboxInitiationContext:
     ) -> None:
         outgoing = self._end()
         if error is None and outgoing:
-            self._transaction.check()
+            self._transaction.check_transaction_not_lost()
             unit = self._unit(outgoing)
             self._transaction.write(self._definition.name, self._seed, self._key_of(outgoing), unit)
             self._transaction.on_commit(self._on_commit)

@@ -50,7 +50,7 @@ class LoopTimer:
         self.is_cancelled = True
 
 
-class Loop:
+class BrokerLoop:
     """As much of an event loop as a broker uses, in front of the real one.
 
     Its timers go by the clock, and what it does is counted, so that it can be known when nothing is left to do. Once

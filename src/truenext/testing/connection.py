@@ -9,13 +9,13 @@ from typing import Any, cast
 from truenext.answers import Answer, CloseConnection
 from truenext.broker.broker import Broker
 from truenext.server.connection import ServerConnection
-from truenext.testing.clock import Loop
+from truenext.testing.clock import BrokerLoop
 
 _RESET = struct.pack("ii", 1, 0)
 """Of SO_LINGER: closing throws away what was not sent, and resets the connection."""
 
 
-class LostCommit(CloseConnection):
+class CloseAfterCommit(CloseConnection):
     """A COMMIT is durable: its connection is lost here, and nothing that follows leaves."""
 
 
@@ -67,8 +67,8 @@ class CuttableConnection(ServerConnection):
         on_close_seen: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
-        """`loop` is a `Loop`; `on_close_seen` is called once the client can see that this is closed."""
-        self._test_loop = cast(Loop, loop)
+        """`loop` is a `BrokerLoop`; `on_close_seen` is called once the client can see that this is closed."""
+        self._test_loop = cast(BrokerLoop, loop)
         """What hides sockets."""
         self._socket = FreezingSocket(sock)
         self._forward_closed = on_closed
@@ -117,7 +117,7 @@ class CuttableConnection(ServerConnection):
             super().check_socket()
 
     def answer(self, answer: Answer) -> None:
-        if isinstance(answer, LostCommit):
+        if isinstance(answer, CloseAfterCommit):
             # What comes before leaves. The connection goes later: a turn must not find it gone half-way.
             self.flush()
             self.freeze()

@@ -9,14 +9,14 @@ from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Page, Recovered, TimerPage
-from truenext.testing.clock import Loop, LoopTimer
+from truenext.testing.clock import BrokerLoop, LoopTimer
 from truenext.testing.faults import Faults
 
 
 class Disk:
     """The store of one run of the broker."""
 
-    def __init__(self, store: MemoryStore, loop: Loop, faults: Faults) -> None:
+    def __init__(self, store: MemoryStore, loop: BrokerLoop, faults: Faults) -> None:
         self._store = store
         self._loop = loop
         self._faults = faults

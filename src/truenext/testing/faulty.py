@@ -9,7 +9,7 @@ from truenext.commands import Command, Commit
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.testing.clock import Clock
-from truenext.testing.connection import CuttableConnection, LostCommit
+from truenext.testing.connection import CloseAfterCommit, CuttableConnection
 from truenext.testing.disk import Disk, DiskPace
 from truenext.testing.faults import Faults
 
@@ -48,4 +48,4 @@ class FaultyBroker(Broker):
         # If it was refused, it is the next one.
         if self._faults.take_commit_loss("after"):
             self._losing_sessions.add(session)
-            self.answer(session, LostCommit())
+            self.answer(session, CloseAfterCommit())

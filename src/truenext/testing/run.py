@@ -11,7 +11,7 @@ from truenext.errors import TruenextError
 from truenext.policy import Policies
 from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
-from truenext.testing.clock import Clock, Loop
+from truenext.testing.clock import BrokerLoop, Clock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.disk import Disk
 from truenext.testing.faults import Faults
@@ -32,7 +32,7 @@ class LocalRun:
     def __init__(self, store: MemoryStore, clock: Clock, faults: Faults) -> None:
         """To be followed by `start`."""
         self._clock = clock
-        self._loop = Loop(asyncio.get_running_loop(), clock, self._on_bug)
+        self._loop = BrokerLoop(asyncio.get_running_loop(), clock, self._on_bug)
         self.disk = Disk(store, self._loop, faults)
         engine, recovered = recover(self.disk, Policies())
         self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop

@@ -237,7 +237,7 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
         unit = await by_hand.numbered()
         assert await by_hand.relay._split_unit(unit)
         # The answer of the database was lost, and it is said again.
-        assert not await by_hand.outbox.split_unit(unit)
+        assert not await by_hand.outbox.split_into_unnumbered(unit)
         assert await by_hand.relay._send_unit(unit)
         assert not came
         await by_hand.check_until_all_sent()

@@ -371,11 +371,11 @@ class SendBuffer:
                 self._complete(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(to_resend))
         if self._is_backing_off:
-            self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, self._resume)
+            self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, self._end_backoff)
         else:
             self._pump_soon()
 
-    def _resume(self) -> None:
+    def _end_backoff(self) -> None:
         self._is_backing_off = False
         self._pump_soon()
 

@@ -174,7 +174,7 @@ class Subscriptions:
         if link is None or not link.is_up:
             return
         if not link.is_truenext:
-            self._resubscribe(link, subscriptions, set(returning), transaction)
+            self._release_by_resubscribing(link, subscriptions, set(returning), transaction)
             return
         for subscription in subscriptions:
             # One that may yet be refused is not named: nothing is handed out of it before it is confirmed.
@@ -220,7 +220,7 @@ class Subscriptions:
         if returned:
             self.release(returned)
 
-    def _resubscribe(
+    def _release_by_resubscribing(
         self,
         link: Link,
         subscriptions: Sequence[Subscription],

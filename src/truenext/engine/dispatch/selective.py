@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import Groups
-    from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
+    from truenext.engine.selecting.scan import QueueScan, ScanCursor, Scans
     from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
@@ -51,7 +51,7 @@ class ConsumerClass:
 
     __slots__ = ("is_held_back", "number", "offered", "only_consumer", "receivers", "scan")
 
-    def __init__(self, number: int, scan: Scan | None, only_consumer: BrokerConsumer | None) -> None:
+    def __init__(self, number: int, scan: QueueScan | None, only_consumer: BrokerConsumer | None) -> None:
         self.number = number
         self.scan = scan
         self.only_consumer = only_consumer
@@ -169,7 +169,7 @@ class QueueDispatch:
         heappush(consumer_class.receivers, (*preference(consumer, index), consumer))
         return consumer_class
 
-    def _has_own_groups(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
+    def _has_own_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         """Something is for this consumer alone."""
         return False
 
@@ -209,7 +209,7 @@ class QueueDispatch:
     def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
         return self._first_of_scan(consumer_class.scan)
 
-    def _first_of_scan(self, scan: Scan | None) -> Entry | None:
+    def _first_of_scan(self, scan: QueueScan | None) -> Entry | None:
         return self._first_of_queue() if scan is None else self._first_found(scan)
 
     def _first_of_queue(self) -> Entry | None:
@@ -243,7 +243,7 @@ class QueueDispatch:
             if not self._expire_if_over(entry):
                 return entry
 
-    def _first_found(self, scan: Scan) -> Entry | None:
+    def _first_found(self, scan: QueueScan) -> Entry | None:
         for cursor in scan.cursors.values():
             head = self._scan_head(cursor)
             if head is not None:
@@ -317,7 +317,7 @@ class GroupedQueueDispatch(QueueDispatch):
         self._counts = groups.owned_count, groups.freed_count
         super().dispatch(consumers, dispatch_entry)
 
-    def _has_own_groups(self, consumer: BrokerConsumer, scan: Scan | None) -> bool:
+    def _has_own_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
         return any(
             isinstance(cursor, GroupScanCursor) and cursor.heads.get(consumer) for cursor in scan.cursors.values()
@@ -356,7 +356,7 @@ class GroupedQueueDispatch(QueueDispatch):
         assert scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(scan, consumer)
 
-    def _first_in_groups(self, scan: Scan, consumer: BrokerConsumer | None) -> Entry | None:
+    def _first_in_groups(self, scan: QueueScan, consumer: BrokerConsumer | None) -> Entry | None:
         """None is somebody who owns no group."""
         for cursor in scan.cursors.values():
             head = self._group_head(cursor, consumer)

@@ -282,7 +282,7 @@ class WildcardDispatch:
         limit = self._limits.get((wildcard, rank))
         if limit is None:
             limit = self._limits[wildcard, rank] = next(
-                (entry.sequence for entry in self._wildcards.in_flight[rank] if self._could_take(wildcard, entry)),
+                (entry.sequence for entry in self._wildcards.uncommitted[rank] if self._could_take(wildcard, entry)),
                 UNBOUNDED,
             )
         return limit

@@ -22,7 +22,7 @@ from truenext.destination import (
     stored_queue,
 )
 from truenext.engine.queues.reservations import Reservations
-from truenext.engine.queues.unused import UnusedQueues, must_keep, no_memory_error
+from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce
 from truenext.errors import Code, RemoteProtocolError
@@ -98,7 +98,7 @@ class Queues:
         self._introduced: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
         self._reservations = Reservations(memory)
-        self._unused = UnusedQueues(by_name, commit_state, memory)
+        self._unused_finder = UnusedQueueFinder(by_name, commit_state, memory)
         self._no_removal_until_us = 0
         """Until then no queue more can go."""
 
@@ -379,7 +379,7 @@ class Queues:
     def _remove_unused(self, count: int) -> int:
         """Look at so many queues, or until UNUSED_QUEUES_REMOVED_MAX have gone: how many have."""
         removed = 0
-        for queue in self._unused.candidates(count):
+        for queue in self._unused_finder.candidates(count):
             if not self.is_removable(queue):
                 queue.shrink()
                 continue

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.commit_state import CommitState
 
 
-class UnusedQueues:
+class UnusedQueueFinder:
     __slots__ = ("_by_name", "_commit_state", "_memory", "_remaining")
 
     def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: Memory) -> None:

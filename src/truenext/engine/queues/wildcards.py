@@ -41,8 +41,8 @@ class Wildcards(BackgroundTask):
         "_remaining",
         "_selections",
         "express_queues",
-        "in_flight",
         "joining",
+        "uncommitted",
     )
 
     def __init__(
@@ -67,7 +67,7 @@ class Wildcards(BackgroundTask):
         """The one whose turn it is, if it has begun."""
         self._remaining: list[Queue] = []
         """Queues that were there when it had, at which it is still to look."""
-        self.in_flight: list[deque[Entry]] = [deque() for _ in RANKS]
+        self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
         """By rank, in the order of sequences; some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
         """Queues that have had consumers with express."""
@@ -110,7 +110,7 @@ class Wildcards(BackgroundTask):
         known, joined = self._queues, wildcard.queues
         current = (queue for queue in queues if known.get(queue.name) is queue and queue not in joined)
         matching = [queue for queue in current if wildcard.matches_queue(queue)]
-        self._note_in_flight(queue for queue in matching if not queue.has_wildcards)
+        self._add_uncommitted(queue for queue in matching if not queue.has_wildcards)
         memory = wildcard.memory
         before = memory.queues
         for queue in matching:
@@ -159,17 +159,17 @@ class Wildcards(BackgroundTask):
     @property
     def is_commit_under_way(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
-        return any(entry.batch > self._commit_state.committed for entry in chain(*self.in_flight))
+        return any(entry.batch > self._commit_state.committed for entry in chain(*self.uncommitted))
 
     def message_accepted(self, entry: Entry) -> None:
         """A message of such a queue is visible when its batch is durable."""
-        self.in_flight[entry.lane.rank].append(entry)
+        self.uncommitted[entry.lane.rank].append(entry)
 
     def committed(self) -> None:
         batch = self._commit_state.committed
-        for in_flight in self.in_flight:
-            while in_flight and in_flight[0].batch <= batch:
-                in_flight.popleft()
+        for uncommitted in self.uncommitted:
+            while uncommitted and uncommitted[0].batch <= batch:
+                uncommitted.popleft()
 
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
         wildcard.queues[queue] = None
@@ -181,9 +181,9 @@ class Wildcards(BackgroundTask):
         # What it passes over in a queue may be held back in another one: the history takes it for one with a selector.
         self._events.subscribed(wildcard, queue, has_selector=True)
 
-    def _note_in_flight(self, queues: Iterable[Queue]) -> None:
+    def _add_uncommitted(self, queues: Iterable[Queue]) -> None:
         commit_state = self._commit_state
-        since, committed = commit_state.first_in_flight, commit_state.committed
+        since, committed = commit_state.first_uncommitted_sequence, commit_state.committed
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
@@ -195,5 +195,5 @@ class Wildcards(BackgroundTask):
             if not new:
                 continue
             # Some may be known from another wildcard, which has ended.
-            everything = {entry.sequence: entry for entry in (*self.in_flight[rank], *new)}
-            self.in_flight[rank] = deque(entry for _, entry in sorted(everything.items()))
+            everything = {entry.sequence: entry for entry in (*self.uncommitted[rank], *new)}
+            self.uncommitted[rank] = deque(entry for _, entry in sorted(everything.items()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from truenext.engine.selecting.scan import Scan
+    from truenext.engine.selecting.scan import QueueScan
     from truenext.message import SentMessage
     from truenext.selector import Property, Selector
 
@@ -23,12 +23,12 @@ class KeyedScans:
     __slots__ = ("_by_property", "_others")
 
     def __init__(self) -> None:
-        self._by_property: dict[Property, dict[str, dict[Scan, None]]] = {}
+        self._by_property: dict[Property, dict[str, dict[QueueScan, None]]] = {}
         """By the property that has to be one of certain texts, and by these."""
-        self._others: dict[Scan, None] = {}
+        self._others: dict[QueueScan, None] = {}
         """Those of which no such thing is known."""
 
-    def add(self, scan: Scan) -> None:
+    def add(self, scan: QueueScan) -> None:
         required = _required(scan.selector)
         if required is None:
             self._others[scan] = None
@@ -38,7 +38,7 @@ class KeyedScans:
         for text in texts:
             by_text.setdefault(text, {})[scan] = None
 
-    def remove(self, scan: Scan) -> None:
+    def remove(self, scan: QueueScan) -> None:
         required = _required(scan.selector)
         if required is None:
             del self._others[scan]
@@ -56,7 +56,7 @@ class KeyedScans:
         self._by_property.clear()
         self._others.clear()
 
-    def candidates(self, message: SentMessage) -> list[Scan]:
+    def candidates(self, message: SentMessage) -> list[QueueScan]:
         found = list(self._others)
         for key, by_text in self._by_property.items():
             text = key.value_in(message.header)

@@ -163,7 +163,7 @@ class ScanCursor:
         return count - remaining
 
 
-class Scan:
+class QueueScan:
     """What one selector wants of a queue."""
 
     __slots__ = ("consumers", "cursors", "selector")
@@ -182,24 +182,24 @@ class Scans:
     __slots__ = ("_of_consumers", "_of_wildcards")
 
     def __init__(self) -> None:
-        self._of_consumers: dict[BrokerConsumer, Scan] = {}
+        self._of_consumers: dict[BrokerConsumer, QueueScan] = {}
         """Of those who take from one queue."""
-        self._of_wildcards: dict[BrokerConsumer, dict[Queue, Scan]] = {}
+        self._of_wildcards: dict[BrokerConsumer, dict[Queue, QueueScan]] = {}
 
-    def of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
+    def of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """None if it wants all, in a queue without groups."""
         if consumer.queue is not None:
             return self._of_consumers.get(consumer)
         scans = self._of_wildcards.get(consumer)
         return None if scans is None else scans.get(queue)
 
-    def add(self, consumer: BrokerConsumer, queue: Queue, scan: Scan) -> None:
+    def add(self, consumer: BrokerConsumer, queue: Queue, scan: QueueScan) -> None:
         if consumer.queue is not None:
             self._of_consumers[consumer] = scan
         else:
             self._of_wildcards.setdefault(consumer, {})[queue] = scan
 
-    def remove(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
+    def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """It takes from a queue no more. Returns the scan that it had there."""
         if consumer.queue is not None:
             return self._of_consumers.pop(consumer, None)

@@ -1,7 +1,7 @@
 """What the selectors of a queue's consumers want, wherever it is.
 
-Each selector is one `Scan`, however many consumers have it. In each lane that there is, and that it can want anything
-of, it has a `ScanCursor`; a lane that is made later gets one when it is made:
+Each selector is one `QueueScan`, however many consumers have it. In each lane that there is, and that it can want
+anything of, it has a `ScanCursor`; a lane that is made later gets one when it is made:
 
     tested                                 position            not tested yet
     <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from truenext.engine.memory.horizon import load_early, update_horizon
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans, key_count
-from truenext.engine.selecting.scan import Scan, ScanCursor, Scans
+from truenext.engine.selecting.scan import QueueScan, ScanCursor, Scans
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -56,7 +56,7 @@ class QueueSelection:
         """`scans_of` has those of the consumers of all queues."""
         self._memory = memory
         self.queue = queue
-        self.scans: dict[str, Scan] = {}
+        self.scans: dict[str, QueueScan] = {}
         """By the text of the selector."""
         self.scans_of = scans_of
         self.groups: Groups | None = None
@@ -82,7 +82,7 @@ class QueueSelection:
         text = "" if selector is None else selector.text
         scan = self.scans.get(text)
         if scan is None:
-            scan = self.scans[text] = Scan(selector, self._new_cursors(selector))
+            scan = self.scans[text] = QueueScan(selector, self._new_cursors(selector))
             self._memory.queues += self._bytes_of(scan)
             self._keyed.add(scan)
             self.unfinished.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
@@ -112,7 +112,7 @@ class QueueSelection:
         groups = self.groups
         return ScanCursor(lane, selector) if groups is None else GroupScanCursor(lane, selector, groups)
 
-    def _bytes_of(self, scan: Scan) -> int:
+    def _bytes_of(self, scan: QueueScan) -> int:
         of_lane = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
         return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory.horizon import load_early
-from truenext.engine.selecting.scan import Scan, Scans
+from truenext.engine.selecting.scan import QueueScan, Scans
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
@@ -113,7 +113,7 @@ class Selections(BackgroundTask):
             selection = self.by_queue[queue] = queue.watcher = QueueSelection(queue, self._memory, self.scans)
         return selection
 
-    def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> Scan | None:
+    def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
         return self.scans.of(consumer, queue)
 

@@ -110,7 +110,7 @@ class CommitState:
     # ---- Sequences ----
 
     @property
-    def first_in_flight(self) -> int:
+    def first_uncommitted_sequence(self) -> int:
         """What has a sequence below it is durable."""
         return self._first_sequences[0]
 

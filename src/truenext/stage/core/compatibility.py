@@ -66,7 +66,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
         replies=None if endpoint.replies is None else endpoint.replies.schema(),
         state=None if endpoint.state is None else endpoint.state.schema(),
         topic="" if endpoint.topic is None else endpoint.topic.name,
-        stages={each.queue: each.takes.schema() for each in endpoint.stages[1:]},
+        stages={each.queue: each.takes.schema() for each in endpoint.stages_in_order[1:]},
     )
 
 

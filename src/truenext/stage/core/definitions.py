@@ -171,24 +171,24 @@ class LocalEndpoint(Endpoint[M, R]):
             self.state.check_default(subject)
         self.settings = settings
         self.topic = topic
-        self.stages: list[Stage] = []
+        self.stages_in_order: list[Stage] = []
         self._register = register
 
     def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
         """One more stage. Raises: DefinitionError"""
         if name is None:
             name = str(getattr(function, "__name__", ""))
-        if any(each.name == name for each in self.stages):
+        if any(each.name == name for each in self.stages_in_order):
             raise DefinitionError(f"{self.name} has a stage {name} already: name=... gives this one another")
-        queue = stage_queue(self.name, name) if self.stages else self.name
+        queue = stage_queue(self.name, name) if self.stages_in_order else self.name
         stage = Stage(self, name, queue, function, settings.with_defaults(self.settings))
         signature = stage.signature
-        if signature.message is Any and (self.stages or self.takes.type is not Any):
+        if signature.message is Any and (self.stages_in_order or self.takes.type is not Any):
             raise DefinitionError(
                 f"stage {name} of {self.name} takes Any, so it would get dicts, lists and texts, whatever was sent: "
                 f"annotate {signature.positional[0]} with its type; dict[str, Any] is any object of JSON"
             )
-        if not self.stages and not is_assignable(signature.message, self.takes.type):
+        if not self.stages_in_order and not is_assignable(signature.message, self.takes.type):
             raise DefinitionError(
                 f"stage {name} is the first of {self.name}, which takes {type_name(self.takes.type)}: "
                 f"it cannot take {type_name(signature.message)}"
@@ -201,18 +201,18 @@ class LocalEndpoint(Endpoint[M, R]):
             )
         # It may be refused: then nothing goes to it.
         self._register(stage)
-        if self.stages:
-            self.stages[-1].next_stage = stage
-        self.stages.append(stage)
+        if self.stages_in_order:
+            self.stages_in_order[-1].next_stage = stage
+        self.stages_in_order.append(stage)
 
     def check(self) -> None:
         """All stages are defined.
 
         Raises: DefinitionError if that is no endpoint
         """
-        if not self.stages:
+        if not self.stages_in_order:
             raise DefinitionError(f"{self.name} has no stage: decorate a function with its .stage")
-        last = self.stages[-1]
+        last = self.stages_in_order[-1]
         if self.replies is not None and last.signature.reply is None:
             raise DefinitionError(
                 f"stage {last.name} is the last of {self.name}, which replies {type_name(self.replies.type)}: "

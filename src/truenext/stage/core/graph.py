@@ -67,7 +67,7 @@ def graph_of(
 ) -> Graph:
     """In the order in which they are defined; behind them what stages name of other services."""
     own = list(endpoints)
-    referenced = [to for each in own for stage in each.stages for to, _ in references_of(stage.function)]
+    referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}
     known = {each.name: each for each in remotes}
     subscribed = [each.topic for each in own if each.topic is not None]
@@ -102,7 +102,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
                 type_name(each.takes.type),
                 [_edge(to, how) for to, how in references_of(each.function)],
             )
-            for each in endpoint.stages
+            for each in endpoint.stages_in_order
         ],
     )
 

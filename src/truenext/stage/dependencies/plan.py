@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from truenext.stage.dependencies.factory import Factory, FactoryKind
-from truenext.stage.resources import OpenResources
+from truenext.stage.exit_stack import StageExitStack
 
 Provided = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Plan:
     names that `parameters_of` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
 
     When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
-    (`truenext.stage.resources`).
+    (`truenext.stage.exit_stack`).
     """
 
     __slots__ = ("_direct", "_made", "has_factories", "overridden", "required_names", "steps")
@@ -81,12 +81,12 @@ class Plan:
 class _Values:
     """Of one message, for an `async` stage. Plain factories run in the event loop's own thread."""
 
-    __slots__ = ("_opened", "_plan", "_provided")
+    __slots__ = ("_exit_stack", "_plan", "_provided")
 
     def __init__(self, plan: Plan, provided: Provided) -> None:
         self._plan = plan
         self._provided = provided
-        self._opened = OpenResources()
+        self._exit_stack = StageExitStack()
 
     async def __aenter__(self) -> dict[str, Any]:
         values: list[Any] = []
@@ -96,46 +96,46 @@ class _Values:
                 if step.kind is FactoryKind.AWAIT:
                     value = await value
                 elif step.kind is FactoryKind.ENTER:
-                    value = self._opened.enter(step.name, value)
+                    value = self._exit_stack.enter(step.name, value)
                 elif step.kind is FactoryKind.ENTER_ASYNC:
-                    value = await self._opened.enter_async(step.name, value)
+                    value = await self._exit_stack.enter_async(step.name, value)
                 values.append(value)
         except BaseException as error:
-            await self._opened.close_async(error)
+            await self._exit_stack.close_async(error)
             raise
         return self._plan.arguments(self._provided, values)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._opened.close_async(error)
+        await self._exit_stack.close_async(error)
 
 
 class _ValuesInThread:
     """The same, for a plain stage."""
 
-    __slots__ = ("_opened", "_plan", "_provided")
+    __slots__ = ("_exit_stack", "_plan", "_provided")
 
     def __init__(self, plan: Plan, provided: Provided) -> None:
         self._plan = plan
         self._provided = provided
-        self._opened = OpenResources()
+        self._exit_stack = StageExitStack()
 
     def __enter__(self) -> dict[str, Any]:
         values: list[Any] = []
         try:
             for step in self._plan.steps:
                 value = step.call(self._provided, values)
-                values.append(self._opened.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
+                values.append(self._exit_stack.enter(step.name, value) if step.kind is FactoryKind.ENTER else value)
         except BaseException as error:
-            self._opened.close(error)
+            self._exit_stack.close(error)
             raise
         return self._plan.arguments(self._provided, values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._opened.close(error)
+        self._exit_stack.close(error)
 
 
 def _arguments(

@@ -417,7 +417,7 @@ class Relay:
         outcome = await self._resolve(unit)
         if outcome == "rolled back":
             try:
-                await self._outbox.split_unit(unit)
+                await self._outbox.split_into_unnumbered(unit)
             except UnreadableUnit as error:
                 raise _unreadable_error(unit, error) from error
         # Or somebody else has sent it by now.

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
+from truenext.stage.exit_stack import StageExitStack
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
-from truenext.stage.resources import OpenResources
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -46,25 +46,25 @@ class Chain:
 
 
 class _Around:
-    __slots__ = ("_execution", "_interceptors", "_opened")
+    __slots__ = ("_execution", "_exit_stack", "_interceptors")
 
     def __init__(self, interceptors: Sequence[Interceptor], execution: Execution) -> None:
         self._interceptors = interceptors
         self._execution = execution
-        self._opened = OpenResources()
+        self._exit_stack = StageExitStack()
 
     def __enter__(self) -> None:
         try:
             for each in self._interceptors:
-                self._opened.enter(_name(each), each.around(self._execution))
+                self._exit_stack.enter(_name(each), each.around(self._execution))
         except BaseException as error:
-            self._opened.close(error)
+            self._exit_stack.close(error)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._opened.close(error)
+        self._exit_stack.close(error)
 
 
 def _name(interceptor: Interceptor) -> str:

@@ -327,7 +327,7 @@ class Outbox:
             written_ms, unit = combined
             return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
 
-    async def split_unit(self, unit: StoredUnit) -> bool:
+    async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
         """What this unit was put together of has no number again: under the unit's own nothing can be sent any more.
         False if it is not there: somebody else has done so.
 

@@ -68,7 +68,7 @@ class SessionOutbox:
         self._sync_session.info[_BLOCKS].remove(self)
         self._transactions = []
 
-    def check(self) -> None:
+    def check_transaction_not_lost(self) -> None:
         """Raises: FlowError if the block has outlived its transaction"""
         if self._has_lost_transaction:
             raise FlowError(

@@ -184,7 +184,7 @@ class Replies:
                 return header
             headers = envelope.read_header(header)
         else:
-            headers = _trimmed(envelope.read_header(header))
+            headers = _headers_for_v1_0(envelope.read_header(header))
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
@@ -222,7 +222,7 @@ def _with_destination(header: bytes, address: str) -> bytes:
     return envelope.write_header(envelope.read_header(header) | {"destination": address})
 
 
-def _trimmed(headers: dict[str, str]) -> dict[str, str]:
+def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
     """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
     trimmed = {name: headers[name] for name in _SET_BY_BROKER if name in headers}
     for untrimmed, value in headers.items():

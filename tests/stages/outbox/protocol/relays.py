@@ -337,7 +337,7 @@ class Relays(Workers):
             self.cut(after, (producer, number), units)
             yield f"{process} has no answer to COMMIT of {producer}:{number}", True, tuple(after)
 
-    # ---- What is too much together: Relay._split_unit, Outbox.split_unit ----
+    # ---- What is too much together: Relay._split_unit, Outbox.split_into_unnumbered ----
 
     def _be_refused(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at

@@ -25,7 +25,7 @@ class _OpenResource(NamedTuple):
     is_async: bool
 
 
-class OpenResources:
+class StageExitStack:
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
